@@ -29,7 +29,7 @@ from decathlon_mcp.sandboxes.bubblewrap.host_provider import (
     why_no_own_network,
     why_unavailable,
 )
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.types import Network
 
 WARM_UP = 3

@@ -20,6 +20,7 @@ from benchmarks.sizes import measure_sizes
 from benchmarks.stalls import measure_stalls
 from benchmarks.store import measure_store
 from benchmarks.warm import measure_warm
+from benchmarks.watching import measure_watching
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,13 @@ what the whole machine has less, with the engine's part, after the kernel has me
 The same tool server behind other MCP proxies, called by the same client, in turns. They run it as a process
 of their own: mcp-proxy one for all sessions, the others one for each.""",
         measure_proxies,
+    ),
+    "watching": Section(
+        "Reading what was played",
+        """\
+A state folder with 100,000 episodes in 50 runs of 40 tasks, an episode of 10,000 calls with replies of
+1,000 bytes, and a trajectory of 256 MiB with replies of 1 MiB, read as commands and pages do.""",
+        measure_watching,
     ),
 }
 """By name, in the order of the page."""

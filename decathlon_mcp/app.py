@@ -7,9 +7,9 @@ import: `mcp.server` and starlette take about a second, so the command line impo
 
 from __future__ import annotations
 
-import errno
 import logging
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -24,18 +24,18 @@ from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
+from decathlon_mcp.catalogue.recordings import no_recording, recorded_launch_time, recording_id
 from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.driver_client.driver import Survival
-from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.limits import EpisodeLimits
-from decathlon_mcp.episodes.memory import DENSE_FLOOR_MIB, MemoryFloor
+from decathlon_mcp.episodes.admission import DENSE_FLOOR_MIB, Admission, MemoryFloor
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.episodes.tool_lists import ToolLists
+from decathlon_mcp.episodes.tools.cache import ToolLists
 from decathlon_mcp.episodes.warm_pool import WarmPool
-from decathlon_mcp.episodes.web import RecordedWeb, no_recording, recording_id
+from decathlon_mcp.episodes.web import RecordedWeb
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
@@ -48,13 +48,14 @@ from decathlon_mcp.sandboxes.docker.image import images_on_engine
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
 from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
 from decathlon_mcp.settings import BUILT_IN_PROVIDERS, ProviderName, Settings
-from decathlon_mcp.storage.disk import DiskSpace
+from decathlon_mcp.storage.disk import DiskSpace, is_full
 from decathlon_mcp.storage.file_cache import FileCache
-from decathlon_mcp.storage.instance import create_state_folder, instance_lock
-from decathlon_mcp.storage.retention import delete_old_episodes
+from decathlon_mcp.storage.instance import Successor, create_state_folder, instance_lock
+from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
+from decathlon_mcp.storage.retention import DAY_SECONDS, delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import STARTER, load_suite
 from decathlon_mcp.suites.suite import Suite
@@ -139,6 +140,7 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
         has_network=settings.network != "none",
         has_web=settings.web is not None,
         missing_recording=partial(_missing_recording, settings.state) if settings.web == "replay" else None,
+        recorded_launch_time=partial(recorded_launch_time, settings.state) if settings.web else None,
         without_network=without_network,
         varying_root=local if local and local_isolation(settings) == "none" else frozenset(),
         tool_names=settings.names,
@@ -212,11 +214,14 @@ def create_catalogue(suites: Sequence[Suite], settings: Settings) -> Catalogue:
 
 
 @asynccontextmanager
-async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGenerator[EpisodeRegistry]:
+async def bootstrap(
+    settings: Settings, *, survives: bool = False, successor: Successor | None = None
+) -> AsyncGenerator[EpisodeRegistry]:
     """Run a registry of episodes with its suites and providers; on exit nothing is left but the state folder.
 
     `survives`: the next server on the state folder continues the episodes if this one is killed, and this one
-    continues those of a server that was. Raises SuiteError, SettingsError, ProviderUnavailableError.
+    continues those of a server that was, except those that another server continues. `successor`: that next
+    server, if others can tell it. Raises SuiteError, SettingsError, ProviderUnavailableError.
     """
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
     create_state_folder(settings.state)
@@ -224,8 +229,10 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
     names = {provider_for(suite, settings) for suite in catalogue.suites}
     survives = survives and all(name in BUILT_IN_PROVIDERS or load_plugin(name).survives for name in names)
     async with AsyncExitStack() as stack:
-        lock = stack.enter_context(instance_lock(settings.state, names, survives=survives))
-        store = stack.enter_context(Store.open(settings.state, lock.name)) if survives else None
+        own_lock = instance_lock(settings.state, names, survives=survives, successor=successor or Successor())
+        lock = stack.enter_context(own_lock)
+        database = stack.enter_context(Store.open(settings.state, lock.name))
+        store = database if survives else None
         survival = Survival() if store is None else Survival(settings.survive_seconds, store.generation)
         parent = settings.state / "scratch"
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{lock.name}-", dir=parent)))
@@ -242,7 +249,9 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
                 tool_lists=tool_lists,
                 web=web,
             )
-        registry = create_registry(catalogue, factories, settings, scratch, store)
+        registry = create_registry(
+            catalogue, factories, settings, scratch, store=store, archive=None if survives else database
+        )
         registry.metrics.set_generation(survival.generation)
         swept = [*providers.values(), *([_other_local(lock.name, settings)] if "local" in providers else [])]
         recovery = Recovery(registry, lock, swept, scratch)
@@ -253,10 +262,9 @@ async def bootstrap(settings: Settings, *, survives: bool = False) -> AsyncGener
         tasks.start_soon(run_for_ever, recovery.reconcile)
         # Not earlier: the episodes of a dead server come first.
         tasks.start_soon(run_alone, registry.open_ahead)
-        if store is not None:
-            tasks.start_soon(run_for_ever, store.maintain)
+        tasks.start_soon(run_for_ever, database.maintain)
         if settings.keep_days is not None:
-            delete_old = partial(_delete_old_episodes, store, settings.state, settings.keep_days)
+            delete_old = partial(_delete_old_episodes, database, settings.state, settings.keep_days)
             tasks.start_soon(run_for_ever, delete_old)
         yield registry
 
@@ -293,7 +301,7 @@ async def _write_common_archive(suite: Suite, archive: Path, state: Path) -> Non
     try:
         await anyio.to_thread.run_sync(suite.common_archive, archive)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             raise
         raise SettingsError(
             f"--state: {state} has no room for the files of suite {suite.name}: {error.strerror}; free some "
@@ -328,10 +336,12 @@ async def recorded_web(settings: Settings) -> AsyncGenerator[RecordedWeb]:
         yield RecordedWeb(proxy, settings.web, settings.state, settings.web_recording_mib << 20)
 
 
-async def _delete_old_episodes(store: Store | None, state: Path, keep_days: float) -> None:
+async def _delete_old_episodes(store: Store, state: Path, keep_days: float) -> None:
     while True:
         try:
             await delete_old_episodes(store, state / "episodes", keep_days)
+            before = time.time() - max(keep_days * DAY_SECONDS, RECENT_SECONDS)
+            await anyio.to_thread.run_sync(remove_unnamed_tools, state, before)
         except DecathlonError as error:
             log.warning("old episodes could not be deleted", extra=fields(why=error.message))
         await anyio.sleep(RETENTION_SECONDS)
@@ -355,6 +365,7 @@ def create_sandbox_factory(
         common=common,
         common_digest=suite.common_digest(),
         cuts_overlong=cuts_overlong,
+        coerces_arguments=settings.coerce_arguments,
         grades_truncated=grades_truncated,
         reply_bytes=settings.max_reply_mib << 20,
         dense=settings.dense,
@@ -379,6 +390,7 @@ def create_registry(
     settings: Settings,
     scratch: Path,
     store: Store | None = None,
+    archive: Store | None = None,
 ) -> EpisodeRegistry:
     """A registry that is not running yet. Raises SettingsError if the signing key cannot be used."""
     limits = EpisodeLimits(
@@ -423,6 +435,7 @@ def create_registry(
         ),
         metrics=metrics,
         store=store,
+        archive=archive,
     )
 
 

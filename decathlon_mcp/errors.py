@@ -4,7 +4,7 @@
       caused by the request:   BadRequestError, UnknownTaskError, UnknownEpisodeError, UnknownToolError,
                                AccessDeniedError, UnansweredError
       by the episode's state:  EpisodeClaimedError, EpisodeEndedError
-      by the server's load:    AtCapacityError
+      by the server's load:    AtCapacityError (DiskFullError)
       by its configuration:    SuiteError, SettingsError, ImageError, NotRunnableError,
                                ProviderUnavailableError
       by task or sandbox:      SetUpError, SandboxLostError, DriverError, CallTimeoutError, LimitExceededError
@@ -77,6 +77,10 @@ class AtCapacityError(DecathlonError):
     retryable = True
 
 
+class DiskFullError(AtCapacityError):
+    """The server's disk has no room for what a step of grading writes; the step can be done again later."""
+
+
 class NotRunnableError(DecathlonError):
     """The task has requirements that this server does not meet; `missing` lists them, one sentence each."""
 
@@ -96,7 +100,7 @@ class SettingsError(DecathlonError):
 
 
 class ProviderUnavailableError(DecathlonError):
-    """The provider cannot open any sandbox now, e.g. because no Docker engine answers."""
+    """The provider cannot open a sandbox, or reach one, now, e.g. because no Docker engine answers."""
 
     code = "provider_unavailable"
     retryable = True

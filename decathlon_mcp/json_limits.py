@@ -93,12 +93,12 @@ def check_undecoded(data: bytes) -> None:
             raise ValueError(str(error)) from None
 
 
-def count_nodes(text: bytes | bytearray, *, max_nodes: int = MAX_NODES) -> int:
+def count_nodes(text: bytes | bytearray) -> int:
     """The number of nodes of JSON text that `check_json` accepts, without what strings contain.
 
-    Raises JsonLimitError if it contains more than `max_nodes` strings.
+    Raises JsonLimitError if it contains more than `MAX_NODES` strings.
     """
-    return _count(_outside_strings(text, max_nodes))
+    return _count(_outside_strings(text, MAX_NODES))
 
 
 def _count(structure: bytes | bytearray) -> int:

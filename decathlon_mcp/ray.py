@@ -38,8 +38,8 @@ OTHER_REQUESTS = 8
 """Requests at the same time for each replica that are not episodes."""
 START_SECONDS = 120.0
 """Ray starts all nodes at once, and each of them may take back the episodes of a dead server."""
-STOP_SECONDS = 60.0
-"""Longer than the server's own drain of 30 s."""
+STOP_SECONDS = 30.0
+"""How long a server may take to stop, beyond its own drain (`--drain-seconds`)."""
 HEALTH_SECONDS = 5.0
 FORGET_SECONDS = 4 * HEALTH_SECONDS
 """A node that has not been heard of for so long is not listed any more."""
@@ -176,6 +176,7 @@ class ServerProcess:
 
     def __init__(self, host: str, flags: list[str]) -> None:
         """Start it, and wait until it serves. Raises RuntimeError if it ends instead, or takes too long."""
+        self._stop_seconds = _settings(flags).drain_seconds + STOP_SECONDS
         self._folder = tempfile.TemporaryDirectory(prefix="decathlon-node-", ignore_cleanup_errors=True)
         ready = Path(self._folder.name) / "ready"
         port = [] if "--port" in flags else ["--port", "0"]
@@ -202,7 +203,7 @@ class ServerProcess:
         """Stop it as SIGTERM does: its episodes end, its sandboxes are removed."""
         self._process.terminate()
         try:
-            self._process.wait(STOP_SECONDS)
+            self._process.wait(self._stop_seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -116,7 +116,17 @@ class Settings(BaseModel):
         description="Docker image of the sandboxes; for bubblewrap, the folder of an unpacked image: a path "
         "that begins with `/`, `.` or `~`. [the suite's own]",
     )
-    names: Names | None = Field(None, description="Spelling of tool names. [the suite's own: decathlon]")
+    names: Names | None = Field(
+        None,
+        description="Spelling of tool names. `decathlon`: `server__tool`. `toolathlon`: `server-tool`, as in "
+        "Toolathlon until June 2026. `verified`: `server_tool`, as since then. `raw`: `tool`. [the suite's "
+        "own: decathlon]",
+    )
+    coerce_arguments: bool = Field(
+        False,
+        description="Replace arguments that are JSON in a string by the objects, arrays, numbers and "
+        "booleans that the tool's schema asks for, as in Toolathlon since June 2026. Verdicts say so.",
+    )
     network: Literal["auto", "none", "outbound"] = Field(
         "auto",
         description="Network access of sandboxes. `auto`: outbound for tasks that need it, else none.",
@@ -250,7 +260,7 @@ class Settings(BaseModel):
         description="Maximum time from the start of an episode's set-up to its claim. "
         "[that of `--limits`, else 14400]",
     )
-    servers_seconds: Seconds = Field(120, description="Deadline for a task's MCP servers to start.")
+    servers_seconds: Seconds = Field(120, description="Deadline for each of a task's MCP servers to start.")
     preprocess_seconds: Seconds = Field(600, description="Deadline for a task's preprocess script.")
     set_up_seconds: Seconds = Field(900, description="Deadline for the whole set-up of a task.")
     evaluation_seconds: Seconds = Field(1800, description="Deadline for a task's evaluator.")

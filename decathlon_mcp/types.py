@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -10,8 +11,10 @@ from msgspec import Raw
 from pydantic_core import to_json
 
 JsonObject: TypeAlias = dict[str, Any]
-Names: TypeAlias = Literal["decathlon", "toolathlon", "raw"]
+Names: TypeAlias = Literal["decathlon", "toolathlon", "verified", "raw"]
 Language: TypeAlias = Literal["en", "cn"]
+NoteRole: TypeAlias = Literal["system", "user", "assistant", "reasoning"]
+"""Whose message a note is. `reasoning`: what a model thought before it answered."""
 Network: TypeAlias = Literal["none", "outbound"]
 ServerStart: TypeAlias = Literal["lazy", "ahead", "eager"]
 """When a task's MCP servers start, if its tool list is known. `lazy`: each at its first call. `ahead`: one
@@ -20,6 +23,14 @@ PreprocessSandbox: TypeAlias = Literal["auto", "own", "snapshot"]
 """Where a preprocess runs. `own`: in a sandbox of its own; processes that it leaves running end with it.
 `snapshot`: in the agent's sandbox; what it changed there is removed or refused. `auto`: like `own`, but like
 `snapshot` for tasks graded in place, and whenever processes are left running that the task may need."""
+
+
+def public_id(handle: str) -> str:
+    """The name of an episode where its handle must not be: 16 hexadecimal digits of the handle's SHA-256.
+
+    It gives no access to the episode.
+    """
+    return sha256(handle.encode()).hexdigest()[:16]
 
 
 def as_object(value: object) -> JsonObject | None:

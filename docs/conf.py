@@ -41,6 +41,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "Run a server": (
         "operating",
         "monitoring",
+        "watching",
         "reliability",
         "performance",
         "scaling",

@@ -16,8 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 
-from decathlon_mcp.suites.loading import load_suite
-from decathlon_mcp.suites.splits import TRAIN_PERCENT
+from decathlon_mcp.suites.loading import TRAIN_PERCENT, load_suite
 from decathlon_mcp.suites.tasks import Task
 
 TOOLATHLON_TASKS = 108

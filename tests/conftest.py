@@ -19,8 +19,10 @@ from typing import Any, NoReturn, cast
 import anyio
 import pytest
 
+from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import CONFIG_FILE
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
+from decathlon_mcp.web.proxy import find_program
 from tests.cpu_time import CpuTime
 from tests.sandboxes.own_engine import OwnEngine, engine_with
 
@@ -133,6 +135,15 @@ def own_engine(_shared_engine: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> Ow
     return _shared_engine
 
 
+@pytest.fixture(scope="session")
+def mitmdump() -> Path:
+    """The program of the real web proxy. Without it the test is skipped, or fails in CI."""
+    try:
+        return find_program(None)
+    except SettingsError as error:
+        _skip_or_fail(error.message, "MITMPROXY")
+
+
 @pytest.fixture
 def docker_network(docker_engine: Any) -> Iterator[str]:
     """Name of a Docker network without outbound access."""
@@ -144,7 +155,7 @@ def docker_network(docker_engine: Any) -> Iterator[str]:
         docker_engine.remove_network(network_id)
 
 
-def _skip_or_fail(reason: str) -> NoReturn:
-    if os.environ.get("DECATHLON_REQUIRE_DOCKER") == "1":
+def _skip_or_fail(reason: str, requirement: str = "DOCKER") -> NoReturn:
+    if os.environ.get(f"DECATHLON_REQUIRE_{requirement}") == "1":
         pytest.fail(reason)
     pytest.skip(reason)

@@ -20,7 +20,7 @@ from decathlon_mcp.app import (
     provider_for,
     read_catalogue,
 )
-from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import NotRunnableError, SettingsError, SuiteError
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_no_own_network
 from decathlon_mcp.settings import Settings

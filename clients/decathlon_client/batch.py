@@ -7,6 +7,7 @@ is played than is consumed; its sandbox is closed by then.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sized
 from contextlib import aclosing, asynccontextmanager
@@ -21,6 +22,7 @@ from anyio.abc import ObjectSendStream, TaskGroup
 from decathlon_client.background import background_tasks
 from decathlon_client.episode import MISTAKES, Episode
 from decathlon_client.errors import ClientError, ConnectionLostError, RequestError
+from decathlon_client.labels import ATTEMPT, GROUP
 from decathlon_client.opener import EpisodeOpener
 from decathlon_client.progress import Pace, ShowTally, Tally, progress_display
 from decathlon_client.results import Fault, Result, Summary, SummaryCounts
@@ -44,6 +46,7 @@ So is one whose player raises the RequestError that a task's server answered wit
 class Plan:
     """How a batch plays its tasks: see `Decathlon.batch`. Raises ValueError for numbers below 1."""
 
+    run: str
     concurrency: int
     n: int
     player_seconds: float | None
@@ -98,6 +101,11 @@ class Batch:
     def summary(self) -> Summary:
         """Mean, spread and pass@k of each task, over the episodes that have ended until now."""
         return self._counts.summary()
+
+    @property
+    def run_name(self) -> str:
+        """The label `run` of the batch's episodes."""
+        return self._plan.run
 
     async def run(self, player: Player[T]) -> AsyncGenerator[Result[T]]:
         """Play the tasks and yield the results as they are ready. May be called once, or `run_groups`.
@@ -176,6 +184,10 @@ class Batch:
             run.discard()
         fault = run.outcome(failure)
         task = draw.task if isinstance(draw.task, str) else draw.task.id
+        error = failure if isinstance(failure, ClientError) else None
+        episode, page = run.episode or (error and error.episode), run.page or (error and error.page)
+        if fault is not None:
+            log.warning("Episode %s of %s has no reward: %s", page or episode, task, failure)
         self._pace.note_end()
         self._counts.add(task, run.verdict)
         self._show_tally()
@@ -184,19 +196,21 @@ class Batch:
             task=task,
             group=draw.group,
             attempt=draw.attempt,
-            episode=run.episode or (failure.episode if isinstance(failure, ClientError) else None),
+            episode=episode,
             played=run.played,
             verdict=run.verdict,
             failure=failure if fault else None,
             fault=fault,
             seconds=time.monotonic() - started,
             lost=tuple(lost),
+            page=page,
         )
 
     async def _try(self, draw: _Draw, run: _EpisodeRun[T]) -> Exception | None:
         """Open an episode and play it; returns what failed."""
         try:
-            async with self._opener.open(draw.task, launch_time=draw.launch_time) as episode:
+            labels = {GROUP: str(draw.group), ATTEMPT: str(draw.attempt)}
+            async with self._opener.open(draw.task, launch_time=draw.launch_time, labels=labels) as episode:
                 await run.play(episode)
         except Exception as error:  # noqa: BLE001
             if isinstance(error, ConnectionLostError) and run.episode is None and self._error is None:
@@ -218,6 +232,7 @@ class _EpisodeRun(Generic[T]):
         self, tally: Tally, show: Callable[[], None], player_seconds: float | None, player: Player[T]
     ) -> None:
         self.episode: str | None = None
+        self.page: str | None = None
         self.lost: str | None = None
         self.played: T | None = None
         self.verdict: Verdict | None = None
@@ -230,12 +245,13 @@ class _EpisodeRun(Generic[T]):
 
     async def play(self, episode: Episode) -> None:
         """Play the episode and grade it. Raises what fails."""
-        self.episode = episode.id
+        self.episode = episode.public_id
+        self.page = episode.page
         try:
             await self._play(episode)
         finally:
             loss = episode._loss  # pyright: ignore[reportPrivateUsage]
-            self.lost = episode.id if loss is not None and self.verdict is None else None
+            self.lost = episode.public_id if loss is not None and self.verdict is None else None
 
     def discard(self) -> None:
         """Do not count this run, which is followed by another one of the same attempt."""
@@ -318,6 +334,9 @@ async def open_batch(
     progress: bool,
 ) -> AsyncGenerator[Batch]:
     """A batch that is ready to run."""
+    if progress:
+        # Before the bar is drawn.
+        sys.stderr.write(f"run {plan.run}\n")
     with progress_display(progress) as show:
         async with background_tasks() as workers:
             batch = Batch(opener, workers, tasks, plan, show)

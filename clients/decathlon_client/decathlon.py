@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import partial
@@ -25,6 +25,7 @@ from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
 from decathlon_client.embedded import EmbeddedEndpoint
 from decathlon_client.episode import CallLobby, Episode, connect_episode
 from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
+from decathlon_client.labels import RUN, run_name
 from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import EpisodeOpener, OpeningOptions
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
@@ -65,7 +66,8 @@ class Decathlon:
     Enter and leave it in the same task; in between, any task may use it and its episodes.
 
     A request whose connection is lost is sent again until the server answers, for up to `resend_seconds` (0:
-    never), and is carried out once. Only entering fails at once if there is no server.
+    never), and is carried out once; so is a call whose sandbox the server does not reach. Only entering fails
+    at once if there is no server.
     """
 
     def __init__(
@@ -183,6 +185,7 @@ class Decathlon:
         policy: Policy | None = None,
         tries: int = 1,
         patience_seconds: float = 0.0,
+        labels: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
         **filters: Unpack[Filters],
     ) -> AbstractAsyncContextManager[Episode]:
@@ -190,7 +193,8 @@ class Decathlon:
 
         `policy` may restrict who sees the reward further than the server does. `tries`: how often opening is
         tried before its failure counts. `patience_seconds`: how long a full server is asked again, at the
-        intervals that it names, and how long one that went away is waited for. `on_progress` is called while
+        intervals that it names, and how long one that went away is waited for. `labels`: names and short
+        texts by which the episode is found later, such as `run` and `step`. `on_progress` is called while
         waiting. On exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
         Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
         """
@@ -201,6 +205,7 @@ class Decathlon:
             policy=policy,
             tries=tries,
             patience_seconds=patience_seconds,
+            labels=labels or {},
         )
         default = None if draw else self._default_task
         return opener.open(task or default, draw=draw, on_progress=on_progress)
@@ -221,6 +226,7 @@ class Decathlon:
         *,
         concurrency: int,
         n: int = 1,
+        run: str | None = None,
         progress: bool = True,
         player_seconds: float | None = None,
         **options: Unpack[OpeningOptions],
@@ -228,11 +234,17 @@ class Decathlon:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
         Each task is played `n` times; these episodes are a group, with the same launch time and thus the same
-        prompt. `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An
-        attempt whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. Leaving
-        early closes the open episodes, after an interrupt within 5 s.
+        prompt. The episodes are labelled with the name of the `run` (by default the date, the time and four
+        letters; printed once), their `group` and `attempt`. `progress`: show a bar on stderr (on a terminal,
+        with `rich`), or else a line now and then. An attempt whose player takes longer than `player_seconds`
+        is truncated: see `Episode.truncate`. Leaving early closes the open episodes, after an interrupt
+        within 5 s.
         """
-        return open_batch(self._opener(**options), tasks, Plan(concurrency, n, player_seconds), progress)
+        labels = options.get("labels") or {}
+        name = run_name(run, labels)
+        options["labels"] = {**labels, RUN: name}
+        plan = Plan(name, concurrency, n, player_seconds)
+        return open_batch(self._opener(**options), tasks, plan, progress)
 
     def _opener(self, **options: Unpack[OpeningOptions]) -> EpisodeOpener:
         return EpisodeOpener(self._start_and_connect, self._resend_policy, options)
@@ -277,7 +289,7 @@ class Decathlon:
                 async with self._connect(address, on_progress, close_budget, agent_address) as episode:
                     yield episode
             except ClientError as error:
-                error.episode = error.episode or handle
+                _name_episode(error, started)
                 raise
             finally:
                 await self._close(handle, close_budget)
@@ -300,7 +312,7 @@ class Decathlon:
             async with self._connect(address, on_progress, close_budget, agent_address, held) as episode:
                 yield episode
         except ClientError as error:
-            error.episode = error.episode or str(held.start["episode"])
+            _name_episode(error, held.start)
             raise
         finally:
             with close_budget.shield(CLOSE_SECONDS):
@@ -393,3 +405,9 @@ class Decathlon:
         if self._tasks is None:
             raise RuntimeError(NOT_OPEN)
         return self._tasks
+
+
+def _name_episode(error: ClientError, start: JsonObject) -> None:
+    """Let the error say in which episode it happened, given the result of `start_episode`."""
+    error.episode = error.episode or start.get("public_id")
+    error.page = error.page or start.get("page")

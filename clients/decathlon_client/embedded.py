@@ -51,7 +51,7 @@ class EmbeddedEndpoint:
             raise error_from_code(error.code, error.message, error.data) from error
 
     def address(self, episode: str | None) -> str:
-        return "the lobby in this process" if episode is None else f"episode {episode[:12]} in this process"
+        return "the lobby in this process" if episode is None else "an episode in this process"
 
     @asynccontextmanager
     async def open_session(self, owner: SessionOwner, episode: str | None) -> AsyncGenerator[Session]:

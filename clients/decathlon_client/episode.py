@@ -6,6 +6,8 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
+import anyio
+
 from decathlon_client.errors import (
     ERROR_KEY,
     CallTimeoutError,
@@ -23,6 +25,7 @@ from decathlon_client.values import (
     CLAIM,
     REWARDED,
     JsonObject,
+    NoteRole,
     OnProgress,
     Reply,
     Tool,
@@ -31,8 +34,10 @@ from decathlon_client.values import (
     as_objects,
 )
 
-CLAIM_NAMES = (CLAIM, "local-claim_done")
+CLAIM_NAMES = (CLAIM, "local-claim_done", "local_claim_done")
 EVALUATE_NAME = "evaluate"
+NOTE_BYTES = 60 << 10
+"""Longest text of a note, as JSON: a line of the record has 64 KiB."""
 EPISODE_KEY = "decathlon/episode"
 MISTAKES = (UnknownToolError, RequestError, CallTimeoutError)
 """Errors of a call that the model should not have made; the episode continues."""
@@ -44,14 +49,18 @@ CallLobby: TypeAlias = Callable[[str, JsonObject], Awaitable[Reply]]
 class Episode:
     """An episode that is ready to be played; made by `Decathlon.episode` and `Decathlon.attach`.
 
-    `id` is its handle, a secret: everybody who knows it can play. `address` is where other clients reach it
-    (for an embedded server the handle again). `agent_address` only allows playing, not evaluating: give it to
-    an agent that runs elsewhere; it is None after `attach`. Show `prompt` and `tools` to the model: the tools
-    are the task's own and `claim_done`, without `evaluate`, which would tell a model whether its guesses are
-    right. `claimed`: the attempt is closed to tools, as far as this client knows.
+    `id` is its handle, a secret: everybody who knows it can play. `public_id` names it in results, verdicts
+    and logs, and gives no access; `page` is the address where people watch it (None for an embedded server).
+    `address` is where other clients reach it (for an embedded server the handle again). `agent_address` only
+    allows playing, not evaluating: give it to an agent that runs elsewhere; it is None after `attach`. Show
+    `prompt` and `tools` to the model: the tools are the task's own and `claim_done`, without `evaluate`,
+    which would tell a model whether its guesses are right. `claimed`: the attempt is closed to tools, as far
+    as this client knows.
     """
 
     id: str
+    public_id: str
+    page: str | None
     task: str
     prompt: str
     address: str
@@ -72,19 +81,23 @@ class Episode:
         if not details.get("id"):
             raise ProtocolError(f"there is no episode at {session.address}")
         self.id = str(details["id"])
+        self.public_id = str(details.get("public_id", ""))
+        self.page = details.get("page")
         self.task = str(details.get("task", ""))
         self.prompt = str(server_info.get("instructions") or "")
         self.address = session.address if "://" in session.address else self.id
         self.agent_address = agent_address
         self.tools = tuple(tool for tool in tools if tool.name != EVALUATE_NAME)
         self.claimed = False
+        self._calls = None if agent_address is None else 0
+        """Calls that this client has made; None if others may have made some before."""
         self._session = session
         self._call_lobby = call_lobby
         names = [tool.name for tool in self.tools]
         self._claim_name = next((name for name in CLAIM_NAMES if name in names), CLAIM)
 
     def __repr__(self) -> str:
-        return f"<Episode {self.id[:12]} of {self.task}>"
+        return f"<Episode {self.public_id} of {self.task}>"
 
     async def call(
         self,
@@ -98,11 +111,19 @@ class Episode:
 
         `timeout` is in seconds; None waits as long as the tool takes. After a lost connection the call is
         sent again and runs once; `on_progress` may then repeat itself. Raises UnknownToolError, RequestError,
-        CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
+        CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError, and ClientError with code
+        `provider_unavailable` if the server has not reached the sandbox for `resend_seconds`.
         """
         params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
+        is_counted = self._calls is not None and name not in (self._claim_name, EVALUATE_NAME)
+        if self._calls is not None:
+            self._calls += is_counted
         try:
             raw = await self._session.request("tools/call", params, on_progress=on_progress, timeout=timeout)
+        except (UnknownToolError, RequestError) as error:
+            if self._calls is not None and error.data.get("source") != "task":
+                self._calls -= is_counted  # it was not sent to the task's server
+            raise
         except (SandboxLostError, EpisodeEndedError) as error:
             if (await self._status()).get("phase") not in (None, "ended"):
                 raise RequestError(
@@ -172,6 +193,35 @@ class Episode:
             raise
         self.claimed = True
         return reply
+
+    async def note(
+        self,
+        text: str,
+        *,
+        role: NoteRole = "assistant",
+        usage: Mapping[str, int] | None = None,
+        calls: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Add a message of the model to the episode's record, for people who read it.
+
+        Evaluators do not see it. Possible until the episode ends. `usage`: token counts, such as
+        `{"input_tokens": 1200, "output_tokens": 80}`. `calls`: how many calls came before it; by default all
+        until now. A long text becomes several notes. `timeout` is in seconds, for all of them. Raises
+        ClientError, also if the episode has too many, and CallTimeoutError: then the last one may be there.
+        """
+        # JSON in UTF-8 has no lone surrogates.
+        parts = split_text(text.encode("utf-8", "replace").decode(), NOTE_BYTES)
+        with anyio.move_on_after(timeout) as time_limit:
+            for number, part in enumerate(parts, 1):
+                arguments: JsonObject = {"episode": self.id, "text": part, "role": role, "calls": calls}
+                if usage and number == len(parts):
+                    arguments["usage"] = dict(usage)
+                await self._call_lobby(
+                    "add_note", {key: value for key, value in arguments.items() if value is not None}
+                )
+        if time_limit.cancelled_caught:
+            raise CallTimeoutError(f"the note was not confirmed within {timeout:g} s")
 
     async def evaluate(
         self, *, on_progress: OnProgress | None = None, timeout: float | None = None
@@ -259,3 +309,11 @@ def _parse(arguments: str) -> JsonObject:
     if parsed is None:
         raise RequestError("the arguments must be a JSON object")
     return parsed
+
+
+def split_text(text: str, limit_bytes: int) -> list[str]:
+    """Parts of a text, each of at most `limit_bytes` as JSON."""
+    if len(json.dumps(text, ensure_ascii=False).encode()) <= limit_bytes or len(text) < 2:
+        return [text]
+    half = len(text) // 2
+    return [*split_text(text[:half], limit_bytes), *split_text(text[half:], limit_bytes)]

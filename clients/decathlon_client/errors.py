@@ -18,17 +18,20 @@ class ClientError(Exception):
     """Base of all errors of this package.
 
     `code` is the server's error code, `data` its details for programs. `retryable`: the same request may
-    succeed later. `episode` is the handle of the episode in which it happened; None if there was none.
+    succeed later. `episode` is the public id of the episode in which it happened; None if there was none.
+    `page` is the address where people see it, if the server said so when it was opened.
     """
 
     retryable: bool = False
-    episode: str | None = None
 
     def __init__(self, message: str, *, code: str = "", data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.data: JsonObject = dict(data or {})
+        episode: object = self.data.get("episode")
+        self.episode: str | None = episode if isinstance(episode, str) else None
+        self.page: str | None = None
         if "retryable" in self.data:
             self.retryable = bool(self.data["retryable"])
 

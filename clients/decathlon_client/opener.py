@@ -39,7 +39,8 @@ log = logging.getLogger("decathlon.client")
 class OpeningOptions(TypedDict, total=False):
     """Options for every episode of a lockstep or a batch, as for `Decathlon.episode`.
 
-    Without them, an opening is tried 3 times, and `patience_seconds` is 3600.
+    Without them, an opening is tried 3 times, and `patience_seconds` is 3600. `labels`: names and short texts
+    by which the episodes are found later.
     """
 
     launch_time: datetime | str | None
@@ -47,6 +48,7 @@ class OpeningOptions(TypedDict, total=False):
     policy: Policy | None
     tries: int
     patience_seconds: float
+    labels: Mapping[str, str]
 
 
 RETRIES: OpeningOptions = {"tries": TRIES, "patience_seconds": PATIENCE_SECONDS}
@@ -81,11 +83,12 @@ class EpisodeOpener:
         *,
         draw: Mapping[str, Any] | None = None,
         launch_time: str | None = None,
+        labels: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> AsyncGenerator[Episode]:
         """Open an episode of the task, or without one of a task that is drawn. Raises the last try's error.
 
-        `launch_time`: if the options have none.
+        `launch_time`: if the options have none. `labels`: in addition to those of the options.
         """
         when = self._options.get("launch_time") or launch_time
         arguments = {
@@ -94,10 +97,13 @@ class EpisodeOpener:
             "launch_time": when.isoformat() if isinstance(when, datetime) else when,
             "max_calls": self._options.get("max_calls"),
             "policy": self._options.get("policy"),
+            "labels": {**(self._options.get("labels") or {}), **(labels or {})} or None,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}
         async with AsyncExitStack() as stack:
-            yield await self._open(stack, arguments, on_progress)
+            episode = await self._open(stack, arguments, on_progress)
+            log.info("Episode %s of %s is open", episode.page or episode.public_id, episode.task)
+            yield episode
 
     async def _open(
         self, stack: AsyncExitStack, arguments: JsonObject, on_progress: OnProgress | None
@@ -118,7 +124,11 @@ class EpisodeOpener:
                     pause_seconds = _spread(FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
                 elif anyio.current_time() + pause_seconds > deadline:
                     raise
-                log.info("Opening an episode again after a failure: %s", error.message)
+                log.info(
+                    "Opening an episode again after a failure%s: %s",
+                    f" of {error.page or error.episode}" if error.episode else "",
+                    error.message,
+                )
             await anyio.sleep(pause_seconds)
 
     def _wait_seconds(self, error: ClientError) -> float | None:

@@ -1,4 +1,5 @@
-"""Sending a request again after its connection was lost, under one operation id.
+"""Sending a request again under one operation id: after its connection was lost, and while the server does
+not reach the sandbox.
 
 The server keeps the first reply of an operation and gives it to everyone who sends the operation again, so
 that a call runs once however often its connection breaks.
@@ -13,7 +14,7 @@ import time
 
 import anyio
 
-from decathlon_client.errors import ConnectionLostError
+from decathlon_client.errors import ClientError
 from decathlon_client.values import JsonObject, as_object
 
 OPERATION_KEY = "decathlon/operation"
@@ -57,7 +58,7 @@ class ResendPolicy:
         """Note that the server answered."""
         self._lost_at = None
 
-    def warn(self, loss: ConnectionLostError) -> None:
+    def warn(self, loss: ClientError) -> None:
         now = anyio.current_time()
         if self._warned_at is None or now - self._warned_at >= WARNING_SECONDS:
             self._warned_at = now
@@ -77,15 +78,21 @@ class Resends:
         """Note that the request is about to be sent on a connection that works."""
         self._connected_at = anyio.current_time()
 
-    async def pause(self, loss: ConnectionLostError, closing: anyio.Event) -> None:
-        """Wait before the request is sent again. Raises the loss once it is not to be, or at `closing`."""
-        self._policy.note_loss()
+    async def pause(self, loss: ClientError, closing: anyio.Event) -> None:
+        """Wait before the request is sent again. Raises the loss once it is not to be, or at `closing`.
+
+        `loss`: a ConnectionLostError, or an error with `absent_seconds`.
+        """
         now = anyio.current_time()
         connected_at, self._connected_at = self._connected_at, None
         if connected_at is not None and now - connected_at >= STEADY_SECONDS:
             self._deadline, self._pause_seconds = None, FIRST_PAUSE_SECONDS
-        if self._deadline is None:
-            self._deadline = now + self._policy.seconds
+        if (seconds := absent_seconds(loss)) is not None:
+            self._deadline = now + self._policy.seconds - seconds
+        else:
+            self._policy.note_loss()
+            if self._deadline is None:
+                self._deadline = now + self._policy.seconds
         if now >= self._deadline or closing.is_set():
             raise loss
         self._policy.warn(loss)
@@ -95,6 +102,14 @@ class Resends:
         with anyio.move_on_after(pause_seconds):
             await closing.wait()
             raise loss
+
+
+def absent_seconds(error: ClientError) -> float | None:
+    """How long the server has not reached the sandbox of a call that goes on; None for any other error."""
+    seconds: object = error.data.get("absentSeconds")
+    if error.code != "provider_unavailable" or not isinstance(seconds, (int, float)):
+        return None
+    return float(seconds)
 
 
 def with_operation(params: JsonObject) -> JsonObject:

@@ -19,10 +19,12 @@ class Result(Generic[T]):
     """The result of one episode: a verdict, or a failure and whose fault it is.
 
     `index` counts the episodes from 0 in the order in which they were drawn, `group` the tasks, `attempt` the
-    episodes of one task (always 0 without `n`). `episode` is the id of the episode, as `decathlon-mcp show`
-    takes it; None only if the server never opened one. `played` is the player's return value, None if the
-    player did not return. `seconds` is the time from the first try to open the episode to its end. `lost`:
-    the episodes that ended with their node of a cluster, after which the attempt was played again.
+    episodes of one task (always 0 without `n`). `episode` is the episode's public id, as verdicts have it and
+    `decathlon-mcp show` takes it; None only if the server never made one. `page` is the address where people
+    see it; None without an episode or page (an embedded server, `serve --no-page`). `played` is the player's
+    return value, None if the player did not return. `seconds` is the time from the first try to open the
+    episode to its end.
+    `lost`: the episodes that ended with their node of a cluster, after which the attempt was played again.
     """
 
     index: int
@@ -36,6 +38,7 @@ class Result(Generic[T]):
     fault: Fault | None
     seconds: float
     lost: tuple[str, ...] = ()
+    page: str | None = None
 
     @property
     def reward(self) -> float | None:
@@ -47,9 +50,10 @@ class Result(Generic[T]):
 class TaskSummary:
     """The episodes of one task that have ended.
 
-    `scored` of the `episodes` have a reward; `successes` of those succeeded. `mean` and `spread` (the
-    sample's standard deviation) are those of the rewards; None if there are too few. An episode without a
-    reward is part of neither.
+    `scored` of the `episodes` have a reward, and the others are `lost`; `successes` succeeded. `mean` and
+    `spread` (the sample's standard deviation) are those of the rewards; None if there are too few. A lost
+    episode is part of neither, and of pass@k and pass^k as one that did not succeed: what is lost does not
+    make a model better.
     """
 
     task: str
@@ -59,17 +63,34 @@ class TaskSummary:
     mean: float | None
     spread: float | None
 
-    def pass_at(self, k: int) -> float | None:
-        """The probability that at least one of `k` attempts succeeds; None with fewer than `k` rewards.
+    @property
+    def lost(self) -> int:
+        """The number of episodes without a reward."""
+        return self.episodes - self.scored
 
-        The unbiased estimate `1 - C(n-c, k) / C(n, k)` from `c` successes in `n` scored episodes. Raises
-        ValueError for a `k` below 1.
+    def pass_at(self, k: int) -> float | None:
+        """The probability that at least one of `k` attempts succeeds; None with fewer than `k` episodes.
+
+        The unbiased estimate `1 - C(n-c, k) / C(n, k)` from `c` successes in `n` episodes. Raises ValueError
+        for a `k` below 1.
         """
+        if not self._has_attempts(k):
+            return None
+        return 1 - math.comb(self.episodes - self.successes, k) / math.comb(self.episodes, k)
+
+    def pass_all(self, k: int) -> float | None:
+        """The probability that all of `k` attempts succeed, also written pass^k: `C(c, k) / C(n, k)`.
+
+        None and ValueError as for `pass_at`.
+        """
+        if not self._has_attempts(k):
+            return None
+        return math.comb(self.successes, k) / math.comb(self.episodes, k)
+
+    def _has_attempts(self, k: int) -> bool:
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
-        if self.scored < k:
-            return None
-        return 1 - math.comb(self.scored - self.successes, k) / math.comb(self.scored, k)
+        return self.episodes >= k
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +125,24 @@ class Summary:
         return moments.deviation
 
     def pass_at(self, k: int) -> float | None:
-        """The mean of the tasks' pass@k, over the tasks with at least `k` rewards; None if there are none."""
+        """The mean of the tasks' pass@k, over those with at least `k` episodes; None if there are none."""
         return _mean(task.pass_at(k) for task in self.tasks)
 
+    def pass_all(self, k: int) -> float | None:
+        """The mean of the tasks' pass^k, over the same tasks as `pass_at`."""
+        return _mean(task.pass_all(k) for task in self.tasks)
+
     def __str__(self) -> str:
-        most = max((task.scored for task in self.tasks), default=0)
+        most = max((task.episodes for task in self.tasks), default=0)
         ks = [2**power for power in range(most.bit_length())]
-        head = ["task", "episodes", "scored", "mean", "spread", *(f"pass@{k}" for k in ks)]
+        head = ["task", "episodes", "lost", "mean", "spread", *(f"pass@{k}" for k in ks)]
         rows = [
-            [task.task, str(task.episodes), str(task.scored), *_cells(task, ks)]
+            [task.task, str(task.episodes), str(task.lost), *_cells(task, ks)]
             for task in sorted(self.tasks, key=lambda task: task.task)
         ]
         episodes = sum(task.episodes for task in self.tasks)
-        scored = sum(task.scored for task in self.tasks)
-        rows.append([f"{len(self.tasks)} tasks", str(episodes), str(scored), *_cells(self, ks)])
+        lost = sum(task.lost for task in self.tasks)
+        rows.append([f"{len(self.tasks)} tasks", str(episodes), str(lost), *_cells(self, ks)])
         widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
         return "\n".join(_line(row, widths) for row in (head, *rows))
 

@@ -27,7 +27,7 @@ from decathlon_client.errors import (
     ProtocolError,
     error_from_json_rpc,
 )
-from decathlon_client.resending import ResendPolicy, Resends, with_operation
+from decathlon_client.resending import ResendPolicy, Resends, absent_seconds, with_operation
 from decathlon_client.sdk import (
     CLOSED_STREAM_ERRORS,
     ErrorResponse,
@@ -196,7 +196,8 @@ class ReconnectingSession:
     """Requests to one address, with a new session whenever the last one was lost.
 
     A request whose session was lost is sent again in the next one, as long as `policy` allows, and a call
-    under the same operation id. One that the server answered is never sent again, whatever the answer.
+    under the same operation id; so is a call whose sandbox the server does not reach. One that the server
+    answered otherwise is never sent again, whatever the answer.
     """
 
     def __init__(
@@ -263,6 +264,10 @@ class ReconnectingSession:
                     loss = ConnectionLostError(f"{self.address} did not answer in time")
                 except ConnectionLostError as error:
                     loss = error
+                except ClientError as error:
+                    if absent_seconds(error) is None:
+                        raise
+                    loss = error
                 # A server that has forgotten the session has not looked at the request.
                 if isinstance(loss, SessionLostError) and not was_forgotten:
                     was_forgotten = True
@@ -271,10 +276,10 @@ class ReconnectingSession:
                 was_forgotten = False
         raise CallTimeoutError(f"{params.get('name', method)}: no answer within {timeout:g} s")
 
-    async def _pause(self, resends: Resends, loss: ConnectionLostError) -> None:
+    async def _pause(self, resends: Resends, loss: ClientError) -> None:
         try:
             await resends.pause(loss, self._closing)
-        except ConnectionLostError:
+        except ClientError:
             raise (self.loss or loss) from None
 
     async def aclose(self, close_budget: CloseBudget) -> None:

@@ -13,7 +13,7 @@ from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
 from decathlon_client.resending import RESEND_SECONDS
 from decathlon_client.results import Result, Summary
-from decathlon_client.values import Filters, JsonObject, Policy, Reply, Task, Tool, Verdict
+from decathlon_client.values import Filters, JsonObject, NoteRole, Policy, Reply, Task, Tool, Verdict
 
 T = TypeVar("T")
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], None]
@@ -22,14 +22,18 @@ Player: TypeAlias = Callable[[Episode], T]
 class Episode:
     """An episode that is ready to be played; made by `Decathlon.episode` and `Decathlon.attach`.
 
-    `id` is its handle, a secret: everybody who knows it can play. `address` is where other clients reach it
-    (for an embedded server the handle again). `agent_address` only allows playing, not evaluating: give it to
-    an agent that runs elsewhere; it is None after `attach`. Show `prompt` and `tools` to the model: the tools
-    are the task's own and `claim_done`, without `evaluate`, which would tell a model whether its guesses are
-    right. `claimed`: the attempt is closed to tools, as far as this client knows.
+    `id` is its handle, a secret: everybody who knows it can play. `public_id` names it in results, verdicts
+    and logs, and gives no access; `page` is the address where people watch it (None for an embedded server).
+    `address` is where other clients reach it (for an embedded server the handle again). `agent_address` only
+    allows playing, not evaluating: give it to an agent that runs elsewhere; it is None after `attach`. Show
+    `prompt` and `tools` to the model: the tools are the task's own and `claim_done`, without `evaluate`,
+    which would tell a model whether its guesses are right. `claimed`: the attempt is closed to tools, as far
+    as this client knows.
     """
 
     id: str
+    public_id: str
+    page: str | None
     task: str
     prompt: str
     address: str
@@ -50,7 +54,8 @@ class Episode:
 
         `timeout` is in seconds; None waits as long as the tool takes. After a lost connection the call is
         sent again and runs once; `on_progress` may then repeat itself. Raises UnknownToolError, RequestError,
-        CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError.
+        CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError, and ClientError with code
+        `provider_unavailable` if the server has not reached the sandbox for `resend_seconds`.
         """
 
     def act(
@@ -83,6 +88,23 @@ class Episode:
         `turns`: the turns that the agent took, for rubrics that use them; counted only with policy
         `controller` or a controller's token. Raises AccessDeniedError if another client controls this
         episode. If the episode has ended with a reward of 0 before, the reply has `is_error`.
+        """
+
+    def note(
+        self,
+        text: str,
+        *,
+        role: NoteRole = "assistant",
+        usage: Mapping[str, int] | None = None,
+        calls: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Add a message of the model to the episode's record, for people who read it.
+
+        Evaluators do not see it. Possible until the episode ends. `usage`: token counts, such as
+        `{"input_tokens": 1200, "output_tokens": 80}`. `calls`: how many calls came before it; by default all
+        until now. A long text becomes several notes. `timeout` is in seconds, for all of them. Raises
+        ClientError, also if the episode has too many, and CallTimeoutError: then the last one may be there.
         """
 
     def evaluate(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> Verdict:
@@ -148,6 +170,10 @@ class Batch:
     def summary(self) -> Summary:
         """Mean, spread and pass@k of each task, over the episodes that have ended until now."""
 
+    @property
+    def run_name(self) -> str:
+        """The label `run` of the batch's episodes."""
+
     def run(self, player: Player[T]) -> Generator[Result[T]]:
         """Play the tasks and yield the results as they are ready. May be called once, or `run_groups`.
 
@@ -174,7 +200,8 @@ class Decathlon:
     Enter and leave it in the same task; in between, any task may use it and its episodes.
 
     A request whose connection is lost is sent again until the server answers, for up to `resend_seconds` (0:
-    never), and is carried out once. Only entering fails at once if there is no server.
+    never), and is carried out once; so is a call whose sandbox the server does not reach. Only entering fails
+    at once if there is no server.
     """
 
     def __init__(
@@ -234,6 +261,7 @@ class Decathlon:
         policy: Policy | None = None,
         tries: int = 1,
         patience_seconds: float = 0.0,
+        labels: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
         **filters: Unpack[Filters],
     ) -> AbstractContextManager[Episode]:
@@ -241,7 +269,8 @@ class Decathlon:
 
         `policy` may restrict who sees the reward further than the server does. `tries`: how often opening is
         tried before its failure counts. `patience_seconds`: how long a full server is asked again, at the
-        intervals that it names, and how long one that went away is waited for. `on_progress` is called while
+        intervals that it names, and how long one that went away is waited for. `labels`: names and short
+        texts by which the episode is found later, such as `run` and `step`. `on_progress` is called while
         waiting. On exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
         Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
         """
@@ -261,6 +290,7 @@ class Decathlon:
         *,
         concurrency: int,
         n: int = 1,
+        run: str | None = None,
         progress: bool = True,
         player_seconds: float | None = None,
         **options: Unpack[OpeningOptions],
@@ -268,9 +298,11 @@ class Decathlon:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
         Each task is played `n` times; these episodes are a group, with the same launch time and thus the same
-        prompt. `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An
-        attempt whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. Leaving
-        early closes the open episodes, after an interrupt within 5 s.
+        prompt. The episodes are labelled with the name of the `run` (by default the date, the time and four
+        letters; printed once), their `group` and `attempt`. `progress`: show a bar on stderr (on a terminal,
+        with `rich`), or else a line now and then. An attempt whose player takes longer than `player_seconds`
+        is truncated: see `Episode.truncate`. Leaving early closes the open episodes, after an interrupt
+        within 5 s.
         """
 
     def ask(

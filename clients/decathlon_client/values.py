@@ -13,6 +13,9 @@ OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[No
 Policy: TypeAlias = Literal["visible", "meta", "controller"]
 """Who sees the reward: everybody, readers of `_meta`, or only the episode's controller."""
 
+NoteRole: TypeAlias = Literal["system", "user", "assistant", "reasoning"]
+"""Whose message a note is. `reasoning`: what a model thought before it answered."""
+
 Order: TypeAlias = Literal["easy_first", "hard_first", "curriculum"]
 """An order of tasks by their pass rates."""
 

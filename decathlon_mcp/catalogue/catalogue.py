@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Self
 
 from decathlon_mcp.catalogue.pass_rates import PassRate, PassRates
 from decathlon_mcp.catalogue.requirements import (
@@ -14,13 +15,32 @@ from decathlon_mcp.catalogue.requirements import (
     MissingRequirement,
     missing_requirements,
 )
-from decathlon_mcp.errors import SuiteError, UnknownTaskError
+from decathlon_mcp.errors import BadRequestError, SuiteError, UnknownTaskError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted, similar
 from decathlon_mcp.suites.prompts import Prompt
+from decathlon_mcp.suites.release import Release
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
 MAX_SUGGESTIONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRevision:
+    """The files of a suite that a task is played with.
+
+    `changed`: the files that all sandboxes of the suite share are not those that the server has read at its
+    start.
+    """
+
+    revision: str
+    release: Release | None
+    changed: bool
+
+    @classmethod
+    def read(cls, suite: Suite, task: Task, common_digest: str) -> Self:
+        """Read it, as the files are now. Blocks: in a checkout of git it runs git."""
+        return cls(suite.revision_of(task), suite.release, suite.common_digest() != common_digest)
 
 
 class Catalogue:
@@ -80,6 +100,23 @@ class Catalogue:
     def is_runnable(self, suite: Suite, task: Task) -> bool:
         """Whether a task lacks nothing on this host."""
         return not self.missing_requirements(suite, task)
+
+    def launch_time(self, suite: Suite, task: Task, requested: datetime | None = None) -> datetime:
+        """The time that a task is played at: of its recorded web, else as requested, else now.
+
+        Raises BadRequestError if another one is requested than that of the recording.
+        """
+        read, recorded = self._host.recorded_launch_time, None
+        if read is not None and (task.needs.network or task.grader_network):
+            recorded = read(suite, task)
+        if recorded is None:
+            return requested or datetime.now().astimezone()
+        if requested is not None and requested != recorded:
+            raise BadRequestError(
+                f"the recording of the web of {task.id} fixes the launch time "
+                f"{recorded.isoformat()}: leave out another one"
+            )
+        return recorded
 
     def prompt(self, suite: Suite, task: Task, launch_time: datetime) -> Prompt:
         """The prompt of an episode that starts at that time. Raises SuiteError if its files cannot be read.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -130,13 +131,15 @@ class HostInfo:
     spelling in force; None: the suite's own. `missing_programs`: by suite, then by MCP server; a suite whose
     sandboxes were not probed is taken to have all of them. `has_web`: tasks get a recorded web in place of a
     network, and need no network. `missing_recording`: with a web that only replays, why a task's recording is
-    missing, empty if it is there. `service_images`: by suite, those images of services that are on its
-    engine; a suite whose provider has no engine has no entry.
+    missing, empty if it is there. `recorded_launch_time`: with a recorded web, the launch time that a task's
+    recording fixes, None without a recording. `service_images`: by suite, those images of services that are
+    on its engine; a suite whose provider has no engine has no entry.
     """
 
     has_network: bool = True
     has_web: bool = False
     missing_recording: Callable[[Suite, Task], str] | None = None
+    recorded_launch_time: Callable[[Suite, Task], datetime | None] | None = None
     without_network: Mapping[str, str] = field(default_factory=dict[str, str])
     varying_root: frozenset[str] = frozenset()
     tool_names: Names | None = None

@@ -39,7 +39,8 @@ class WayToRun:
 
     `recording`: it needs the internet, or a recording of it. `to_record`: credentials that it lacks and that
     only recording takes. `services`: those that its episodes can have to themselves and that are not hosted,
-    as texts for people. `missing`: whatever else it lacks, as texts for people; with any, it cannot run.
+    as texts for people. `missing`: whatever else it lacks, as texts for people; with any, it cannot run, and
+    its text has `to_record` among them.
     """
 
     recording: bool = False
@@ -60,7 +61,8 @@ class WayToRun:
     def text(self) -> str:
         """`as is`, `with …`, or `missing: …`."""
         if self.missing:
-            return f"missing: {', '.join(self.missing)}"
+            # Without a network, a task that is missing something else takes these as well.
+            return f"missing: {', '.join((*self.missing, *self.to_record))}"
         key = f" ({', '.join(self.to_record)} to record it)" if self.to_record else ""
         parts = [f"a recording{key}"] if self.recording else []
         parts += self.services

@@ -26,9 +26,12 @@ from decathlon_mcp.cli.options import (
     TASKS_DEFAULTS,
     DoctorSettings,
     Filters,
+    Flag,
+    Labels,
     PlaySettings,
     RegradeSettings,
     ServerSettings,
+    StateFolder,
     TasksSettings,
     describe_unknown_variables,
     unknown_variables,
@@ -45,6 +48,7 @@ from decathlon_mcp.cli.usage import (
     usage_message,
 )
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import Settings, default_state
 
 EPILOGUE = (
@@ -53,6 +57,15 @@ EPILOGUE = (
 )
 ADDRESS = Group("Address", sort_key=1)
 GENERAL = Group("General", sort_key=2)
+
+Host = Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)]
+Port = Annotated[int, Parameter(group=ADDRESS, validator=check_port)]
+HostNames = Annotated[
+    tuple[str, ...], Parameter(group=ADDRESS, negative=(), show_default=False, validator=check_names)
+]
+Handles = Annotated[Flag, Parameter(help="Print whole handles. Each gives access to its episode.")]
+
+LabelFilter = Annotated[Labels, Parameter(help="List every episode with this label. Can be repeated.")]
 
 app = App(
     name="decathlon-mcp",
@@ -72,18 +85,13 @@ app.command(recordings)
 @app.command(sort_key=0, help_epilogue=EPILOGUE)
 def serve(
     *,
-    host: Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)] = "127.0.0.1",
-    port: Annotated[int, Parameter(group=ADDRESS, validator=check_port)] = 8765,
+    host: Host = "127.0.0.1",
+    port: Port = 8765,
     public_url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL", validator=check_url)] = None,
-    allowed_host: Annotated[
-        tuple[str, ...],
-        Parameter(group=ADDRESS, metavar="NAME", negative=(), show_default=False, validator=check_names),
-    ] = (),
-    allowed_origin: Annotated[
-        tuple[str, ...],
-        Parameter(group=ADDRESS, metavar="ORIGIN", negative=(), show_default=False, validator=check_names),
-    ] = (),
+    allowed_host: Annotated[HostNames, Parameter(metavar="NAME")] = (),
+    allowed_origin: Annotated[HostNames, Parameter(metavar="ORIGIN")] = (),
     ready_file: Annotated[Path | None, Parameter(group=ADDRESS, metavar="FILE")] = None,
+    no_page: Annotated[bool, Parameter(group=ADDRESS, negative=(), show_default=False)] = False,
     no_supervisor: Annotated[bool, Parameter(negative=(), env_var=(), show_default=False)] = False,
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
@@ -103,13 +111,15 @@ def serve(
         Origin of a page in a browser that may use this server (`http://localhost:6274`). Can be repeated.
     ready_file
         File to which the server's URL is written once the server is ready.
+    no_page
+        Leave out the page on which people watch and read episodes.
     no_supervisor
         Serve in this process, without a parent that starts the server again when it dies.
     """
     # `supervisor.applies` reads the flag, before the command line is parsed.
     from decathlon_mcp.cli.serve import ListenAddress, serve
 
-    address = ListenAddress(host, port, public_url, allowed_host, allowed_origin, ready_file)
+    address = ListenAddress(host, port, public_url, allowed_host, allowed_origin, ready_file, not no_page)
     return _run(serve, settings, address)
 
 
@@ -118,6 +128,7 @@ def stdio(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
     url: Annotated[str | None, Parameter(metavar="URL")] = None,
+    label: Labels = (),
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
     """Serve one client over stdin and stdout: the lobby, or with `--task` one episode.
@@ -133,19 +144,19 @@ def stdio(
     if _names_server(url, settings):
         from decathlon_client.bridge import bridge
 
-        return _run(bridge, url, task)
+        return _run(bridge, url, task, parse_labels(label))
     from decathlon_mcp.cli.serve import stdio
 
-    return _run(stdio, settings, task)
+    return _run(stdio, settings, task, parse_labels(label))
 
 
 @app.command(sort_key=2, help_epilogue=EPILOGUE)
 def tasks(
     *,
     sample: Annotated[int | None, Parameter(metavar="N", validator=check_positive)] = None,
-    check: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    conflicts: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    check: Flag = False,
+    conflicts: Flag = False,
+    json: Flag = False,
     filters: Filters = NO_FILTERS,
     settings: TasksSettings = TASKS_DEFAULTS,
 ) -> int:
@@ -192,9 +203,9 @@ def init(folder: Annotated[Path, Parameter(metavar="FOLDER")], /) -> int:
 @app.command(sort_key=3, help_epilogue=EPILOGUE)
 def doctor(
     *,
-    host: Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)] = "127.0.0.1",
-    port: Annotated[int, Parameter(group=ADDRESS, validator=check_port)] = 8765,
-    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8765,
+    json: Flag = False,
     settings: DoctorSettings = DOCTOR_DEFAULTS,
 ) -> int:
     """Check whether this machine is ready, and show how to fix what is not.
@@ -264,10 +275,10 @@ def regrade(
     episodes: Annotated[tuple[str, ...], Parameter(metavar="EPISODE", negative=())] = (),
     /,
     *,
-    all: Annotated[bool, Parameter(negative=(), show_default=False)] = False,  # noqa: A002
+    all: Flag = False,  # noqa: A002
     task: Annotated[tuple[str, ...], Parameter(metavar="ID", negative=(), show_default=False)] = (),
-    write: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    write: Flag = False,
+    json: Flag = False,
     settings: RegradeSettings = REGRADE_DEFAULTS,
 ) -> int:
     """Grade kept attempts again with the evaluators of now, and show what changed.
@@ -293,14 +304,8 @@ def regrade(
 
 
 @app.command(sort_key=6)
-def key(*, state: Annotated[Path | None, Parameter(metavar="DIR")] = None) -> int:
-    """Print the public key with which the server signs; create the key if there is none.
-
-    Parameters
-    ----------
-    state
-        The server's state folder. [the default one]
-    """
+def key(*, state: StateFolder = None) -> int:
+    """Print the public key with which the server signs; create the key if there is none."""
     from decathlon_mcp.cli.keys import show_key
 
     return show_key(state)
@@ -309,63 +314,148 @@ def key(*, state: Annotated[Path | None, Parameter(metavar="DIR")] = None) -> in
 @app.command(sort_key=7)
 def episodes(
     *,
-    all: Annotated[bool, Parameter(negative=(), show_default=False)] = False,  # noqa: A002
-    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    handles: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+    run: Annotated[str | None, Parameter(metavar="RUN")] = None,
+    label: LabelFilter = (),
+    task: Annotated[str | None, Parameter(metavar="ID")] = None,
+    failed: Flag = False,
+    all: Flag = False,  # noqa: A002
+    json: Flag = False,
+    handles: Handles = False,
+    state: StateFolder = None,
 ) -> int:
-    """List the episodes of this machine's servers: the live ones and the last that ended.
+    """List the episodes of this machine's servers.
+
+    Without a filter these are the live ones and the last that finished.
 
     Parameters
     ----------
+    run
+        List every episode of this run.
+    task
+        List every episode of this task.
+    failed
+        List every episode that finished without success, lost ones included.
     all
         List every episode that is kept.
     json
-        Print `{"episodes": [...]}`, with whole handles.
-    handles
-        Print whole handles. Each gives access to its episode.
-    state
-        The servers' state folder. [the default one]
+        Print `{"episodes": [...]}`.
     """
     from decathlon_mcp.cli.episodes import list_episodes
+    from decathlon_mcp.storage.history.values import EpisodeQuery
 
-    return list_episodes(state or default_state(), every=all, as_json=json, handles=handles)
+    query = EpisodeQuery(run=run, labels=parse_labels(label), task=task, failed=failed or None)
+    return list_episodes(state or default_state(), query, every=all, as_json=json, handles=handles)
+
+
+@app.command(sort_key=7)
+def runs(
+    run: Annotated[str | None, Parameter(metavar="RUN")] = None,
+    /,
+    *,
+    json: Flag = False,
+    state: StateFolder = None,
+) -> int:
+    """List the runs of this machine's servers, or show the numbers of one.
+
+    A run is the episodes with the same label `run`. Its success rate is over all finished episodes.
+
+    Parameters
+    ----------
+    run
+        Show the tasks of this run, pass@k and why episodes were lost.
+    json
+        Print one JSON object.
+    """
+    from decathlon_mcp.cli.runs import list_runs
+
+    return list_runs(state or default_state(), run, as_json=json)
+
+
+@app.command(sort_key=7)
+def diff(
+    a: Annotated[str, Parameter(metavar="RUN")],
+    b: Annotated[str, Parameter(metavar="RUN")],
+    /,
+    *,
+    json: Flag = False,
+    state: StateFolder = None,
+) -> int:
+    """Compare two runs by task.
+
+    The difference of their success rates is paired: over the tasks that both have, with its standard error.
+
+    Parameters
+    ----------
+    a
+        The run to compare with.
+    b
+        The run whose difference is shown.
+    json
+        Print one JSON object.
+    """
+    from decathlon_mcp.cli.runs import compare_runs
+
+    return compare_runs(state or default_state(), a, b, as_json=json)
+
+
+@app.command(sort_key=7)
+def view(
+    states: Annotated[tuple[Path, ...], Parameter(metavar="STATE", negative=())] = (),
+    /,
+    *,
+    port: Annotated[int | None, Parameter(validator=check_port)] = None,
+    open: Flag = False,  # noqa: A002
+    address: Flag = False,
+) -> int:
+    """Show the runs and episodes of state folders in a browser, read-only.
+
+    Parameters
+    ----------
+    states
+        State folders of servers, read as one. [the default one]
+    port
+        Port to listen on; 0 picks a free one. With `--address` that of the server. [8766; of a server 8765]
+    open
+        Open the page in this machine's browser.
+    address
+        Print the address of the page of a running server, with its key, and do nothing else.
+    """
+    from decathlon_mcp.cli.view import show_address, view
+
+    folders = states or (default_state(),)
+    return show_address(folders, port) if address else _run(view, folders, port, open)
 
 
 @app.command(sort_key=7)
 def show(
-    prefix: Annotated[str, Parameter(metavar="EPISODE")],
+    name: Annotated[str, Parameter(metavar="EPISODE")],
     /,
     *,
-    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    handles: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+    json: Flag = False,
+    handles: Handles = False,
+    state: StateFolder = None,
 ) -> int:
     """Show everything that is kept of one episode.
 
     Parameters
     ----------
-    prefix
-        The beginning of the episode's handle, as `episodes` lists it.
+    name
+        The episode's id, as `episodes` lists it, or the beginning of it; or the handle.
     json
-        Print one JSON object, with whole handles.
-    handles
-        Print whole handles. Each gives access to its episode.
-    state
-        The servers' state folder. [the default one]
+        Print one JSON object.
     """
     from decathlon_mcp.cli.episodes import show_episode
 
-    return show_episode(state or default_state(), prefix, as_json=json, handles=handles)
+    return show_episode(state or default_state(), name, as_json=json, handles=handles)
 
 
 @app.command(sort_key=7)
 def gc(
     *,
-    dry_run: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    abandon: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+    dry_run: Flag = False,
+    abandon: Flag = False,
+    json: Flag = False,
+    state: StateFolder = None,
 ) -> int:
     """Remove what is left of servers that died; a running one is never touched.
 
@@ -377,8 +467,6 @@ def gc(
         Also remove the episodes that the next `serve` could continue.
     json
         Print `{"removed": [...], "kept": {...}}`.
-    state
-        The servers' state folder. [the default one]
     """
     from decathlon_mcp.cli.gc import collect
 
@@ -389,7 +477,7 @@ def gc(
 def demo(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
-    all: Annotated[bool, Parameter(negative=(), show_default=False)] = False,  # noqa: A002
+    all: Flag = False,  # noqa: A002
 ) -> int:
     """Start a server, play a bundled task on it from a script, and show each step.
 
@@ -436,7 +524,7 @@ def completion(
     shell: Literal["bash", "zsh", "fish"] | None = None,
     /,
     *,
-    install: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    install: Flag = False,
 ) -> int:
     """Print the script that completes this command in a shell, or install it.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
-import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,6 +23,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
+from decathlon_mcp.settings import default_state
 from decathlon_mcp.starter import oracle, oracle_ids
 from decathlon_mcp.types import JsonObject
 
@@ -48,6 +49,11 @@ async def demo(task: str | None, all_tasks: bool) -> int:
     return watcher.status or 1
 
 
+def demo_state() -> Path:
+    """The state folder of demos, where what they played can be looked at later."""
+    return default_state() / "demo"
+
+
 async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:
     console = ScriptConsole()
     rewards: dict[str, float | None] = {}
@@ -65,6 +71,7 @@ async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:
     console.title("rewards")
     for name, reward in rewards.items():
         console.line(str(reward), name, "green" if reward == 1.0 else "bold red")
+    console.line("look", f"decathlon-mcp view --open {shlex.quote(str(demo_state()))}")
     return 0 if all(reward == 1.0 for reward in rewards.values()) else 1
 
 
@@ -97,26 +104,27 @@ def _show_verdict(verdict: Verdict, console: ScriptConsole) -> None:
 
 @asynccontextmanager
 async def _server(console: ScriptConsole) -> AsyncGenerator[str]:
-    """Start a server on a free port with a temporary state folder, and yield its URL."""
+    """Start a server on a free port with a state folder of its own, and yield its URL."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    # Nobody takes its sandboxes back: its state folder is temporary.
-    environment[f"{PREFIX}SURVIVE_SECONDS"] = "0"
+    # Only a server that may be continued keeps rows of its episodes; nobody continues this one.
+    environment[f"{PREFIX}SURVIVE_SECONDS"] = "1"
     arguments = ["serve", "--suite", "starter", "--provider", "local", "--port", "0", "--log-format", "json"]
-    with tempfile.TemporaryDirectory(prefix="decathlon-demo-") as state:
-        command = [sys.executable, "-m", "decathlon_mcp.cli", *arguments, "--state", state]
-        console.line("server", f"decathlon-mcp {' '.join(arguments)}")
-        async with background_tasks() as tasks:
-            process = await anyio.open_process(command, stdout=None, env=environment, cwd=Path(state))
-            try:
-                log = _ServerLog(process)
-                async with console.waiting("starting the server"):
-                    tasks.start_soon(log.follow)
-                    url = await log.url()
-                console.line("server", f"listening at {url}")
-                yield url
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await _stop(process)
+    state = demo_state()
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "decathlon_mcp.cli", *arguments, "--state", str(state)]
+    console.line("server", f"decathlon-mcp {' '.join(arguments)}")
+    async with background_tasks() as tasks:
+        process = await anyio.open_process(command, stdout=None, env=environment, cwd=state)
+        try:
+            log = _ServerLog(process)
+            async with console.waiting("starting the server"):
+                tasks.start_soon(log.follow)
+                url = await log.url()
+            console.line("server", f"listening at {url}")
+            yield url
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _stop(process)
 
 
 class _ServerLog:

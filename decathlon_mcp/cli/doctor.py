@@ -19,6 +19,7 @@ from rich.console import Console
 
 from decathlon_mcp.app import create_catalogue, sandbox_factories
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.cli.console import print_json
 from decathlon_mcp.cli.options import describe_unknown_variables, unknown_variables
 from decathlon_mcp.cli.readiness import check_readiness, format_finding
 from decathlon_mcp.cli.tasks import summarize_missing
@@ -51,8 +52,7 @@ async def doctor(settings: Settings, host: str, port: int, as_json: bool) -> int
                 console.print(format_finding(result), soft_wrap=True)
     problems = [result for result in findings if not result.ok]
     if as_json:
-        report = {"ready": not problems, "findings": [result.to_json() for result in findings]}
-        sys.stdout.write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        print_json({"ready": not problems, "findings": [result.to_json() for result in findings]})
     elif problems:
         console.print(f"\nNot ready: {', '.join(result.what for result in problems)}")
     elif any(result.what == RUNNING for result in findings):

@@ -18,6 +18,8 @@ from urllib.parse import quote, urlsplit
 import anyio
 from cyclopts import App, Group, Parameter
 
+from decathlon_mcp.cli.options import Flag, Labels
+from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.types import as_object
 
@@ -70,6 +72,7 @@ def start(
     launch_time: Annotated[datetime | None, Parameter(metavar="TIME")] = None,
     max_calls: int | None = None,
     policy: Literal["visible", "meta", "controller"] | None = None,
+    label: Labels = (),
     wait: bool = True,
     url: Url = None,
 ) -> int:
@@ -100,6 +103,7 @@ def start(
         "launch_time": launch_time.isoformat() if launch_time else None,
         "max_calls": max_calls,
         "policy": policy,
+        "labels": parse_labels(label) or None,
         "wait": wait,
     }
     return _run(_start, url, params)
@@ -138,7 +142,7 @@ def claim(
     answer: Annotated[str | None, Parameter(metavar="ANSWER", allow_leading_hyphen=True)] = None,
     /,
     *,
-    truncated: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    truncated: Flag = False,
     turns: int | None = None,
     url: Url = None,
 ) -> int:

@@ -1,6 +1,6 @@
 """`episodes` and `show`: what a state folder knows about its episodes. Both work without a running server.
 
-Handles are capabilities: only their first characters are printed, unless all of them are asked for.
+An episode is named by its public id. Handles are capabilities: they are printed only if they are asked for.
 """
 
 from __future__ import annotations
@@ -9,68 +9,76 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from decathlon_mcp.cli.tables import age, print_json, print_table, printed
 from decathlon_mcp.errors import UnknownEpisodeError
+from decathlon_mcp.storage.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
+from decathlon_mcp.storage.history.values import CallEntry, EpisodeQuery, EpisodeSummary
 from decathlon_mcp.storage.instance import check_state_folder, server_processes
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, Store
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, public_id
 
 HANDLE_CHARACTERS = 12
-RECENTLY_ENDED = 20
-"""Ended episodes that are listed without `--all`."""
-MAX_ENDED = 100_000
-"""Ended episodes that are listed with `--all`."""
+RECENTLY_FINISHED = 20
+"""Finished episodes that are listed without `--all` and without a filter."""
 LAST_CALLS = 5
-TAIL_BYTES = 1 << 20
-"""Part of a trajectory, at its end, in which the last calls are looked for."""
 MAX_TEXT_CHARACTERS = 2_000
 """Longest text of a value that `show` prints on a terminal."""
-_CALL = b'"event":"call"'
+_HANDLE = re.compile(r"[0-9a-f]{48}")
 _SECRET = re.compile(r"token|secret|password|credential|session|key", re.IGNORECASE)
 """Names of members whose values are not shown: the id of a session gives access to it."""
+_HEADINGS = ("episode", "task", "run", "phase", "token", "age", "calls", "result", "server pid")
 
 
-def list_episodes(state: Path, *, every: bool, as_json: bool, handles: bool) -> int:
-    """Print the episodes on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON.
+def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: bool, handles: bool) -> int:
+    """Print episodes on stdout, live ones first: a table, tab-separated lines in a pipe, or JSON.
 
-    The live ones, and `every` one or the last RECENTLY_ENDED that ended. Raises SettingsError.
+    Of the finished ones the last RECENTLY_FINISHED, unless `every` one is asked for or the query has a
+    filter. Raises SettingsError.
     """
     check_state_folder(state)
+    history = EpisodeHistory([state])
+    is_whole = every or query != EpisodeQuery()
     with Store.open_read_only(state) as store:
         if store is None:
             sys.stderr.write(f"decathlon-mcp: no server has kept episodes in {state}\n")
-            rows = list[EpisodeRow]()
-        else:
-            ended = store.ended_episodes(MAX_ENDED if every else RECENTLY_ENDED)
-            rows = [*store.unfinished_episodes(), *ended]
+        known = store.handles() if store is not None and handles else ()
+    of = {public_id(handle): handle for handle in known}
     processes = server_processes(state)
+    summaries = [
+        *_episodes(history, replace(query, live=True)),
+        *_episodes(history, replace(query, live=False), None if is_whole else RECENTLY_FINISHED),
+    ]
     if as_json:
-        _print_json({"episodes": [_summary(row, state, processes) for row in rows]})
-        return 0
-    cells = [_cells(_summary(row, state, processes), handles) for row in rows]
-    if sys.stdout.isatty():
-        _print_table(cells)
+        print_json({"episodes": [_summary(one, processes, of) for one in summaries]})
     else:
-        for line in cells:
-            sys.stdout.write("\t".join(line) + "\n")
+        print_table(_HEADINGS, (_cells(one, processes, of) for one in summaries))
     return 0
 
 
-def show_episode(state: Path, prefix: str, *, as_json: bool, handles: bool) -> int:
-    """Print everything about the episode whose handle begins with `prefix`.
+def _episodes(
+    history: EpisodeHistory, query: EpisodeQuery, limit: int | None = None
+) -> Iterator[EpisodeSummary]:
+    cursor = None
+    while True:
+        page = history.episodes(query, limit=limit or MAX_PAGE_ITEMS, cursor=cursor)
+        yield from page.items
+        if (cursor := page.cursor) is None or limit is not None:
+            return
+
+
+def show_episode(state: Path, name: str, *, as_json: bool, handles: bool) -> int:
+    """Print everything about one episode. `name`: the beginning of its public id, or its handle.
 
     Raises SettingsError; UnknownEpisodeError if there is none, or more than one.
     """
     check_state_folder(state)
+    prefix = public_id(name) if _HANDLE.fullmatch(name) else name
     with Store.open_read_only(state) as store:
         rows = [] if store is None else store.find_episodes(prefix, 2)
         if len(rows) != 1:
@@ -80,84 +88,93 @@ def show_episode(state: Path, prefix: str, *, as_json: bool, handles: bool) -> i
             raise UnknownEpisodeError(f"there is no episode that begins with {shown} in {state}")
         assert store is not None
         details = _details(rows[0], store.sandboxes(rows[0].id), state)
-    if as_json:
-        _print_json(details)
-        return 0
     if not handles:
-        details = cast("JsonObject", _shorten(details, (rows[0].id, rows[0].agent_id)))
-    for name, value in details.items():
-        for line in _lines(name, value):
+        capabilities = (rows[0].id, rows[0].agent_id)
+        longest = None if as_json else MAX_TEXT_CHARACTERS
+        details = cast("JsonObject", _shorten(details, capabilities, longest))
+    if as_json:
+        print_json(details)
+        return 0
+    for member, value in details.items():
+        for line in _lines(member, value):
             sys.stdout.write(line + "\n")
     return 0
 
 
-def _summary(row: EpisodeRow, state: Path, processes: dict[str, int | None]) -> JsonObject:
+def _summary(
+    episode: EpisodeSummary, processes: Mapping[str, int | None], handles: Mapping[str, str]
+) -> JsonObject:
+    handle = handles.get(episode.public_id)
     return {
-        "id": row.id,
-        "suite": row.suite,
-        "task": row.task,
-        "phase": row.phase,
-        "token": row.token,
-        "age_seconds": round(time.time() - row.started_at, 1),
-        "calls": _count_calls(state / "episodes" / row.id),
-        "reward": (row.verdict or {}).get("reward"),
-        "ending": row.ending,
-        "server": {"name": row.server, "pid": processes.get(row.server)},
+        "id": episode.public_id,
+        **({} if handle is None else {"handle": handle}),
+        "suite": episode.suite,
+        "task": episode.task,
+        "labels": dict(episode.labels),
+        "phase": episode.phase,
+        "token": episode.owner,
+        "started_at": episode.started_at,
+        "age_seconds": round(time.time() - episode.started_at, 1),
+        "calls": episode.calls,
+        "turns": episode.turns,
+        "status": episode.status,
+        "success": episode.success,
+        "reward": episode.reward,
+        "ending": episode.ending,
+        "lost": episode.reason,
+        "cause": episode.cause,
+        "server": {"name": episode.server, "pid": processes.get(episode.server)},
     }
 
 
-def _cells(summary: JsonObject, handles: bool) -> list[str]:
-    """Return id, task, phase, token, age, calls, reward or ending, and the server's process."""
-    pid = summary["server"]["pid"]
-    server = "" if summary["phase"] == ENDED else "none" if pid is None else str(pid)
-    reward = summary["reward"]
+def _cells(
+    episode: EpisodeSummary, processes: Mapping[str, int | None], handles: Mapping[str, str]
+) -> list[str]:
+    """The cells under _HEADINGS."""
+    pid = processes.get(episode.server)
+    server = "" if episode.phase == ENDED else "none" if pid is None else str(pid)
+    reward = episode.reward
     return [
-        str(summary["id"]) if handles else str(summary["id"])[:HANDLE_CHARACTERS],
-        str(summary["task"]),
-        str(summary["phase"]),
-        str(summary["token"] or ""),
-        _age(summary["age_seconds"]),
-        "" if summary["calls"] is None else str(summary["calls"]),
-        f"reward {reward:g}" if isinstance(reward, (int, float)) else str(summary["ending"] or ""),
+        handles.get(episode.public_id, episode.public_id),
+        episode.task,
+        episode.run or "",
+        episode.phase,
+        episode.owner or "",
+        age(episode.started_at),
+        "" if episode.calls is None else str(episode.calls),
+        episode.reason or episode.ending or "" if reward is None else f"reward {reward:g}",
         server,
     ]
 
 
-def _print_table(lines: list[list[str]]) -> None:
-    console = Console()
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("episode", "task", "phase", "token", "age", "calls", "result", "server pid"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "episode")
-    for line in lines:
-        table.add_row(*map(escape, line))
-    console.print(table)
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def _details(row: EpisodeRow, sandboxes: list[SandboxRow], state: Path) -> JsonObject:
     """Everything about one episode, without secrets other than its handles."""
-    folder = state / "episodes" / row.id
-    summary = _summary(row, state, server_processes(state))
+    folder, history = state / "episodes" / row.id, EpisodeHistory([state])
+    details = history.episode(row.public_id)
+    assert details is not None, "its row was just read"
+    summary = _summary(details.summary, server_processes(state), {row.public_id: row.id})
     summary["started"] = _time(row.started_at)
     if row.ended_at is not None:
         summary["ended"] = _time(row.ended_at)
+    entries = history.calls(row.public_id, details.calls - LAST_CALLS + 1, details.calls)
     return {
         **summary,
+        "calls": details.calls if row.has_files else row.calls,
         "agent_id": row.agent_id,
         "spec": _without_secrets(row.spec),
         "progress": _without_secrets(row.progress),
         "sandboxes": [_without_secrets(asdict(sandbox)) for sandbox in sandboxes],
-        "last_calls": _last_calls(folder),
+        "last_calls": [_call(entry) for entry in entries if isinstance(entry, CallEntry)],
         "verdict": row.verdict,
         "folder": str(folder),
         "files": _files(folder),
     }
+
+
+def _call(call: CallEntry) -> JsonObject:
+    """A call's number and tool, and its time and outcome if it has a reply."""
+    outcome = {} if call.seconds is None else {"seconds": call.seconds, "failed": call.failed}
+    return {"seq": call.seq, "name": call.name, **outcome}
 
 
 def _time(unix_seconds: float) -> str:
@@ -176,17 +193,18 @@ def _without_secrets(value: object) -> Any:
     return value
 
 
-def _shorten(value: object, handles: tuple[str, ...]) -> Any:
-    """The value with the handles in its texts shortened, and long texts cut."""
+def _shorten(value: object, handles: tuple[str, ...], longest: int | None) -> Any:
+    """The value with the handles in its texts shortened, and texts longer than that cut."""
     if isinstance(value, dict):
-        return {name: _shorten(member, handles) for name, member in cast("JsonObject", value).items()}
+        members = cast("JsonObject", value).items()
+        return {name: _shorten(member, handles, longest) for name, member in members}
     if isinstance(value, list):
-        return [_shorten(item, handles) for item in cast("list[object]", value)]
+        return [_shorten(item, handles, longest) for item in cast("list[object]", value)]
     if not isinstance(value, str):
         return value
     for handle in handles:
         value = value.replace(handle, f"{handle[:HANDLE_CHARACTERS]}…")
-    return value if len(value) <= MAX_TEXT_CHARACTERS else f"{value[:MAX_TEXT_CHARACTERS]}…"
+    return value if longest is None or len(value) <= longest else f"{value[:longest]}…"
 
 
 def _lines(name: str, value: object, indent: str = "") -> Iterator[str]:
@@ -207,45 +225,7 @@ def _lines(name: str, value: object, indent: str = "") -> Iterator[str]:
 
 def _line(value: object) -> str:
     """The value as one line without control characters: a sandbox may have written it."""
-    if isinstance(value, str) and value.isprintable():
-        return value
-    text = json.dumps(value, ensure_ascii=False)
-    return text if text.isprintable() else json.dumps(value)
-
-
-def _count_calls(folder: Path) -> int | None:
-    """Number of calls in an episode's trajectory; None if there is no trajectory."""
-    try:
-        with (folder / "trajectory.jsonl").open("rb") as lines:
-            # Only the first member is compared: a call's arguments may contain the same text.
-            return sum(line[: len(_CALL) + 8].replace(b" ", b"").startswith(b"{" + _CALL) for line in lines)
-    except OSError:
-        return None
-
-
-def _last_calls(folder: Path) -> list[JsonObject]:
-    """The last calls, each with its number, its tool, and its time and outcome if it has a reply."""
-    calls: dict[Any, JsonObject] = {}
-    for line in _tail(folder / "trajectory.jsonl"):
-        try:
-            event = as_object(json.loads(line)) or {}
-        except (ValueError, RecursionError):
-            continue
-        if event.get("event") == "call":
-            calls[event.get("seq")] = {"seq": event.get("seq"), "name": event.get("name")}
-        elif event.get("event") == "reply" and event.get("seq") in calls:
-            calls[event.get("seq")] |= {key: event.get(key) for key in ("seconds", "failed")}
-    return list(calls.values())[-LAST_CALLS:]
-
-
-def _tail(file: Path) -> list[bytes]:
-    try:
-        with file.open("rb") as stream:
-            size_bytes = stream.seek(0, 2)
-            stream.seek(max(0, size_bytes - TAIL_BYTES))
-            return stream.read(TAIL_BYTES).splitlines()
-    except OSError:
-        return []
+    return printed(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def _files(folder: Path) -> list[str]:
@@ -253,9 +233,3 @@ def _files(folder: Path) -> list[str]:
         return [f"{file.name} ({file.stat().st_size} bytes)" for file in sorted(folder.iterdir())]
     except OSError:
         return []
-
-
-def _print_json(document: JsonObject) -> None:
-    # UTF-8 has no lone surrogates; Python's escape for them is also JSON's.
-    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))

@@ -11,9 +11,11 @@ import json
 import re
 import shutil
 import sys
+import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
@@ -28,6 +30,7 @@ from decathlon_mcp.sandboxes.inventory import (
     process_inventories,
 )
 from decathlon_mcp.storage.instance import InstanceLock, check_state_folder, instance_lock, server_processes
+from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.storage.store import FILE_NAME, EpisodeRow, SandboxRow, Store
 
 SERVER_NAME = re.compile(r"[0-9a-f]{12}")
@@ -39,26 +42,31 @@ GRADED_LATER = frozenset({Phase.CLAIMED, Phase.SCORED})
 class Removed:
     """What was left by one dead server, or would be removed.
 
-    `abandoned`: episodes that nobody continues. `failed`: sandboxes that could not be removed.
+    `abandoned`: episodes that nobody continues. `sessions`: MCP sessions. `failed`: sandboxes that are still
+    there.
     """
 
     server: str
     sandboxes: int = 0
     scratch: int = 0
     abandoned: int = 0
+    sessions: int = 0
     failed: int = 0
 
 
 @dataclass(slots=True)
 class Report:
-    """What was removed; `kept`: numbers of episodes that the next `serve` continues, by server.
+    """What was removed; `kept`: numbers of episodes that are left to the next `serve`, by server.
 
-    `unreachable`: why there is no engine; empty if there is one.
+    `restarting`: dead servers that were left alone, each with its supervisor's process, which runs.
+    `unreachable`: why there is no engine; empty if there is one. `tools`: lists of tools that no episode has.
     """
 
     removed: list[Removed] = field(default_factory=list[Removed])
     kept: dict[str, int] = field(default_factory=dict[str, int])
+    restarting: dict[str, int | None] = field(default_factory=dict[str, int | None])
     unreachable: str = ""
+    tools: int = 0
 
 
 async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> int:
@@ -72,6 +80,9 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
     if (state / "servers").is_dir():
         async with _inventories(state, report) as inventories:
             await _collect(state, inventories, report, dry_run=dry_run, abandon=abandon)
+    report.tools = await anyio.to_thread.run_sync(
+        partial(remove_unnamed_tools, state, time.time() - RECENT_SECONDS, dry_run=dry_run)
+    )
     if as_json:
         document = {"dry_run": dry_run, **asdict(report)}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
@@ -107,34 +118,38 @@ async def _collect(
     owners = {folder.name.partition("-")[0] for folder in scratch}
     for inventory in local:
         owners |= await inventory.owners()
+    # Read before the store: what has no file now is not a server that ends meanwhile.
+    earlier = server_processes(state).keys()
     with Store.open_read_only(state) as store:
         episodes = [] if store is None else store.unfinished_episodes()
         sandboxes = [] if store is None else store.sandboxes()
+        sessions = {} if store is None else store.session_counts()
     continued = {} if abandon else await _continued(episodes, sandboxes, inventories)
     names = [inventory.name for inventory in inventories]
     # A server with something to continue keeps its lock file free for the next `serve`.
     with instance_lock(state, names, survives=True, leave=continued) as lock:
-        dead = lock.dead
-        for owner in dead:
+        dead, names = lock.dead, lock.names()
+        # Of servers whose file is gone: nobody else would ever find it.
+        recorded = {row.server for row in episodes} | sessions.keys()
+        lost = (owners | recorded) - names - earlier - {*dead, *continued}
+        for owner in (*dead, *sorted(filter(SERVER_NAME.fullmatch, lost))):
             unfinished = [row for row in episodes if row.server == owner]
-            removed = await _remove(owner, inventories, scratch, dry_run=dry_run)
-            if abandon:
-                removed = replace(removed, abandoned=len(unfinished))
+            where = inventories if owner in dead or owner in recorded else local
+            removed = await _remove(owner, where, scratch, dry_run=dry_run)
+            # By its file, the next `gc` finds the sandboxes that could not be removed.
+            if not removed.failed and (abandon or not unfinished):
+                removed = replace(removed, abandoned=len(unfinished), sessions=sessions.get(owner, 0))
+                if not dry_run:
+                    _forget(owner, state, unfinished, lock)
+            elif unfinished:
+                report.kept[owner] = len(unfinished)
             if removed != Removed(owner):
                 report.removed.append(removed)
-            # By its file, the next `gc` finds the sandboxes that could not be removed.
-            if not dry_run and not removed.failed and (abandon or not unfinished):
-                _forget(owner, state, unfinished, lock)
         processes = server_processes(state)
-        report.kept = {
-            server: count for server, count in continued.items() if count and processes.get(server) is None
-        }
-        # Of servers whose file is gone: nobody else would ever find it.
-        for owner in sorted(owners - processes.keys() - set(dead)):
-            if SERVER_NAME.fullmatch(owner):
-                removed = await _remove(owner, local, scratch, dry_run=dry_run)
-                if removed != Removed(owner):
-                    report.removed.append(removed)
+        report.restarting = {name: successor.supervisor for name, successor in lock.awaited.items()}
+        for row in episodes:
+            if row.server in continued and processes.get(row.server) is None:
+                report.kept[row.server] = report.kept.get(row.server, 0) + 1
 
 
 async def _continued(
@@ -186,22 +201,26 @@ async def _remove(
 
 
 def _forget(owner: str, state: Path, unfinished: Iterable[EpisodeRow], lock: InstanceLock) -> None:
-    """End the episodes of a dead server whose sandboxes are removed, and remove its file."""
+    """End the episodes of a dead server whose sandboxes are removed, and remove its sessions and its file."""
     if (state / FILE_NAME).exists():
         with Store.open(state, lock.name) as store:
             for row in unfinished:
                 store.end_episode(row.id, Ending.NOT_CONTINUED)
             store.delete_sessions(owner)
-    lock.forget(owner)
+    if owner in lock.dead:
+        lock.forget(owner)
 
 
 def _lines(report: Report, state: Path, dry_run: bool) -> Iterator[str]:
     verb = "would remove" if dry_run else "removed"
+    if report.tools:
+        yield f"{verb} {_count(report.tools, 'list of tools', 'lists of tools')} that no episode has"
     for removed in report.removed:
         parts = [
             _count(removed.sandboxes, "sandbox", "sandboxes"),
             _count(removed.scratch, "folder of archives", "folders of archives"),
             _count(removed.abandoned, "unfinished episode", "unfinished episodes"),
+            _count(removed.sessions, "session", "sessions"),
         ]
         if any(parts):
             yield f"{verb} {', '.join(filter(None, parts))} of server {removed.server}, which died"
@@ -213,9 +232,11 @@ def _lines(report: Report, state: Path, dry_run: bool) -> Iterator[str]:
     for server, count in report.kept.items():
         yield (
             f"kept {_count(count, 'episode', 'episodes')} of server {server}, which died: the next "
-            "`decathlon-mcp serve` continues them; --abandon removes them"
+            "`decathlon-mcp serve` continues or ends them; --abandon removes them"
         )
-    if not (report.removed or report.kept):
+    for server, supervisor in report.restarting.items():
+        yield f"left server {server}, which died, to its supervisor: process {supervisor} starts it again"
+    if not (report.removed or report.kept or report.restarting):
         yield f"nothing is left of servers that died in {state}"
 
 

@@ -25,6 +25,7 @@ from urllib.parse import urlencode
 
 from cyclopts import Group, Parameter
 
+from decathlon_mcp.cli.options import Flag
 from decathlon_mcp.cli.usage import check_url
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.settings import ProviderName
@@ -55,6 +56,7 @@ TOKEN_REFERENCES: dict[ProgramName, str] = {
 LINK_OPENERS = {"darwin": ["open"], "win32": ["rundll32", "url.dll,FileProtocolHandler"]}
 ENTRY_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 ENTRY = Group("Entry", sort_key=3)
+EntryFlag = Annotated[Flag, Parameter(group=ENTRY)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +135,12 @@ def install(
     provider: ProviderName | None = None,
     config: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     url: Annotated[str | None, Parameter(metavar="URL", validator=check_url)] = None,
-    with_token: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    with_token: Flag = False,
     project: Annotated[Path | None, Parameter(group=ENTRY, metavar="DIR")] = None,
     name: Annotated[str, Parameter(group=ENTRY, validator=_validate_entry_name)] = "toolathlon",
-    print: Annotated[bool, Parameter(group=ENTRY, negative=(), show_default=False)] = False,  # noqa: A002
-    undo: Annotated[bool, Parameter(group=ENTRY, negative=(), show_default=False)] = False,
-    yes: Annotated[bool, Parameter(group=ENTRY, negative=(), show_default=False)] = False,
+    print: EntryFlag = False,  # noqa: A002
+    undo: EntryFlag = False,
+    yes: EntryFlag = False,
 ) -> int:
     """Add this server to a desktop program that people play from.
 

@@ -17,14 +17,15 @@ from decathlon_mcp.grading.signing import BadSignatureError, PublicKey, Signer, 
 from decathlon_mcp.http.authentication import new_token
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.storage.keys import KEY_FILE
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, as_object, public_id
 
 if TYPE_CHECKING:
-    from decathlon_mcp.episodes.access import Role
+    from decathlon_mcp.episodes.specification import Role
 
 WELL_KNOWN = "/.well-known/decathlon-key"
 MAX_KEY_BYTES = 1 << 16
-EPISODE_ID = re.compile(r"[0-9a-fA-F]{48}")
+HANDLE = re.compile(r"[0-9a-fA-F]{48}")
+PUBLIC_ID_CHARACTERS = 16
 VERDICT_PATHS = (
     (),
     ("structuredContent",),
@@ -116,8 +117,9 @@ def _folder_problem(file: Path, episode: str) -> str:
     """Return which other episode's folder the verdict is in, or an empty string."""
     # With symbolic links, both the folder of the link and that of the file count.
     for folder in {file.absolute().parent, file.resolve().parent}:
-        if folder.name != episode and (EPISODE_ID.fullmatch(folder.name) or folder.parent.name == "episodes"):
-            return f"it is the verdict of another episode than that of its folder, {folder.name[:12]}"
+        is_episodes = HANDLE.fullmatch(folder.name) or folder.parent.name == "episodes"
+        if is_episodes and (own := public_id(folder.name)) != episode:
+            return f"it is the verdict of another episode than that of its folder, {own}"
     return ""
 
 
@@ -127,7 +129,7 @@ def _summary(verdict: JsonObject) -> str:
     again = ", graded again" if "regrading" in verdict else ""
     text = (
         f"{verdict.get('task')} {verdict.get('status')}{reward}{again}, "
-        f"episode {str(verdict.get('episode'))[:12]}"
+        f"episode {str(verdict.get('episode'))[:PUBLIC_ID_CHARACTERS]}"
     )
     return " ".join("".join(char for char in text[:200] if char.isprintable()).split())
 

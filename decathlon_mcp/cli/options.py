@@ -17,6 +17,7 @@ from cyclopts.config import Dict, Env
 from pydantic import Field, create_model
 
 from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.cli.usage import check_label_texts
 from decathlon_mcp.settings import PathSetting, Settings
 
 PREFIX = "DECATHLON_"
@@ -26,8 +27,13 @@ SERVE_NAMES = ("host", "port", "public_url", "allowed_host", "allowed_origin", "
 CLIENT_NAMES = ("url", "token")
 """Variables that only commands which connect to a server read."""
 
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+StateFolder = Annotated[
+    Path | None, Parameter(metavar="DIR", help="The servers' state folder. [the default one]")
+]
+
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Tasks": ("suite", "names", "language", "results", "overlong", "reward"),
+    "Tasks": ("suite", "names", "coerce_arguments", "language", "results", "overlong", "reward"),
     "Sandboxes": (
         "provider",
         "provider_option",
@@ -156,61 +162,38 @@ def _filter_model() -> type[Draw]:
     return create_model("FilterOptions", __base__=Draw, **fields)
 
 
+Labels = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--label",
+        metavar="NAME=VALUE",
+        negative=(),
+        env_var=(),
+        show_default=False,
+        validator=check_label_texts,
+        help="A label of the episode, such as `run=a`; reports show it. Can be repeated.",
+    ),
+]
+
 FilterOptions = _filter_model()
 Filters = Annotated[FilterOptions, Parameter(name="*")]
 NO_FILTERS = FilterOptions.model_validate({})
 
+_SANDBOXES = ("suite", "provider", "provider_option", "isolation", "image", "state", "config")
+"""Settings of every command that opens sandboxes."""
+
 ServerOptions = _model("ServerOptions")
-TasksOptions = _model(
-    "TasksOptions",
-    (
-        "suite",
-        "language",
-        "results",
-        "provider",
-        "provider_option",
-        "isolation",
-        "image",
-        "network",
-        "web",
-        "state",
-        "config",
-    ),
-)
-DoctorOptions = _model(
-    "DoctorOptions",
-    (
-        *("suite", "provider", "provider_option", "isolation", "image", "web", "web_proxy"),
-        *("dense", "state", "tokens", "config"),
-    ),
-)
+TasksOptions = _model("TasksOptions", (*_SANDBOXES, "language", "results", "network", "web"))
+DoctorOptions = _model("DoctorOptions", (*_SANDBOXES, "web", "web_proxy", "dense", "tokens"))
 RegradeOptions = _model(
     "RegradeOptions",
     (
-        "suite",
-        "language",
-        "provider",
-        "provider_option",
-        "isolation",
-        "image",
-        "network",
-        "docker_network",
-        "web",
-        "memory_mib",
-        "cpus",
-        "pids",
-        "workspace_mib",
-        "max_sandboxes",
-        "max_opening",
-        "evaluation_seconds",
-        "at_limit",
-        "state",
-        "config",
+        *(*_SANDBOXES, "language", "network", "docker_network", "web"),
+        *("memory_mib", "cpus", "pids", "workspace_mib"),
+        *("max_sandboxes", "max_opening", "evaluation_seconds", "at_limit"),
     ),
 )
-PlayOptions = _model(
-    "PlayOptions", ("suite", "provider", "provider_option", "isolation", "image", "state", "config")
-)
+PlayOptions = _model("PlayOptions", _SANDBOXES)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
 TasksSettings = Annotated[TasksOptions, Parameter(name="*")]

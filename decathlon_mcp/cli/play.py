@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import sys
 from collections.abc import Generator
@@ -14,7 +13,7 @@ from decathlon_client import ClientError, Decathlon, NoVerdictError
 from decathlon_client.script import ScriptError, play_script, read_script
 from decathlon_client.shutdown import shutdown_on_signal
 
-from decathlon_mcp.cli.console import ScriptConsole
+from decathlon_mcp.cli.console import ScriptConsole, print_json
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder
@@ -104,12 +103,8 @@ async def _play_script(d: Decathlon, task: str, file: str) -> int:
             raise DecathlonError(str(error)) from None
         except NoVerdictError as error:
             if error.verdict:
-                _print_json(error.verdict)
+                print_json(error.verdict)
             raise
-        _print_json(verdict)
+        print_json(verdict)
         return 0 if verdict.get("success") is True else 1
     return watcher.status or 1
-
-
-def _print_json(verdict: object) -> None:
-    sys.stdout.write(json.dumps(verdict, indent=2, ensure_ascii=False) + "\n")

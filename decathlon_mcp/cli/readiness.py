@@ -18,8 +18,7 @@ from decathlon_mcp.episodes.suite_probe import probe_suite
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.docker.engine import engine_address
-from decathlon_mcp.sandboxes.docker.limits import check_engine_limits
-from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
+from decathlon_mcp.sandboxes.kernel_limits import check_engine_limits, check_kernel_limits
 from decathlon_mcp.suites.loading import STARTER
 from decathlon_mcp.telemetry.logs import fields
 

@@ -15,6 +15,7 @@ from typing import IO, Annotated, Any, get_args
 
 from cyclopts import App, Parameter
 
+from decathlon_mcp.cli.options import Flag, StateFolder
 from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.web.exchanges import Part
@@ -40,17 +41,12 @@ Revision = Annotated[
         help="Beginning of the suite's revision, if there are recordings of several.",
     ),
 ]
-State = Annotated[Path | None, Parameter(metavar="DIR", help="The servers' state folder. [the default one]")]
-AsJson = Annotated[
-    bool, Parameter(name="--json", negative=(), show_default=False, help="Print one JSON object.")
-]
-AsJsonLines = Annotated[
-    bool, Parameter(name="--json", negative=(), show_default=False, help="Print one JSON object a line.")
-]
+AsJson = Annotated[Flag, Parameter(name="--json", help="Print one JSON object.")]
+AsJsonLines = Annotated[Flag, Parameter(name="--json", help="Print one JSON object a line.")]
 
 
 @recordings.command(name="list")
-def list_recordings(*, as_json: AsJson = False, state: State = None) -> int:
+def list_recordings(*, as_json: AsJson = False, state: StateFolder = None) -> int:
     """List the recordings, with the part of other rollouts' requests that they answered."""
     folder = (state or default_state()) / FOLDER
     summaries = [_summary(path) for path in find_recordings(folder)]
@@ -64,7 +60,9 @@ def list_recordings(*, as_json: AsJson = False, state: State = None) -> int:
 
 
 @recordings.command
-def show(task: Task, /, *, revision: Revision = None, as_json: AsJson = False, state: State = None) -> int:
+def show(
+    task: Task, /, *, revision: Revision = None, as_json: AsJson = False, state: StateFolder = None
+) -> int:
     """Print a task's recording: exchanges, requests without an answer, and the rollouts that used it."""
     with _open(state, task, revision) as recording:
         summary, exchanges = recording.summary(), recording.exchanges()
@@ -106,7 +104,7 @@ def prune(
     url: Annotated[str | None, Parameter(metavar="PATTERN", show_default=False)] = None,
     part: Annotated[str | None, Parameter(metavar="PART", show_default=False)] = None,
     revision: Revision = None,
-    state: State = None,
+    state: StateFolder = None,
 ) -> int:
     """Delete a task's recording, or the exchanges whose address matches a pattern.
 
@@ -132,7 +130,7 @@ def prune(
 
 @recordings.command
 def compare(
-    task: Task, /, *, revision: Revision = None, as_json: AsJsonLines = False, state: State = None
+    task: Task, /, *, revision: Revision = None, as_json: AsJsonLines = False, state: StateFolder = None
 ) -> int:
     """Ask the sites of a recording again and print what has changed. Exit status 0 only if nothing has."""
     from decathlon_mcp.web.comparison import compare as compare_with_web
@@ -160,7 +158,7 @@ def export(
     /,
     *,
     revision: Revision = None,
-    state: State = None,
+    state: StateFolder = None,
 ) -> int:
     """Write a task's recording as a HAR 1.2 file, which `mitmweb -r FILE` and browsers open.
 

@@ -23,19 +23,17 @@ from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.episodes.regrading import Regraded, Regrader, is_open, read_kept
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
-from decathlon_mcp.grading.kept import ATTEMPT_FILE, KeptAttempt
+from decathlon_mcp.grading.kept_attempt import ATTEMPT_FILE, KeptAttempt
 from decathlon_mcp.grading.verdict import REWARDED, Verdict
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import count_running_servers
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.telemetry.logs import configure_logging, fields
-from decathlon_mcp.types import JsonObject
+from decathlon_mcp.types import JsonObject, public_id
 
 log = logging.getLogger("decathlon.cli")
 
 HANDLE = re.compile(r"[0-9a-f]{48}")
-LABEL_CHARACTERS = 12
-"""Characters of a handle that are shown to people."""
 COMPARED = ("status", "success", "reward", "metrics", "evaluator_digest", "suite_revision")
 """What a line of JSON has of both verdicts."""
 HEADINGS = ("episode", "task", "outcome", "reward", "metrics", "evaluator", "suite")
@@ -43,7 +41,7 @@ HEADINGS = ("episode", "task", "outcome", "reward", "metrics", "evaluator", "sui
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which attempts: `episodes` by handle or its beginning, `every` kept one, or all at the `tasks`."""
+    """Which attempts: `episodes` by public id or its beginning, `every` kept one, or all at the `tasks`."""
 
     episodes: tuple[str, ...]
     every: bool
@@ -54,7 +52,7 @@ class Selection:
 class Result:
     """What became of one episode: a new verdict, or an error.
 
-    `episode`: the handle, or what the user wrote. `file`: the file to which the new verdict was written.
+    `episode`: the public id, or what the user wrote. `file`: the file to which the new verdict was written.
     """
 
     episode: str
@@ -106,7 +104,7 @@ class Result:
         columns = [
             ", ".join(_changed_metrics(before, after)) if pair is None else _arrow(*pair) for pair in pairs
         ]
-        return [self.episode[:LABEL_CHARACTERS], self.kept.attempt.task, *columns]
+        return [self.episode, self.kept.attempt.task, *columns]
 
 
 async def regrade(settings: Settings, selection: Selection, write: bool, as_json: bool) -> int:
@@ -167,12 +165,10 @@ def _select(journals: Path, selection: Selection, others: bool) -> tuple[list[Pa
 
 
 def _handle(text: str, handles: list[str]) -> str:
-    """The handle that begins with a text. Raises UnknownEpisodeError unless there is exactly one."""
-    found = [handle for handle in handles if text and handle.startswith(text.lower())]
+    """The handle whose public id begins with a text. Raises UnknownEpisodeError unless there is one."""
+    found = [handle for handle in handles if text and public_id(handle).startswith(text.lower())]
     if len(found) > 1:
-        raise UnknownEpisodeError(
-            f"{len(found)} episodes begin with {quoted(text)}: write more of the handle"
-        )
+        raise UnknownEpisodeError(f"{len(found)} episodes begin with {quoted(text)}: write more of the id")
     if not found:
         raise UnknownEpisodeError(f"the state folder has no episode {quoted(text)}")
     return found[0]
@@ -215,17 +211,17 @@ async def _regrade_one(regrader: Regrader, folder: Path, write: bool) -> Result:
         if write and regraded.after.status in REWARDED:
             verdict = regraded.after.to_json()
             file = await anyio.to_thread.run_sync(KeptFiles(folder).add_verdict, verdict)
-        return Result(episode=folder.name, kept=kept, regraded=regraded, file=file)
+        return Result(episode=public_id(folder.name), kept=kept, regraded=regraded, file=file)
     except DecathlonError as error:
-        return Result(episode=folder.name, kept=kept, error=error)
+        return Result(episode=public_id(folder.name), kept=kept, error=error)
     except OSError as error:
         why = f"{error.filename or folder}: {error.strerror}"
-        return Result(episode=folder.name, kept=kept, error=BadRequestError(why))
+        return Result(episode=public_id(folder.name), kept=kept, error=BadRequestError(why))
     except Exception as error:
         # The others go on.
-        log.exception("regrading failed", extra=fields(episode=folder.name[:LABEL_CHARACTERS]))
+        log.exception("regrading failed", extra=fields(episode=public_id(folder.name)))
         fault = DecathlonError(f"a fault of this program: {type(error).__name__}")
-        return Result(episode=folder.name, kept=kept, error=fault)
+        return Result(episode=public_id(folder.name), kept=kept, error=fault)
 
 
 async def _cancel_at_sigterm(scope: anyio.CancelScope) -> None:
@@ -251,9 +247,8 @@ class _Output:
         if result.regraded is not None and not self._as_table:
             self._line("\t".join(result.cells()))
         if not result.is_graded:
-            label = result.episode[:LABEL_CHARACTERS]
             detail = result.error.message if result.error else _detail(result)
-            sys.stderr.write(f"decathlon-mcp: {label}: {' '.join(detail.split())}\n")
+            sys.stderr.write(f"decathlon-mcp: {result.episode}: {' '.join(detail.split())}\n")
 
     def finish(self) -> None:
         if self._as_table:

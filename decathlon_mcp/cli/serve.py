@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +19,14 @@ from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks, run_alone
 from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.readiness import log_problems, require_ready
+from decathlon_mcp.cli.view import page_address
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, SettingsError
-from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.http.authentication import PAGE_HOST, Tokens
 from decathlon_mcp.http.listening import hosts_for, inherit_listener, listen
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.storage.instance import Successor
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 
 log = logging.getLogger("decathlon.cli")
@@ -35,7 +37,10 @@ DEFAULT_PORT = 8765
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where the server listens, the names clients may call it by, and the file that gets its URL."""
+    """Where the server listens, the names clients may call it by, and the file that gets its URL.
+
+    `page`: whether people can look at the episodes there.
+    """
 
     host: str
     port: int
@@ -43,6 +48,7 @@ class ListenAddress:
     allowed_host: tuple[str, ...]
     allowed_origin: tuple[str, ...]
     ready_file: Path | None
+    page: bool = True
 
     def at_socket(self, listener: socket.socket) -> Self:
         """This address for a socket that systemd opened.
@@ -82,7 +88,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
     raise_descriptor_limit()
     async with (
-        bootstrap(settings, survives=True) as episodes,
+        bootstrap(settings, survives=True, successor=_successor(address, settings)) as episodes,
         _leaving_episodes_on_failure(episodes),
         background_tasks() as tasks,
     ):
@@ -95,16 +101,22 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         from decathlon_mcp.http.application import http_app
         from decathlon_mcp.http.protocol import ConnectionLimits
         from decathlon_mcp.http.server import serve_http
+        from decathlon_mcp.http.watching import create_page
 
         tokens = Tokens.read(settings.tokens)
         with _listener(address) as (listener, address), _ready_file(address.ready_file) as write_url:
             max_body_bytes = settings.max_body_mib << 20
+            hosts = hosts_for(address.host, address.allowed_host, tokens, address.allowed_origin)
+            page = None
+            if address.page:
+                page = create_page(episodes, settings.state, tokens, hosts, address.public_url)
             app = http_app(
                 episodes,
                 tokens=tokens,
-                hosts=hosts_for(address.host, address.allowed_host, tokens, address.allowed_origin),
+                hosts=hosts,
                 public_url=address.public_url,
                 max_body_bytes=max_body_bytes,
+                page=page,
             )
             url = address.url(listener.getsockname()[1])
 
@@ -114,7 +126,8 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                     supervised.report_ready(listener, _absolute(address.ready_file))
                 log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
                 if settings.log_format == "text" and not (supervised and supervised.restarts):
-                    sys.stderr.write(_banner(episodes, url))
+                    page_line = _page_line(settings, address, url, tokens) if address.page else ""
+                    sys.stderr.write(_banner(episodes, url, page_line))
                     sys.stderr.flush()
 
             handed_over = await serve_http(
@@ -130,6 +143,25 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                 await episodes.hand_over()
                 _leave(address.ready_file)
     return 0
+
+
+def _successor(address: ListenAddress, settings: Settings) -> Successor:
+    """The server that continues this one's episodes if it is killed."""
+    supervised = supervisor.current()
+    inherited = _inherited_listener()
+    if inherited is not None and (supervised is None or supervised.activated):
+        # In the unit of the socket, and not in the settings.
+        with suppress(OSError, ValueError), socket.socket(fileno=os.dup(inherited)) as listener:
+            host, port = listener.getsockname()[:2]  # no pair for another kind of socket, refused later
+            address = replace(address, host=host, port=port)
+    if address.host == "localhost":
+        address = replace(address, host="127.0.0.1")
+    same_at_each_start = address.public_url is not None or address.port != 0
+    return Successor.of_this_process(
+        None if supervised is None else supervised.parent,
+        address.url(address.port) if same_at_each_start else None,
+        settings.survive_seconds,
+    )
 
 
 @asynccontextmanager
@@ -154,10 +186,7 @@ async def _leaving_episodes_on_failure(episodes: EpisodeRegistry) -> AsyncGenera
 def _listener(address: ListenAddress) -> Generator[tuple[socket.socket, ListenAddress]]:
     """The listening socket, inherited or opened here, and its address. Raises SettingsError."""
     supervised = supervisor.current()
-    count = 0 if supervised else supervisor.activated_sockets()
-    if count > 1:
-        raise SettingsError(f"systemd passed {count} sockets: give the socket's unit one ListenStream=")
-    inherited = supervised.listener if supervised else supervisor.FIRST_ACTIVATED if count else None
+    inherited = _inherited_listener()
     if inherited is None:
         with listen(address.host, address.port) as listener:
             yield listener, address
@@ -166,6 +195,17 @@ def _listener(address: ListenAddress) -> Generator[tuple[socket.socket, ListenAd
         # A socket of an earlier server's stays as it is, whatever the settings' file is now.
         activated = supervised is None or supervised.activated
         yield listener, address.at_socket(listener) if activated else address
+
+
+def _inherited_listener() -> int | None:
+    """Descriptor of a socket that listens already. Raises SettingsError if systemd passed several."""
+    supervised = supervisor.current()
+    if supervised is not None:
+        return supervised.listener
+    count = supervisor.activated_sockets()
+    if count > 1:
+        raise SettingsError(f"systemd passed {count} sockets: give the socket's unit one ListenStream=")
+    return supervisor.FIRST_ACTIVATED if count else None
 
 
 def _absolute(file: Path | None) -> str:
@@ -188,10 +228,10 @@ def _exit(status: int) -> NoReturn:
     os._exit(status)
 
 
-async def stdio(settings: Settings, task: str | None) -> int:
+async def stdio(settings: Settings, task: str | None, labels: Mapping[str, str]) -> int:
     """Serve over stdin and stdout until stdin ends or SIGTERM or SIGINT arrives.
 
-    A second signal ends the process at once.
+    A second signal ends the process at once. `labels`: of each episode.
     """
     configure_logging(settings.log_level, settings.log_format)
     with _closable_stdin() as pump:
@@ -201,7 +241,7 @@ async def stdio(settings: Settings, task: str | None) -> int:
             from decathlon_mcp.protocol.streams import serve_stdio
 
             tasks.start_soon(stop_on_signal, pump)
-            await serve_stdio(episodes, task=task)
+            await serve_stdio(episodes, task=task, labels=labels)
     return 0
 
 
@@ -216,7 +256,19 @@ def _closable_stdin() -> Generator[StdinPump]:
         yield pump
 
 
-def _banner(episodes: EpisodeRegistry, url: str) -> str:
+def _page_line(settings: Settings, address: ListenAddress, url: str, tokens: Tokens) -> str:
+    """Where people look. The key is shown to a person only: what is no terminal may be a log."""
+    if tokens or address.public_url:
+        return f"  the page    {url}/\n"
+    port = int(url.rpartition(":")[2])
+    if sys.stderr.isatty():
+        return f"  the page    {page_address(settings.state, port)}\n"
+    return (
+        f"  the page    http://{PAGE_HOST}:{port}/ (`decathlon-mcp view --address` prints it with its key)\n"
+    )
+
+
+def _banner(episodes: EpisodeRegistry, url: str, page_line: str) -> str:
     catalogue = episodes.catalogue
     runnable = [name for name, suite, task in catalogue if catalogue.is_runnable(suite, task)]
     providers = {
@@ -226,6 +278,7 @@ def _banner(episodes: EpisodeRegistry, url: str) -> str:
     example = runnable[0] if runnable else "TASK"
     return (
         f"\n  decathlon-mcp {__version__}\n\n"
+        f"{page_line}"
         f"  the lobby   {url}/mcp\n"
         f"  a task      {url}/tasks/{example}/mcp\n"
         f"  tasks       {len(runnable)} of {len(episodes.catalogue)} can run here: {suites}\n"

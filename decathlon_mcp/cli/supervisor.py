@@ -222,14 +222,14 @@ class _Supervisor:
             if descriptor is not None:
                 os.set_inheritable(descriptor, True)
         # systemd's variables name this process; the server gets the socket by `VARIABLE`.
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("LISTEN_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISTEN_")}
         try:
             # A session of its own: Ctrl-C reaches the whole foreground group, and a server that got it twice,
             # from the terminal and from here, would end without draining.
             return os.posix_spawn(
                 self._command[0],
                 self._command,
-                {**kept, VARIABLE: supervised.format()},
+                {**environment, VARIABLE: supervised.format()},
                 setsid=True,
                 setsigmask=self._mask,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -21,11 +20,12 @@ from decathlon_mcp.app import read_catalogue, sandbox_factories
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, Filters, TaskSampler, filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
+from decathlon_mcp.catalogue.recordings import recording_summary
 from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
 from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
+from decathlon_mcp.cli.console import print_json
 from decathlon_mcp.cli.readiness import check_readiness, format_finding
 from decathlon_mcp.episodes.suite_probe import RubricFinding
-from decathlon_mcp.episodes.web import recording_summary
 from decathlon_mcp.errors import SettingsError, SuiteError
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.settings import Settings
@@ -53,7 +53,7 @@ def show_tasks(settings: Settings, filters: Draw, *, sample: int | None, as_json
         _say_that_none_fits(catalogue, filters)
     tasks = list_tasks(catalogue, names)
     if as_json:
-        _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue)})
+        print_json({"tasks": tasks, "suites": _suites_to_json(catalogue)})
     elif sys.stdout.isatty():
         _print_table(tasks)
         for line in _suite_lines(catalogue):
@@ -129,7 +129,7 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
             for task in list_tasks(catalogue, names)
         ]
         findings = [result.to_json() for result in problems]
-        _print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "findings": findings})
+        print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "findings": findings})
     else:
         _print_missing(missing, ways, recorded, problems)
         for line in _suite_lines(catalogue):
@@ -258,7 +258,7 @@ def show_conflicts(settings: Settings, filters: Draw, *, as_json: bool) -> int:
             {"name": shared.name, "account": shared.account, "slots": len(shared.slots), "tasks": tasks}
             for shared, tasks in users.items()
         ]
-        _print_json({"shared": entries})
+        print_json({"shared": entries})
         return 0
     for line in sorted(_conflict_lines(users)):
         sys.stdout.write(f"{line}\n")
@@ -279,7 +279,3 @@ def _conflict_lines(users: dict[SharedResource, list[str]]) -> Iterable[str]:
             yield f"{shared.name}: {len(shared.slots)} at a time of {', '.join(tasks)}"
     for name, tasks in single.items():
         yield f"{name}: one per task, each task once at a time: {', '.join(sorted(tasks))}"
-
-
-def _print_json(value: JsonObject) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -12,7 +12,8 @@ from cyclopts import ArgumentCollection, CoercionError, CycloptsError, UnusedCli
 from cyclopts import ValidationError as RefusedValue
 from pydantic import ValidationError
 
-from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.validation import find_problems
 
 TOKEN_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
@@ -39,8 +40,8 @@ def check_positive(kind: object, number: int | None) -> None:
         raise ValueError("a number of at least 1 was expected")
 
 
-def check_port(kind: object, port: int) -> None:
-    if not 0 <= port <= MAX_PORT:
+def check_port(kind: object, port: int | None) -> None:
+    if port is not None and not 0 <= port <= MAX_PORT:
         raise ValueError(f"a port from 0 to {MAX_PORT} was expected")
 
 
@@ -52,6 +53,13 @@ def check_not_empty(kind: object, value: object) -> None:
 def check_names(kind: object, names: tuple[str, ...]) -> None:
     for name in names:
         check_not_empty(kind, name)
+
+
+def check_label_texts(kind: object, texts: tuple[str, ...]) -> None:
+    try:
+        parse_labels(texts)
+    except BadRequestError as error:
+        raise ValueError(error.message) from None
 
 
 def check_url(kind: object, url: str | None) -> None:

@@ -140,6 +140,10 @@ class DriverClient:
         """Set once the connection has ended."""
         return self._link.closed
 
+    def on_absent(self, listener: Callable[[float], object]) -> None:
+        """Call `listener` while the driver cannot be reached, see `DriverLink.on_absent`."""
+        self._link.on_absent(listener)
+
     async def closed_error(self) -> SandboxLostError:
         """The error that says why the connection has ended, with the provider's cause if it knows one."""
         return await self._link.closed_error()
@@ -234,7 +238,8 @@ class DriverClient:
     ) -> dict[str, ServerInfo]:
         """Make sure that these servers run; returns the tools of those that were started now.
 
-        They must have been defined. `again`: also start one that has ended.
+        They must have been defined. A few start at a time, each within `deadline_seconds`. `again`: also
+        start one that has ended.
 
         Raises DriverError with reason `server` and data `about` (`server`, `stderr`) if one does not start or
         has ended, and LimitExceededError for a list of tools over MAX_TOOLS or a definition over
@@ -243,7 +248,7 @@ class DriverClient:
         reply = await self._link.request(
             wire.START,
             {"names": list(names), "deadline_seconds": deadline_seconds, "again": again},
-            timeout_seconds=deadline_seconds + GRACE_SECONDS,
+            timeout_seconds=deadline_seconds * -(-len(names) // wire.STARTS_AT_ONCE) + GRACE_SECONDS,
             max_nodes=MAX_NODES,
         )
         infos = as_object((as_object(reply) or {}).get("servers"))

@@ -75,6 +75,9 @@ ANSWER_SECONDS = (2.0, 16.0)
 driver that boots on a busy machine takes long, and answers only the last one."""
 REOPEN_SECONDS = (0.05, 2.0)
 """Time between attempts to open a stream: at first, and at most."""
+ABSENT_SECONDS = 40.0
+"""After how long without the driver, and then how often, that is reported. Shorter than the time-outs of
+common clients, of which the shortest is a minute."""
 DRAIN_SECONDS = 1.0
 """How long a stream that cannot be written to is still read."""
 URGENT_BYTES = 64 << 10
@@ -250,6 +253,7 @@ class DriverLink:
             per_second=NOTIFICATION_BYTES_PER_SECOND, burst=NOTIFICATION_BYTES_BURST
         )
         self._scope: CancelScope | None = None
+        self._write_scope: CancelScope | None = None
         self._receive_scope: CancelScope | None = None
         # Why the link ends: set before it closes, so that `run` can return first.
         self._loss: Loss | None = None
@@ -265,6 +269,8 @@ class DriverLink:
         self._answer_seconds, self._reopen_seconds = ANSWER_SECONDS[0], REOPEN_SECONDS[0]
         self._detached_at: float | None = time.monotonic()
         self._detached_seconds = 0.0
+        self._on_absent: Callable[[float], object] | None = None
+        self._absence: asyncio.TimerHandle | None = None
         # Wakes `_maintain`, and senders that wait for room.
         self._work = anyio.Event()
         self._room = Flag()
@@ -334,7 +340,8 @@ class DriverLink:
 
         Its params may contain `msgspec.Raw` without line feeds. Raises LimitExceededError for one that is too
         long, and SandboxLostError; then `on_outcome` is not called. One that is cancelled meanwhile is not
-        sent, and has no outcome.
+        sent, and has no outcome. Of one that is not sent, no reply from the time of an earlier server process
+        is held any more.
         """
         self._waiting_for_room.add(request.id)
         try:
@@ -343,6 +350,7 @@ class DriverLink:
                 self._send_request(request, payload)
         finally:
             self._waiting_for_room.discard(request.id)
+            self._forget_unanswered(request.id)
 
     def send_now(self, request: Request, *, urgent: bool = False) -> bool:
         """`send` without waiting; False if that is not possible now. `urgent`: see `URGENT_BYTES`."""
@@ -355,10 +363,11 @@ class DriverLink:
     def cancel(self, request_id: int) -> None:
         """Forget a request, and cancel it in the driver. No effect on one that has its outcome."""
         self._waiting_for_room.discard(request_id)
-        if self._pending.pop(request_id, None) is None or self.closed.is_set():
+        may_run = self._forget_unanswered(request_id)
+        if self._pending.pop(request_id, None) is not None:
+            may_run = request_id not in self._in_thread  # else it has its reply
+        if not may_run or self.closed.is_set():
             return
-        if request_id in self._in_thread:
-            return  # it has its reply
         message: JsonObject = {"jsonrpc": "2.0", "method": wire.CANCEL, "params": {"id": request_id}}
         payload = as_json_with_raw(message)
         if self._fits(payload, urgent=True):
@@ -387,6 +396,26 @@ class DriverLink:
         """Seconds of a clock that stops while the driver is not attached."""
         return time.monotonic() - self._all_detached_seconds()
 
+    def on_absent(self, listener: Callable[[float], object]) -> None:
+        """Call `listener` each ABSENT_SECONDS without the driver, with the seconds since it was attached."""
+        self._on_absent = listener
+        self._watch_absence()
+
+    def _watch_absence(self) -> None:
+        if self._on_absent is not None and self._absence is None and self._detached_at is not None:
+            self._absence = asyncio.get_running_loop().call_later(ABSENT_SECONDS, self._report_absence)
+
+    def _report_absence(self) -> None:
+        self._absence = None
+        if self._on_absent is not None and self._detached_at is not None and not self.closed.is_set():
+            self._on_absent(time.monotonic() - self._detached_at)
+            self._watch_absence()
+
+    def _end_absence(self) -> None:
+        if self._absence is not None:
+            self._absence.cancel()
+            self._absence = None
+
     def attach(self) -> None:
         """Begin to attach to the driver, whose source has been written."""
         self._may_attach = True
@@ -411,6 +440,8 @@ class DriverLink:
         self.ready_or_closed.set()
         if self._late is not None:
             self._late.cancel()
+        self._end_absence()
+        self._stop_writing()
         _cancel(self._scope)
         self._wake_senders()
         for request in tuple(self._pending.values()):
@@ -452,9 +483,10 @@ class DriverLink:
                     if loss is None and self._loss is None:
                         loss = await self._reopen()
                 self._loss = self._loss or loss
-            while self._in_thread:
-                # These replies came before the end.
-                await self._next_work()
+                self._stop_writing()
+        while self._in_thread and not self.closed.is_set():
+            # These replies came before the end.
+            await self._next_work()
         self._close(self._loss or Loss())
 
     # receiving
@@ -492,6 +524,15 @@ class DriverLink:
             self._unanswered[request_id] = reply, number
         else:
             self._acknowledge(number)
+
+    def _forget_unanswered(self, request_id: int) -> bool:
+        """Hold no reply to a request of an earlier server process any more; whether none has come so far."""
+        # As acknowledgements are cumulative, a reply that was held for ever would fill the driver's buffer.
+        if request_id not in self._unanswered:
+            return False
+        if (reply := self._unanswered.pop(request_id)) is not None:
+            self._acknowledge(reply[1])
+        return reply is None
 
     def _resolve(self, request: Request, reply: Message | bytes, number: int) -> None:
         if isinstance(reply, bytes):
@@ -602,12 +643,14 @@ class DriverLink:
         if self._detached_at is not None:
             self._detached_seconds += time.monotonic() - self._detached_at
             self._detached_at = None
+        self._end_absence()
         self._work.set()
         self._wake_senders()
 
     def _on_detached(self) -> None:
         if self._detached_at is None:
             self._detached_at = time.monotonic()
+            self._watch_absence()
 
     def _all_detached_seconds(self) -> float:
         """For how long, in all, the driver has not been attached."""
@@ -619,6 +662,7 @@ class DriverLink:
         was_attached = self._end.attached
         self._end.stream_lost()
         self._is_open = self._is_broken = False
+        self._stop_writing()
         self._on_detached()
         self._wake_senders()
         if not self.survival.seconds:
@@ -631,14 +675,14 @@ class DriverLink:
                 self._reopen_seconds = min(2 * self._reopen_seconds, REOPEN_SECONDS[1])
             was_attached = False
             try:
-                with anyio.move_on_after(deadline - time.monotonic()):
+                with anyio.move_on_after(deadline - time.monotonic()) as scope:
                     await self._source.reopen()
             except ProviderUnavailableError:
                 continue
             except SandboxLostError as error:
                 cause = error.data.get("cause")
                 return Loss(error.message, cause=cause if isinstance(cause, str) else None)
-            else:
+            if not scope.cancelled_caught:
                 self._stream = self._source.stream
                 self._is_open = True
                 self._unanswered_since = -math.inf
@@ -765,16 +809,20 @@ class DriverLink:
                 data = data[stream.send_now(data) :]
             if data:
                 # Shielded: after a part of a line, everything would have to be sent again.
-                with anyio.move_on_after(SEND_SECONDS, shield=True) as scope:
+                with anyio.move_on_after(SEND_SECONDS, shield=True) as self._write_scope:
                     await stream.send(data)
-                is_stalled = scope.cancelled_caught
+                is_stalled = self._write_scope.cancelled_caught
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             # Its end, which says more, is still to be read.
             if stream is self._stream:
                 self._is_broken = True
                 self._work.set()
-        if is_stalled and stream is self._stream:
+        if is_stalled and stream is self._stream and self._is_open and self._loss is None:
             raise StalledError(f"the sandbox has not read its input for {SEND_SECONDS:.0f} s")
+
+    def _stop_writing(self) -> None:
+        """End a write to a stream that is not used any more."""
+        _cancel(self._write_scope)
 
     # what has to be done without a request
 
@@ -787,6 +835,7 @@ class DriverLink:
     def _lose(self, error: SandboxLostError) -> None:
         if self._loss is None:
             self._loss = Loss(error.message, by_driver=isinstance(error, StalledError))
+        self._stop_writing()
         _cancel(self._scope)
 
     async def _maintain(self) -> None:

@@ -76,13 +76,13 @@ async def _check_sandbox(provider: Provider, image: str | None, root: PurePosixP
     except TimeoutError:
         return Finding("merging in a sandbox", True, "not checked: the machine is busy")
     try:
-        held = as_object(json.loads(result.stdout)) or {}
+        settings = as_object(json.loads(result.stdout)) or {}
     except ValueError:
-        held = {}
+        settings = {}
     missing = [
         f"{text} for executed programs"
         for key, text in (("merging", "no merging"), ("fixed_addresses", "no fixed addresses"))
-        if held.get(key) is not True
+        if settings.get(key) is not True
     ]
     return finding(
         "merging in a sandbox",

@@ -20,11 +20,14 @@ from decathlon_mcp.driver_client.mcp_schema import read_result, readable_text
 from decathlon_mcp.driver_client.messages import Message, decode_bounded
 from decathlon_mcp.errors import DriverError, LimitExceededError
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json, check_undecoded
-from decathlon_mcp.suites.truncation import OVERLONG_KEY
 from decathlon_mcp.types import JsonObject, as_json, as_json_with_raw, as_object
 
 OWN_PREFIX = "decathlon/"
 """Prefix of this server's own keys in `_meta`."""
+OVERLONG_FOLDER = ".overlong_tool_outputs"
+"""Folder in the workspace where `handle_overlong_tool_outputs` looks for the full texts."""
+OVERLONG_KEY = "decathlon/overlong"
+"""Key in the `_meta` of a truncated result: the text's length in characters, and its path if it was saved."""
 MAX_PATH_CHARACTERS = 4096
 MAX_FAULT_CHARACTERS = 500
 """How much of a description of a fault, which can quote the result, an error has."""

@@ -1,8 +1,4 @@
-"""Principals: who sends a request, and what the server's tokens and reward policy allow them.
-
-An episode has two ids, and each is a capability. The handle is for the client that started the episode. The
-agent id leads to an address that can be given to an agent: it can play, but cannot evaluate or see the
-verdict, whatever the policy, and needs no token.
+"""What clients may do with an episode, by the id that they know, their token and the reward policy.
 
 Decided 2026-11-21: an agent gets its own id and not a token. With a token it could start other episodes of
 the same task and evaluate guesses there.
@@ -10,55 +6,14 @@ the same task and evaluate guesses there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Self, get_args
 
+import msgspec
+
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AccessDeniedError
 from decathlon_mcp.settings import RewardPolicy
-
-Role = Literal["player", "controller", "admin"]
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """The sender of a request.
-
-    `token` is the name of the token that was presented, None on a server without tokens. `session` is the id
-    of the MCP session, if there is one. `alone`: nobody else can use the server, as it has one token or none.
-    """
-
-    token: str | None = None
-    role: Role = "player"
-    session: str | None = None
-    alone: bool = True
-
-    @property
-    def share_key(self) -> str | None:
-        """Whose share of the server's capacity a request uses; None if there is nobody to share with."""
-        return None if self.alone else self.token
-
-    @property
-    def controls(self) -> bool:
-        """Whether the token belongs to a controller or an administrator."""
-        return self.role != "player"
-
-    def in_session(self, session: str | None) -> Principal:
-        """The same principal in this MCP session."""
-        # `replace` takes twice as long, and every request needs this.
-        return Principal(self.token, self.role, session, self.alone)
-
-    def may_use(self, owner: Principal) -> bool:
-        """Whether this principal may use an episode of `owner` when it knows the episode's id."""
-        return owner.token is None or self.role == "admin" or self.token == owner.token
-
-    def owns(self, owner: Principal) -> bool:
-        """Whether an episode of `owner` appears in this principal's list of episodes."""
-        if self.role == "admin":
-            return True
-        if owner.token is not None or self.token is not None:
-            return owner.token == self.token
-        # Without tokens only the MCP session distinguishes clients.
-        return self.session is not None and self.session == owner.session
 
 
 def may_evaluate(policy: RewardPolicy, principal: Principal) -> bool:
@@ -83,3 +38,40 @@ def choose_policy(
             f"episode with one more open, such as {requested!r}"
         )
     return requested
+
+
+class EpisodeAccess(msgspec.Struct, frozen=True):
+    """What one client may do with an episode.
+
+    `id` is the capability that the client presented: the episode's handle or its agent id. `reports_turns`:
+    it is a controller, whose report of the agent's turns counts.
+    """
+
+    episode: Episode
+    id: str
+    can_evaluate: bool
+    reports_turns: bool = False
+
+    @classmethod
+    def by_handle(cls, episode: Episode, principal: Principal) -> Self:
+        """Access for a client that knows the handle.
+
+        With tokens configured and policy `controller`, evaluation also requires a controller's token.
+        """
+        can_evaluate = may_evaluate(episode.spec.policy, principal)
+        # With a more open policy, the agent itself may know the handle.
+        reports_turns = can_evaluate and (episode.spec.policy == "controller" or principal.controls)
+        return cls(episode, episode.id, can_evaluate, reports_turns)
+
+    @classmethod
+    def by_session(cls, episode: Episode, principal: Principal) -> Self:
+        """Access for a session or a stdio connection that is the episode."""
+        # Under policy `controller` such a client counts as an agent unless its token says otherwise, also on
+        # a server without tokens: it never had to know the handle.
+        can_evaluate = episode.spec.policy != "controller" or principal.controls
+        return cls(episode, episode.id if can_evaluate else episode.agent_id, can_evaluate)
+
+    @classmethod
+    def by_agent_id(cls, episode: Episode) -> Self:
+        """Access for a client that knows only the agent id."""
+        return cls(episode, episode.agent_id, can_evaluate=False)

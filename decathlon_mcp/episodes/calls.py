@@ -9,43 +9,63 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import anyio
+import anyio.to_thread
+import msgspec
 from anyio.abc import TaskGroup
+from msgspec import Raw
 
-from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client.replies import CallParams
-from decathlon_mcp.episodes.operations import CallState, Operations, Outcome, RunningCall
-from decathlon_mcp.episodes.recording import CallRecorder, unanswered_call
-from decathlon_mcp.episodes.tools import ToolRoute, ToolSession
+from decathlon_mcp.background import Flag, background_tasks
+from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.episodes.operations import (
+    Caller,
+    CallState,
+    Operations,
+    Outcome,
+    RunningCall,
+    call_digest_of_any_size,
+    failure_from_json,
+    failure_json,
+)
+from decathlon_mcp.episodes.state import NOT_READY, Phase, State
+from decathlon_mcp.episodes.tools.offered import EpisodeTools, ToolRoute
+from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import (
     DecathlonError,
     DriverError,
     EpisodeClaimedError,
+    LimitExceededError,
     SandboxLostError,
+    UnknownToolError,
 )
+from decathlon_mcp.grading.attempt import CallCounts, CallRecord, TruncationCause
 from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.storage.logged_calls import LoggedCalls, Origin
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, CallPositions, LoggedCalls, Origin
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
+from decathlon_mcp.types import JsonObject, as_json, as_object
 
 log = logging.getLogger("decathlon.episodes")
 
+LOST_SECONDS = 5.0
+"""How long a call whose sandbox was lost waits for the runner to record why."""
 ANSWER_SECONDS = 300.0
 """How long the replies of an episode that has ended can still be had: as long as `decathlon_client` tries."""
 CANCELLED = "cancelled"
 
 
 class EpisodeCalls:
-    """Runs calls from their begin to their end. Whether a call may be sent is decided by the episode.
+    """Accepts an episode's calls and runs them to their end.
 
-    `label`: names the episode in the server's log. `require_open` raises the error of a call that may not be
-    sent. `find_route`: the route of a tool; it raises UnknownToolError. `on_full` is called when a call or
-    its reply cannot be kept; it closes the attempt, and returns the error of a call that was not sent for
-    that reason.
+    `public_id`: names the episode in the server's log. `tools`: the tools that it lists. `max_calls`: how
+    many may be sent. `close` closes the attempt for a limit that was reached, and returns whether it will be
+    graded.
     """
 
     def __init__(
@@ -53,27 +73,46 @@ class EpisodeCalls:
         journal: Journal,
         metrics: EpisodeMetrics,
         *,
-        label: str,
-        require_open: Callable[[], None],
-        find_route: Callable[[str], ToolRoute],
-        on_full: Callable[[], EpisodeClaimedError],
+        public_id: str,
+        state: State,
+        tools: EpisodeTools,
+        max_calls: int | None,
+        close: Callable[[TruncationCause], bool],
     ) -> None:
         self.recorder = CallRecorder(journal)
-        self.operations = Operations()
+        self._journal = journal
         self._metrics = metrics
-        self._label = label
-        self._require_open = require_open
-        self._find_route = find_route
-        self._on_full = on_full
+        self._public_id = public_id
+        self._state = state
+        self._tools = tools
+        self._max_calls = max_calls
+        self._close = close
+        self._operations = Operations()
         self._tasks: TaskGroup | None = None
         self._session: ToolSession | None = None
-        """The tools, once they can be called."""
+        """What calls the tools, once they can be called."""
+        self._log_is_full = ""
+        """What further calls are told once one could not be written."""
         self._ended_at = math.inf
+        self._known = Flag()
+        """Set unless the calls of a server that died are still to be read."""
+        self._known.set()
+        self._damage: str | None = None
 
     @property
-    def has_sent(self) -> bool:
-        """Whether a call has been sent, by this server or by one that died."""
-        return self.recorder.sent > 0
+    def sent(self) -> int:
+        """Number of calls that were sent so far, by this server or by one that died."""
+        return self.recorder.sent
+
+    @property
+    def unanswered(self) -> tuple[RunningCall, ...]:
+        """The calls without a reply so far."""
+        return self._operations.running
+
+    @property
+    def answered(self) -> int:
+        """Number of those that have their reply."""
+        return self.recorder.answered
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -83,55 +122,96 @@ class EpisodeCalls:
                 yield
             finally:
                 self._tasks = None
-                for call in self.operations.running:
+                for call in self._operations.running:
                     if call.state is not CallState.RESTORED:
                         self._end(call, _episode_ended())
 
-    def accept(self, name: str, params: CallParams, origin: Origin, digest: str) -> RunningCall:
-        """Accept a new call: its line is in the trajectory, and it runs whatever becomes of its client.
+    async def accept(self, name: str, params: CallParams, origin: Origin) -> RunningCall | int:
+        """Accept a call of one of the task's tools; returns its handle for `reply_of`.
 
-        If the tools cannot be called yet, `open` sends it. Raises what `require_open`, `find_route` and
-        `on_full` raise; then nothing has happened.
+        The call is in the trajectory then, and runs whatever becomes of its client; before the episode is
+        ready, it waits. If the request repeats or joins an earlier call (see `operations`), that one is
+        returned, and nothing runs. Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, the cause
+        of a failed set-up, and BadRequestError for arguments that are no JSON object, or an operation that
+        was another call.
         """
-        session, route = self._session, None
-        if session is not None:
-            route = self._find_route(name)
-            self._require_open()
-        call = RunningCall(
-            seq=self.recorder.last + 1,
-            name=name,
-            params=params,
-            digest=digest,
-            started_at=time.time(),
-            origin=origin,
-            cancel=self._cancel,
-        )
-        self.operations.add(call)
-        try:
-            if session is not None and route is not None and session.starts.is_running(route.server):
-                self._send(session, call, route)
-            else:
-                self._keep_waiting(session, call)
-        except BaseException:
-            self.operations.forget(call)
-            raise
-        self.recorder.last = call.seq
+        digest = await call_digest_of_any_size(name, params.arguments)
+        await self._known.wait()
+        call = await self._operations.find(origin, digest)
+        if call is None:
+            if self._damage is not None:
+                # What it repeats may be missing. The episode is about to end, and says why.
+                await self._state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+            return self._begin(name, params.on_one_line(), origin, digest)
+        if isinstance(call, RunningCall) and self._operations.remember_all(call, origin):
+            self.recorder.add_joined(call, origin)
         return call
 
-    def restore(self, logged: LoggedCalls) -> None:
-        """Continue those of a server that died."""
+    async def find(self, origin: Origin) -> RunningCall | int | None:
+        """The call of a request that has come before, for `reply_of`; None if it was not accepted."""
+        await self._known.wait()
+        return self._operations.known(origin)
+
+    async def reply_of(self, call: RunningCall | int, caller: Caller) -> Reply:
+        """Wait for the reply of a call that was accepted.
+
+        Raises the error that it failed with: CallTimeoutError, DriverError, LimitExceededError,
+        SandboxLostError, EpisodeClaimedError, EpisodeEndedError, UnknownToolError. Raises
+        ProviderUnavailableError while the sandbox cannot be reached; the call goes on, for a request that
+        comes back.
+        """
+        if not isinstance(call, RunningCall):
+            return await self._first_reply(call)
+        outcome = await call.wait(caller)
+        if isinstance(outcome, DecathlonError):
+            # A copy: each caller adds its frames to the error that it raises.
+            raise await self._explain(type(outcome)(outcome.message, **outcome.data))
+        return outcome
+
+    async def call(self, name: str, params: CallParams, *, caller: Caller | None = None) -> Reply:
+        """Call a tool of the task and return its server's reply. Raises what the two halves raise."""
+        caller = caller or Caller()
+        return await self.reply_of(await self.accept(name, params, caller.origin), caller)
+
+    def cancel(self, operation: str) -> None:
+        """Cancel the call of an operation whose client will not come back; no effect if none is running."""
+        self._operations.abandon(operation)
+
+    def expect(self) -> None:
+        """Let requests wait for `restore`, which must be called: they may repeat a call of a server that
+        died.
+        """
+        self._known = Flag()
+
+    async def restore(self) -> None:
+        """Read the calls of a server that died from the trajectory, before the episode is READY again."""
+        logged = await anyio.to_thread.run_sync(self._journal.read_calls)
         self.recorder.restore(logged)
         calls = [unanswered_call(line) for line in logged.unanswered]
         for call in calls:
             call.cancel = self._cancel
-        self.operations.restore(logged.operations, calls)
+        self._operations.restore(logged.operations, calls)
+        self._damage = logged.damage
+        self._known.set()
+
+    def require_whole_record(self, claimed: int = 0) -> None:
+        """Raise SandboxLostError if the trajectory is not what was written: lines are missing or changed.
+
+        Then calls that it lacks must not run again, and evaluators must not judge it. `claimed`: how many
+        calls had been sent before the claim.
+        """
+        damage = self._damage or self._journal.damage()
+        if self.sent < claimed:
+            damage = f"{claimed - self.sent} of {claimed} calls are missing in it"
+        if damage is not None:
+            raise _damaged(damage)
 
     @property
     def unanswered_requests(self) -> set[int]:
         """Ids of the driver's requests that `open` will send again."""
         return {
             call.request
-            for call in self.operations.running
+            for call in self._operations.running
             if call.state is CallState.RESTORED and call.request is not None
         }
 
@@ -142,35 +222,105 @@ class EpisodeCalls:
         The driver ignores those that it has had, and its replies come anyway.
         """
         self._session = session
-        for call in self.operations.running:
+        session.driver.on_absent(self._on_absent)
+        for call in self._operations.running:
             if call.state is CallState.RESTORED and call.route is not None:
                 # Its server runs, or it has its reply already.
-                self._send(session, call, call.route)
+                if session.coerces(call.route):
+                    self._start(call, self._send_coerced(session, call))
+                else:
+                    self._send(session, call, call.route)
             elif call.state is CallState.WAITING:
                 self._start(call, self._start_server_and_send(session, call))
 
-    def end(self, error: DecathlonError) -> None:
-        """The attempt is over: end what still runs."""
-        for call in self.operations.running:
-            self._end(call, error)
+    def close(self) -> None:
+        """End what a dead server has left of an attempt that is closed: no tool can be called any more."""
+        self._end_all(EpisodeClaimedError("this attempt was closed while the call ran"))
 
-    def end_for_good(self, error: DecathlonError) -> None:
-        """The episode is over."""
-        self.end(error)
+    def end(self, error: DecathlonError) -> None:
+        """The episode is over: end what still runs."""
+        self._end_all(error)
+        self._known.set()
+        self._session = None
         self._ended_at = time.monotonic()
+
+    def _end_all(self, error: DecathlonError) -> None:
+        for call in self._operations.running:
+            self._end(call, error)
 
     def forget_old(self) -> None:
         """Free the memory of an episode that is over, once nobody asks for a reply any more."""
         if time.monotonic() > self._ended_at + ANSWER_SECONDS:
             self.recorder.forget()
-            self.operations = Operations()
+            self._operations = Operations()
 
     # from the acceptance to the driver
+
+    def _begin(self, name: str, params: CallParams, origin: Origin, digest: str) -> RunningCall:
+        """Begin a new call; if this raises, nothing has happened."""
+        route = None if self._tools.router is None else self._tools.route(name)
+        if self._state.phase not in NOT_READY:
+            self._require_open()
+        session = self._session
+        call = RunningCall(
+            seq=self.recorder.last + 1,
+            name=name,
+            params=params,
+            digest=digest,
+            started_at=time.time(),
+            origin=origin,
+            cancel=self._cancel,
+        )
+        self._operations.add(call)
+        try:
+            if (
+                session is not None
+                and route is not None
+                and session.starts.is_running(route.server)
+                and not session.coerces(route)
+            ):
+                self._send(session, call, route)
+            else:
+                self._keep_waiting(session, call)
+        except BaseException:
+            self._operations.forget(call)
+            raise
+        self.recorder.last = call.seq
+        return call
+
+    def _require_open(self) -> None:
+        """Raise the reason why no call may be sent; reaching the limit of calls closes the attempt."""
+        if self._state.phase is Phase.ENDED:
+            raise self._state.end_error()
+        if self._state.phase is not Phase.READY:
+            if self._log_is_full:
+                raise EpisodeClaimedError(self._log_is_full, truncated=True)
+            raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
+        if self._max_calls is not None and self.sent >= self._max_calls:
+            consequence = "will be graded as it is" if self._close("calls") else "counts as failed"
+            raise EpisodeClaimedError(
+                f"the limit of {self._max_calls} tool calls is reached: this attempt is closed and "
+                f"{consequence}",
+                truncated=True,
+            )
+
+    def _close_full(self) -> EpisodeClaimedError:
+        """Close an attempt whose calls cannot be kept any more; returns the error for further calls."""
+        # An evaluator must not judge a log that lacks calls in its middle, so the attempt ends here.
+        if self._state.phase is Phase.READY:
+            self._log_is_full = (
+                "this attempt is closed and will be graded as it is: its log has reached its limit, or the "
+                "server's disk is full"
+            )
+            self._close("log")
+        return EpisodeClaimedError(
+            self._log_is_full or "this attempt was closed before the call was sent", truncated=True
+        )
 
     def _keep_waiting(self, session: ToolSession | None, call: RunningCall) -> None:
         """Write the line of a call that has to wait. `session`: None before the tools can be called."""
         if not self.recorder.add_accepted(call):
-            raise self._on_full()
+            raise self._close_full()
         if session is not None:
             self._start(call, self._start_server_and_send(session, call))
 
@@ -183,8 +333,8 @@ class EpisodeCalls:
             except DecathlonError as error:
                 self._end(call, error)
             except Exception as error:
-                log.exception("a call failed", extra=fields(episode=self._label))
-                self._end(call, DecathlonError(f"a fault of the server: {type(error).__name__}"))
+                log.exception("a call failed", extra=fields(episode=self._public_id))
+                self._end(call, _fault(error))
 
         if self._tasks is not None:
             self._tasks.start_soon(run)
@@ -193,25 +343,39 @@ class EpisodeCalls:
             self._end(call, _episode_ended())
 
     async def _start_server_and_send(self, session: ToolSession, call: RunningCall) -> None:
-        route = self._find_route(call.name)
+        route = self._tools.route(call.name)
         await session.starts.ensure(route.server)
+        params = await session.coerced(route, call.params)
         if not call.is_ended:
             # The attempt may have been closed meanwhile.
             self._require_open()
-            self._send(session, call, route)
+            self._send(session, call, route, params)
 
-    def _send(self, session: ToolSession, call: RunningCall, route: ToolRoute) -> None:
-        """Write a call's line, and send it to its server, which runs. Raises what `on_full` returns."""
+    async def _send_coerced(self, session: ToolSession, call: RunningCall) -> None:
+        """Send a call of a dead server again, whose line has the arguments as the client sent them."""
+        route = self._tools.route(call.name)
+        params = await session.coerced(route, call.params)
+        if not call.is_ended:
+            self._send(session, call, route, params)
+
+    def _send(
+        self, session: ToolSession, call: RunningCall, route: ToolRoute, params: CallParams | None = None
+    ) -> None:
+        """Write a call's line, and send it to its server, which runs.
+
+        `params`: what the server gets, if not what the client sent. Raises EpisodeClaimedError if the log is
+        full.
+        """
         if call.request is None:
             request = session.driver.new_request_id()
             if not self.recorder.add_call(call, route, request):
-                raise self._on_full()
+                raise self._close_full()
             call.request = request
         call.state, call.route, call.sent_at = CallState.SENT, route, time.perf_counter()
         session.starts.begin_call()
         sending = session.request(
             route,
-            call.params,
+            call.params if params is None else params,
             call.request,
             on_outcome=partial(self._on_outcome, session, call),
             on_notification=call.on_notification,
@@ -231,6 +395,10 @@ class EpisodeCalls:
     async def _end_lost(self, session: ToolSession, call: RunningCall) -> None:
         self._end(call, await session.driver.closed_error())
 
+    def _on_absent(self, seconds: float) -> None:
+        for call in self._operations.running:
+            call.on_absent(seconds)
+
     def _cancel(self, call: RunningCall) -> None:
         if call.state is CallState.SENT and call.request is not None and self._session is not None:
             self._session.driver.cancel(call.request)
@@ -240,20 +408,214 @@ class EpisodeCalls:
         """Write a call's outcome, and give it to those who wait. No effect on one that has ended."""
         if call.is_ended:
             return
+        try:
+            self._record_end(call, outcome)
+        except Exception as error:
+            # Nobody else would end it, and its callers would wait for ever.
+            log.exception("the end of a call could not be recorded", extra=fields(episode=self._public_id))
+            outcome = _fault(error)
+        self._operations.end(call, outcome)
+
+    def _record_end(self, call: RunningCall, outcome: Outcome) -> None:
         if call.sent_at is not None and call.route is not None and self._session is not None:
             self._metrics.called(_metric_outcome(outcome), call.sent_at)
             failure = outcome if isinstance(outcome, DriverError) else None
             self._session.starts.end_call(call.route.server, failure)
         if not self.recorder.add_reply(call, outcome):
-            self._on_full()
-        self.operations.end(call, outcome)
+            self._close_full()
+
+    # the reply
+
+    async def _first_reply(self, seq: int) -> Reply:
+        """The reply of a call that has ended, from the trajectory. Raises the error that it failed with."""
+        if self._damage is not None:
+            # The reply may be another one than the client had.
+            raise await self._explain(_damaged(self._damage))
+        outcome = await self.recorder.read_outcome(seq)
+        if outcome is None:
+            raise LimitExceededError("the call has run, but its reply could not be kept")
+        if isinstance(outcome, SandboxLostError) or (
+            isinstance(outcome, DriverError) and outcome.data.get("reason") == "frozen"
+        ):
+            raise await self._explain(outcome)
+        if isinstance(outcome, DecathlonError):
+            raise outcome
+        return outcome
+
+    async def _explain(self, error: DecathlonError) -> DecathlonError:
+        """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
+        if isinstance(error, EpisodeClaimedError | UnknownToolError):
+            return error
+        state = self._state
+        if error.code == "sandbox_lost":
+            with anyio.move_on_after(LOST_SECONDS):
+                await state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+        if state.phase in (Phase.CLAIMED, Phase.SCORED):
+            why = f": {error.message}" if error.code == "sandbox_lost" else ""
+            return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
+        return state.end_error() if state.phase is Phase.ENDED else error
+
+
+def _damaged(damage: str) -> SandboxLostError:
+    return SandboxLostError(f"the episode's record, its trajectory, is damaged: {damage}")
 
 
 def _episode_ended() -> SandboxLostError:
     return SandboxLostError("sandbox lost: the episode ended")
 
 
+def _fault(error: Exception) -> DecathlonError:
+    return DecathlonError(f"a fault of the server: {type(error).__name__}")
+
+
 def _metric_outcome(outcome: Outcome) -> CallOutcome:
     if isinstance(outcome, DecathlonError):
         return "cancelled" if outcome.data.get("reason") == CANCELLED else "lost"
     return "error" if outcome.result is None or outcome.is_error else "ok"
+
+
+_LOST_REPLY = failure_json(LimitExceededError("not kept: the log has reached its limit"))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """The calls of an attempt, read from its journal one by one each time it is iterated."""
+
+    journal: Journal
+    positions: CallPositions
+
+    def __iter__(self) -> Iterator[CallRecord]:
+        return map(CallRecord.from_journal, self.journal.calls_at(self.positions))
+
+
+class CallRecorder:
+    """Writes and counts an episode's calls. `last`: number of the newest call, from 1.
+
+    A call that was sent counts, and one without a reply counts as failed.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.last = 0
+        self.sent = 0
+        """Number of calls that were sent."""
+        self._journal = journal
+        self._positions = CallPositions()
+        self.answered = 0
+        """Number of those that have their reply."""
+        self._failed = 0
+        self._routes: set[ToolRoute] = set()
+
+    @property
+    def counts(self) -> CallCounts:
+        return CallCounts(self.sent, self._failed + self.sent - self.answered, len(self._routes))
+
+    @property
+    def calls(self) -> RecordedCalls:
+        """The calls so far."""
+        return RecordedCalls(self._journal, self._positions.snapshot())
+
+    def add_accepted(self, call: RunningCall) -> bool:
+        """Write the line of a call that is not sent yet; False if it cannot be kept."""
+        return self._journal.add_accepted(**_call_members(call))
+
+    def add_call(self, call: RunningCall, route: ToolRoute, request: int) -> bool:
+        """Write the line of a call that is about to be sent; False if it cannot be kept, nor sent.
+
+        `request`: the id of the driver's request.
+        """
+        position = self._journal.add_call(
+            server=route.server, tool=route.tool, request=request, **_call_members(call)
+        )
+        if position == NOT_KEPT:
+            return False
+        self.sent += 1
+        self._routes.add(route)
+        self._positions.set_call(call.seq, position)
+        return True
+
+    def add_joined(self, call: RunningCall, origin: Origin) -> None:
+        """Write that a further request gets the reply of this call."""
+        self._journal.add_joined(seq=call.seq, digest=call.digest, **msgspec.to_builtins(origin))
+
+    def add_reply(self, call: RunningCall, outcome: Outcome) -> bool:
+        """Write a call's reply or the error that it failed with; False if it cannot be kept.
+
+        Instead of a reply that is too long, the fact is written, if there is room for that.
+        """
+        members: JsonObject
+        if isinstance(outcome, DecathlonError):
+            failed, members = True, {"failure": failure_json(outcome)}
+        elif outcome.result is not None:
+            failed, members = outcome.is_error, {"result": Raw(outcome.result)}
+        else:
+            failed, members = True, {"error": outcome.error}
+        seconds = round(time.time() - call.started_at, 6)
+        write = partial(self._journal.add_reply, seq=call.seq, failed=failed, seconds=seconds)
+        position = write(**members)
+        is_kept = position != NOT_KEPT
+        if not is_kept:
+            position = write(failure=_LOST_REPLY)
+        if self._positions.has_call(call.seq):
+            self.answered += 1
+            self._failed += failed
+        self._positions.set_reply(call.seq, position)
+        return is_kept
+
+    async def read_outcome(self, seq: int) -> Outcome | None:
+        """The first reply of a call that has ended; None if it was not kept."""
+        return await anyio.to_thread.run_sync(self._read_outcome, self._positions.reply(seq))
+
+    def _read_outcome(self, position: int) -> Outcome | None:
+        if (line := self._journal.line_at(position)) is None:
+            return None
+        if (failure := as_object(line.get("failure"))) is not None:
+            return failure_from_json(failure)
+        if (result := as_object(line.get("result"))) is not None:
+            return Reply.from_result(as_json(result))
+        return Reply(None, as_object(line.get("error")) or {})
+
+    def restore(self, logged: LoggedCalls) -> None:
+        """Continue the record of a server that died."""
+        self.last = logged.last
+        self.sent = logged.calls
+        self._positions = logged.positions
+        self.answered = logged.calls - sum("request" in line for line in logged.unanswered)
+        self._failed = logged.failed
+        self._routes = {ToolRoute(server, tool) for server, tool in logged.tools}
+
+    def forget(self) -> None:
+        """Free the positions of an episode that is over."""
+        self._positions = CallPositions()
+
+
+def _call_members(call: RunningCall) -> JsonObject:
+    arguments, meta = call.params.arguments, call.params.meta
+    return {
+        "seq": call.seq,
+        "name": call.name,
+        # None if the client sent no arguments, so that a later server can send the same call.
+        "arguments": None if arguments is None else Raw(arguments),
+        **({"meta": meta} if meta else {}),
+        **msgspec.to_builtins(call.origin),
+        "digest": call.digest,
+        "started_at": call.started_at,
+    }
+
+
+def unanswered_call(event: JsonObject) -> RunningCall:
+    """A call of a server that died, from its last line in the trajectory."""
+    name = str(event["name"])
+    params = CallParams.of(as_object(event.get("arguments")), as_object(event.get("meta")))
+    request = event.get("request")
+    return RunningCall(
+        seq=int(event["seq"]),
+        name=name,
+        params=params,
+        digest=str(event["digest"]),
+        started_at=float(event["started_at"]),
+        origin=msgspec.convert(event, Origin),
+        route=None if request is None else ToolRoute(str(event["server"]), str(event["tool"])),
+        request=request,
+        state=CallState.WAITING if request is None else CallState.RESTORED,
+        resumed=True,
+    )

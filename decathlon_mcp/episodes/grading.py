@@ -1,13 +1,20 @@
-"""Grading of an episode's attempt: captures the workspace and opens the sandboxes for `grading.grade`."""
+"""Grading of an episode's attempt: captures the workspace and opens the sandboxes for `grading.grade`.
+
+With `--keep workspace`, what a later grading needs is kept in the episode's folder. The files are written
+before the grading starts, so that a server that dies in it loses nothing. A file that cannot be kept, on a
+full disk for example, never costs the episode its verdict.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -16,22 +23,59 @@ from anyio import CancelScope
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.keeping import keep_attempt
 from decathlon_mcp.episodes.services import EpisodeResources
-from decathlon_mcp.errors import AtCapacityError, LimitExceededError
+from decathlon_mcp.errors import DecathlonError, DiskFullError, LimitExceededError
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
+from decathlon_mcp.grading.kept_attempt import (
+    ATTEMPT_FILE,
+    KEPT_SEALED,
+    KEPT_WORKSPACE,
+    ORIGINAL_FILE,
+    KeptAttempt,
+)
 from decathlon_mcp.grading.traj_log import TrajectoryLog, eval_res
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.storage.disk import is_full
+from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import Network
 
 log = logging.getLogger("decathlon.rewards")
+ROOM_SECONDS = 3600.0
+"""How long a claimed attempt waits for space on the server's disk before it has no verdict."""
+ROOM_RETRY_SECONDS = 5.0
+_T = TypeVar("_T")
 
 WORKSPACE_FILE = "workspace.tar"
 """Archive of the agent's workspace in the episode's scratch folder."""
+
+
+async def with_room(episode: Episode, step: Callable[[], Awaitable[_T]]) -> _T:
+    """The result of a step of grading, done again while the server's disk has no room for it.
+
+    Raises what the step raises; DiskFullError only after ROOM_SECONDS.
+    """
+    deadline, is_logged = anyio.current_time() + ROOM_SECONDS, False
+    while True:
+        try:
+            return await step()
+        except DiskFullError as error:
+            if anyio.current_time() >= deadline:
+                raise
+            if not is_logged:
+                is_logged = True
+                log.warning(
+                    "a claimed attempt waits for space on the disk",
+                    extra=fields(episode=episode.spec.public_id, why=error.message),
+                )
+        episode.waits_for_room = True
+        try:
+            await anyio.sleep(ROOM_RETRY_SECONDS)
+        finally:
+            episode.waits_for_room = False
 
 
 async def capture_workspace(
@@ -39,10 +83,10 @@ async def capture_workspace(
 ) -> CapturedWorkspace:
     """Stop every process in the agent's sandbox, then copy its workspace to an archive in `scratch`.
 
-    `driver` is None if a server that died has paused the sandbox.
+    `driver` is None if the sandbox has been paused before.
 
-    Raises LimitExceededError for a workspace over its limit, and AtCapacityError for one that the disk has no
-    room for.
+    Raises LimitExceededError for a workspace over its limit, and DiskFullError for one that the disk has no
+    room for; then it can be tried again.
     """
     if driver is not None:
         await driver.freeze()
@@ -57,11 +101,58 @@ async def capture_workspace(
     except LimitExceededError:
         if allowed_bytes < limit_bytes:
             # Not the agent's fault, so the attempt must not be forfeited.
-            raise AtCapacityError(
+            raise DiskFullError(
                 "the server's disk is nearly full: there is no room for the workspace"
             ) from None
         raise
+    except OSError as error:
+        if is_full(error):
+            raise DiskFullError("the server's disk is full: there is no room for the workspace") from error
+        raise
     return CapturedWorkspace(archive, sealed)
+
+
+def attempt_of(episode: Episode) -> Attempt:
+    """What grading needs to know about the attempt; complete once it is claimed. Blocks."""
+    spec, factory, claim = episode.spec, episode.sandbox_factory, episode.claim
+    progress, calls, tools = episode.records.progress, episode.calls.recorder, episode.tools
+    network = factory.network_for(spec.task)
+    # Grading reads evaluators and rubrics now, unless preprocess may have written them.
+    revision = factory.suite.revision_of(spec.task)
+    changed = progress.suite_changed or (claim is not None and revision != progress.suite_revision)
+    return Attempt(
+        episode=spec.public_id,
+        labels=spec.labels,
+        task=spec.task_name,
+        suite=factory.suite.name,
+        suite_revision=progress.suite_revision or revision,
+        suite_changed=changed,
+        suite_release=progress.suite_release,
+        preprocess_failure=progress.preprocess_failure,
+        isolation=factory.provider.isolation,
+        unlimited=factory.provider.unlimited,
+        agent_network=network,
+        grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
+        launch_time=spec.launch_time,
+        prompt=episode.prompt,
+        calls=calls.calls,
+        call_counts=calls.counts,
+        tools=tools.router.offered if tools.router else {},
+        claimed=claim is not None and claim.by_agent,
+        truncated_by=claim.truncated_by if claim else None,
+        answer=claim.answer if claim else None,
+        turns=claim.turns if claim else None,
+        started_at=progress.ready_at,
+        claimed_at=claim.at if claim else None,
+        image_digest=progress.image_digest,
+        dense=progress.dense,
+        coerced_arguments=progress.coerces_arguments,
+    )
+
+
+def require_whole_record(episode: Episode) -> None:
+    """Raise SandboxLostError if the trajectory, which evaluators may judge, is not what was written."""
+    episode.calls.require_whole_record(0 if episode.claim is None else episode.claim.calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +166,16 @@ class EpisodeGrader:
     async def grade_in_fresh_sandbox(self, captured: CapturedWorkspace) -> Verdict:
         """Grade in new sandboxes of the image that the agent had."""
         episode, factory = self.episode, self.episode.sandbox_factory
-        names = (f"{episode.spec.label}-grader{number}" for number in itertools.count(1))
+        names = (f"{episode.spec.public_id}-grader{number}" for number in itertools.count(1))
 
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
             async with factory.open(
                 next(names),
                 network,
-                image=episode.image_digest,
+                image=episode.records.progress.image_digest,
                 forwards=self.resources.services.targets,
-                records=episode.records,
+                records=episode.sandbox_records,
                 role="grader",
                 opening=self.admission.opening_graders,
                 web=self.resources.web if factory.uses_web(episode.spec.task, "grader") else None,
@@ -111,7 +202,7 @@ class EpisodeGrader:
         self, open_sandbox: OpenSandbox, captured: CapturedWorkspace, *, in_place: bool = False
     ) -> Verdict:
         episode, factory = self.episode, self.episode.sandbox_factory
-        attempt = episode.attempt()
+        attempt = attempt_of(episode)
         if episode.spec.keeps_workspace:
             await keep_attempt(episode, attempt, captured, in_place=in_place)
         job = GradingJob(
@@ -126,14 +217,14 @@ class EpisodeGrader:
             in_place=in_place,
             grades_truncated=factory.grades_truncated,
         )
-        verdict = await grade(job)
+        verdict = await with_room(episode, partial(grade, job))
         with CancelScope(shield=True):
             try:
                 await anyio.to_thread.run_sync(self._write_toolathlon_files, attempt, verdict)
             except Exception:
                 # What the agent and its tools sent is in these files; it must not cost the verdict.
                 log.exception(
-                    "files of an episode could not be written", extra=fields(episode=episode.id[:12])
+                    "files of an episode could not be written", extra=fields(episode=episode.public_id)
                 )
         return verdict
 
@@ -143,3 +234,58 @@ class EpisodeGrader:
         log = TrajectoryLog(attempt, suite=suite, task=self.episode.spec.task, root=suite.profile.root)
         journal.write_chunks("traj_log.json", log)
         journal.write("eval_res.json", eval_res(attempt, suite.profile, verdict))
+
+
+async def keep_sealed(episode: Episode, sealed: Path, original: Mapping[str, str]) -> None:
+    """Keep the archive of the task's folder after preprocess; before the episode is READY.
+
+    `original`: see `grading.kept_attempt.ORIGINAL_FILE`. Raises nothing but cancellation.
+    """
+    files, limit_bytes = _files(episode), episode.spec.limits.workspace_bytes
+
+    def keep() -> None:
+        files.write(ORIGINAL_FILE, {"files": dict(original)})
+        files.keep_archive(sealed, KEPT_SEALED, limit_bytes)
+
+    try:
+        await anyio.to_thread.run_sync(keep)
+    except (DecathlonError, OSError) as error:
+        await _give_up(episode, files, error)
+
+
+async def keep_attempt(
+    episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool = False
+) -> None:
+    """Keep a claimed attempt with its workspace, before its grading. Raises nothing but cancellation."""
+    files, limit_bytes = _files(episode), episode.spec.limits.workspace_bytes
+    task, language = episode.spec.task, episode.sandbox_factory.suite.language
+    sealed = captured.sealed is not None and not in_place
+    if sealed and not files.has(KEPT_SEALED):
+        return  # its loss has been logged
+    kept = KeptAttempt(attempt=attempt, task_id=task.id, language=language, in_place=in_place, sealed=sealed)
+
+    def keep() -> None:
+        if captured.workspace is not None:
+            files.keep_archive(captured.workspace, KEPT_WORKSPACE, limit_bytes)
+        # Last: an attempt that has this file has the others.
+        files.write(ATTEMPT_FILE, kept.to_json())
+
+    try:
+        await anyio.to_thread.run_sync(keep)
+    except (DecathlonError, OSError) as error:
+        await _give_up(episode, files, error)
+
+
+def _files(episode: Episode) -> KeptFiles:
+    return KeptFiles(episode.journal.folder, episode.journal.disk)
+
+
+async def _give_up(episode: Episode, files: KeptFiles, error: DecathlonError | OSError) -> None:
+    why = error.message if isinstance(error, DecathlonError) else error.strerror
+    log.warning(
+        "the attempt could not be kept for a later grading", extra=fields(episode=episode.public_id, why=why)
+    )
+    try:
+        await anyio.to_thread.run_sync(files.remove, ATTEMPT_FILE, KEPT_WORKSPACE, KEPT_SEALED, ORIGINAL_FILE)
+    except OSError:
+        log.exception("kept files could not be removed", extra=fields(episode=episode.public_id))

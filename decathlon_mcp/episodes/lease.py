@@ -20,7 +20,7 @@ from operator import itemgetter
 import anyio
 
 from decathlon_mcp.background import LazyTimer
-from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.episodes.state import Ending
 
 

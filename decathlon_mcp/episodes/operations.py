@@ -22,20 +22,16 @@ from typing import Any, TypeAlias
 import anyio.to_thread
 import msgspec
 
+from decathlon_mcp import errors
 from decathlon_mcp.driver_client.driver import relayed_notification
 from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.driver_client.replies import CallParams, Reply
-from decathlon_mcp.episodes.tools import ToolRoute
+from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import (
     BadRequestError,
-    CallTimeoutError,
     DecathlonError,
     DriverError,
-    EpisodeClaimedError,
-    EpisodeEndedError,
-    LimitExceededError,
-    SandboxLostError,
-    UnknownToolError,
+    ProviderUnavailableError,
 )
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation, Origin
@@ -61,14 +57,14 @@ Outcome: TypeAlias = Reply | DecathlonError
 _FAILURES = {
     kind.code: kind
     for kind in (
-        DecathlonError,
-        CallTimeoutError,
-        DriverError,
-        EpisodeClaimedError,
-        EpisodeEndedError,
-        LimitExceededError,
-        SandboxLostError,
-        UnknownToolError,
+        errors.DecathlonError,
+        errors.CallTimeoutError,
+        errors.DriverError,
+        errors.EpisodeClaimedError,
+        errors.EpisodeEndedError,
+        errors.LimitExceededError,
+        errors.SandboxLostError,
+        errors.UnknownToolError,
     )
 }
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
@@ -159,7 +155,17 @@ class Caller:
     answer. The handlers are called, in order, with the call's notifications.
     """
 
-    __slots__ = ("_bytes", "_queue", "_waiter", "detached", "is_gone", "on_message", "on_progress", "origin")
+    __slots__ = (
+        "_bytes",
+        "_failure",
+        "_queue",
+        "_waiter",
+        "detached",
+        "is_gone",
+        "on_message",
+        "on_progress",
+        "origin",
+    )
 
     def __init__(
         self,
@@ -177,6 +183,7 @@ class Caller:
         self.on_message = on_message
         self._queue: deque[Notification] | None = None
         self._bytes = 0
+        self._failure: DecathlonError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def notify(self, notification: Notification) -> None:
@@ -194,8 +201,13 @@ class Caller:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def send_away(self, error: DecathlonError) -> None:
+        """Let the request fail with `error`, while the call goes on for UNATTENDED_SECONDS."""
+        self.detached, self._failure = True, error
+        self.wake()
+
     async def follow(self, call: RunningCall) -> None:
-        """Handle notifications until the call has ended."""
+        """Handle notifications until the call has ended. Raises the error of `send_away`."""
         while True:
             while self._queue:
                 notification = self._queue.popleft()
@@ -203,6 +215,8 @@ class Caller:
                 await self._handle(notification)
             if call.is_ended:
                 return
+            if self._failure is not None:
+                raise self._failure
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -303,6 +317,19 @@ class RunningCall(msgspec.Struct, eq=False, kw_only=True):
         if seconds is not None:
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._cancel)
 
+    def on_absent(self, seconds: float) -> None:
+        """The sandbox has not been reached for so long: its callers are told, and may come back."""
+        for caller in self._callers:
+            caller.send_away(
+                ProviderUnavailableError(
+                    f"the server has not reached the sandbox for {seconds:.0f} s: a fault of its machine or "
+                    "engine, not of the agent or the task. The call may have run. The same request again, "
+                    "with its operation id or the same arguments, gets its reply and does not repeat it",
+                    mayHaveRun=True,
+                    absentSeconds=round(seconds, 1),
+                )
+            )
+
     async def is_abandoned(self) -> bool:
         """Whether nobody can get the reply: all connections broke, or the server that had them died."""
         if self.is_ended:
@@ -373,14 +400,14 @@ class Operations:
 
     def remember_all(self, call: RunningCall, origin: Origin) -> bool:
         """Keep the operations of a request for a call; False if all of them are known."""
-        new = [operation for operation in origin.operations if _key(operation) not in self._known]
-        for operation in new:
-            self.remember(LoggedOperation(operation, call.digest, call.seq))
+        new = [key for operation in origin.operations if (key := _key(operation)) not in self._known]
+        for key in new:
+            self._remember(key, call.seq, call.digest)
         return bool(new)
 
-    def remember(self, operation: LoggedOperation) -> None:
+    def _remember(self, key: bytes, seq: int, digest: str) -> None:
         """Keep an operation, and drop the oldest one over MAX_OPERATIONS."""
-        self._known[_key(operation.operation)] = (operation.seq, bytes.fromhex(operation.digest))
+        self._known[key] = (seq, bytes.fromhex(digest))
         if len(self._known) > MAX_OPERATIONS:
             del self._known[next(iter(self._known))]
 
@@ -405,7 +432,7 @@ class Operations:
     def restore(self, operations: Iterable[LoggedOperation], unanswered: Iterable[RunningCall]) -> None:
         """Continue those of a server that died."""
         for operation in operations:
-            self.remember(operation)
+            self._remember(_key(operation.operation), operation.seq, operation.digest)
         for call in unanswered:
             self.add(call)
 

@@ -1,6 +1,7 @@
 """What the store has about an episode, and how an episode is made from it again.
 
-`EpisodeRecords` writes the rows of one episode; without a store it writes nothing.
+`EpisodeRecords` writes the row of one episode, `SandboxRecords` those of its sandboxes; without a store they
+write nothing.
 """
 
 from __future__ import annotations
@@ -9,20 +10,18 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from decathlon_sandbox import wire
 from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.limits import EpisodeLimits
-from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
+from decathlon_mcp.episodes.specification import Claim, EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
-from decathlon_mcp.suites.local_tools import ToolDescriptions
 from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject
 
@@ -35,14 +34,16 @@ class Progress:
 
     `opened_at`: when the absolute time limit started. `slots`: of the shared resources that the episode has.
     `preprocess_failure`: how preprocess failed. `agent`: name of the agent's sandbox. `dense`: whether its
-    memory can be merged with that of others. `sealed`, `captured`: the archive of the task's folder after
-    preprocess, and that of the agent's workspace, are in the episode's scratch folder.
+    memory can be merged with that of others. `coerces_arguments`: see `tools.coercion`. `sealed`, `captured`:
+    the archive of the task's folder after preprocess, and that of the agent's workspace, are in the episode's
+    scratch folder.
     """
 
     opened_at: float | None = None
     ready_at: datetime | None = None
     image_digest: str | None = None
     dense: bool = False
+    coerces_arguments: bool = False
     suite_revision: str | None = None
     suite_changed: bool = False
     suite_release: Release | None = None
@@ -56,35 +57,6 @@ class Progress:
 
     def to_json(self) -> JsonObject:
         return {name: value for name, value in _PROGRESS.dump_python(self, mode="json").items() if value}
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedTools:
-    """The tools of a ready episode. `servers`: by server; `local`: those of the suite's own code.
-
-    `changed`: the tools of servers that have changed theirs since then.
-    """
-
-    servers: Mapping[str, list[JsonObject]]
-    local: ToolDescriptions
-    changed: Mapping[str, list[JsonObject]] = field(default_factory=dict[str, list[JsonObject]])
-
-    def to_json(self) -> JsonObject:
-        value: JsonObject = {
-            "servers": dict(self.servers),
-            "local": {name: [*tools] for name, tools in self.local.items()},
-        }
-        return {**value, "changed": dict(self.changed)} if self.changed else value
-
-    @classmethod
-    def from_json(cls, value: JsonObject) -> Self:
-        local = {name: tuple(tools) for name, tools in value["local"].items()}
-        return cls(value["servers"], local, value.get("changed", {}))
-
-    @property
-    def current(self) -> Mapping[str, list[JsonObject]]:
-        """The tools by server, as they are now."""
-        return {**self.servers, **self.changed}
 
 
 _PROGRESS = TypeAdapter(Progress)
@@ -153,7 +125,8 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 limits=_LIMITS.validate_python(spec["limits"]),
                 operation=row.operation,
                 keeps_workspace=bool(spec["keeps_workspace"]),
-                held=bool(spec["held"]),
+                ends_with_response=bool(spec["ends_with_response"]),
+                labels=row.labels,
             ),
             suite=suite.name,
             phase=Phase(row.phase),
@@ -174,42 +147,60 @@ def sandbox_spec(row: SandboxRow) -> SandboxSpec:
 
 
 class EpisodeRecords:
-    """Writes the rows of one episode. `progress` is what the store has of it."""
+    """Writes the row of one episode. `progress` is what the store has of it.
 
-    def __init__(self, store: Store | None, episode_id: str, progress: Progress | None = None) -> None:
+    `archive`: a store for episodes that end with this process. It gets their rows when they have ended, so
+    that no later server finds one to continue.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        episode_id: str,
+        progress: Progress | None = None,
+        *,
+        archive: Store | None = None,
+    ) -> None:
         self._store = store
+        self._archive = archive
+        self._row: EpisodeRow | None = None
         self._id = episode_id
         self.progress = progress or Progress()
 
     def insert(self, spec: EpisodeSpec, suite: str, started_at: float) -> None:
         """Write a new episode. Raises AtCapacityError if the disk is full."""
-        if self._store is None:
-            return
-        self._store.insert_episode(
-            EpisodeRow(
-                id=spec.id,
-                agent_id=spec.agent_id,
-                server="",
-                suite=suite,
-                task=spec.task_name,
-                token=spec.owner.token,
-                operation=spec.operation,
-                phase=Phase.QUEUED,
-                started_at=started_at,
-                spec={
-                    "owner": asdict(spec.owner),
-                    "launch_time": spec.launch_time.isoformat(),
-                    "policy": spec.policy,
-                    "limits": asdict(spec.limits),
-                    "keeps_workspace": spec.keeps_workspace,
-                    "held": spec.held,
-                },
-                progress={},
-            )
+        self._row = EpisodeRow(
+            id=spec.id,
+            agent_id=spec.agent_id,
+            server="",
+            suite=suite,
+            task=spec.task_name,
+            token=spec.owner.token,
+            operation=spec.operation,
+            phase=Phase.QUEUED,
+            started_at=started_at,
+            spec={
+                "owner": asdict(spec.owner),
+                "launch_time": spec.launch_time.isoformat(),
+                "policy": spec.policy,
+                "limits": asdict(spec.limits),
+                "keeps_workspace": spec.keeps_workspace,
+                "ends_with_response": spec.ends_with_response,
+            },
+            progress={},
+            labels=spec.labels,
         )
+        if self._store is not None:
+            self._store.insert_episode(self._row)
+            self._row = None
 
-    def update(self, phase: Phase, *, tools: OfferedTools | None = None, **changes: Any) -> None:
-        """Write the phase and what has changed of the progress, before the episode acts upon it."""
+    def update(
+        self, phase: Phase, *, tools: OfferedTools | None = None, calls: int | None = None, **changes: Any
+    ) -> None:
+        """Write the phase and what has changed of the progress, before the episode acts upon it.
+
+        `calls`: how many were sent; written once the attempt is closed, and not for each call.
+        """
         self.progress = replace(self.progress, **changes)
         if self._store is not None:
             self._store.update_episode(
@@ -217,15 +208,30 @@ class EpisodeRecords:
                 phase=phase,
                 progress=self.progress.to_json(),
                 tools=None if tools is None else tools.to_json(),
+                calls=calls,
             )
 
     def set_verdict(self, verdict: JsonObject) -> None:
         if self._store is not None:
             self._store.set_verdict(self._id, verdict)
+        elif self._row is not None:
+            self._row = replace(self._row, verdict=verdict)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: Ending, *, cause: str | None, calls: int) -> None:
         if self._store is not None:
-            self._store.end_episode(self._id, ending)
+            self._store.end_episode(self._id, ending, cause=cause, calls=calls)
+        elif self._archive is not None and self._row is not None:
+            row = replace(self._row, progress=self.progress.to_json())
+            self._archive.add_ended(row, ending, cause=cause, calls=calls)
+        self._row = None
+
+
+class SandboxRecords:
+    """Writes the rows of one episode's sandboxes, for the factory that opens them."""
+
+    def __init__(self, store: Store | None, episode_id: str) -> None:
+        self._store = store
+        self._id = episode_id
 
     @contextmanager
     def sandbox(self, spec: SandboxSpec, provider: Provider, role: SandboxRole) -> Generator[None]:

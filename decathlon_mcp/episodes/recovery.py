@@ -23,6 +23,7 @@ from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.storage.instance import InstanceLock
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import public_id
 
 ENGINE_SECONDS = 30.0
 ENGINE_RETRY_SECONDS = 1.0
@@ -57,6 +58,11 @@ class Recovery:
         episode that had been continued would end with this server.
         """
         store = self.registry.store
+        for name, successor in self.lock.awaited.items():
+            log.warning(
+                "the episodes of a server that died wait for its next start",
+                extra=fields(server=name, address=successor.address, supervisor=successor.supervisor),
+            )
         dead = {*self.lock.dead, *(set[str]() if store is None else self._ended_servers(store))}
         if not dead:
             return
@@ -89,6 +95,7 @@ class Recovery:
             await anyio.sleep(RECONCILE_SECONDS)
             store = self.registry.store
             try:
+                self.lock.mark_alive()
                 keep = set[str]() if store is None else {row.name for row in store.sandboxes()}
                 owners = (self.lock.name, *self.lock.dead)
                 if await self._sweep_once(owners, keep, "removed sandboxes that no episode had"):
@@ -130,7 +137,7 @@ class Recovery:
             if obstacle is not None:
                 log.error(
                     "an episode cannot be continued",
-                    extra=fields(episode=row.id[:12], task=row.task, phase=row.phase, why=obstacle),
+                    extra=fields(episode=public_id(row.id), task=row.task, phase=row.phase, why=obstacle),
                 )
         store.adopt(dead)
         for row in unreadable:
@@ -155,18 +162,18 @@ class Recovery:
 
     def _recover(self, episode: StoredEpisode) -> bool:
         """Whether the episode has a runner again; otherwise it has ended."""
-        label, store = episode.spec.label, self.registry.store
+        episode_id, store = episode.spec.public_id, self.registry.store
         assert store is not None
         try:
             self.registry.recover(episode)
         except (DecathlonError, OSError):
             self._give_up(store, episode.spec.id)
-            log.exception("an episode cannot be continued", extra=fields(episode=label))
+            log.exception("an episode cannot be continued", extra=fields(episode=episode_id))
             return False
         if episode.obstacle is None:
             log.info(
                 "continuing an episode of a server that died",
-                extra=fields(episode=label, task=episode.spec.task_name, phase=episode.phase),
+                extra=fields(episode=episode_id, task=episode.spec.task_name, phase=episode.phase),
             )
         return True
 
@@ -175,9 +182,9 @@ class Recovery:
         for owner in self.lock.dead:
             for folder in self.scratch.parent.glob(f"{owner}-*"):
                 for episode in stored:
-                    archives = folder / episode.spec.label
+                    archives = folder / episode.spec.public_id
                     if archives.is_dir():
-                        archives.rename(self.scratch / episode.spec.label)
+                        archives.rename(self.scratch / episode.spec.public_id)
                 shutil.rmtree(folder, ignore_errors=True)
 
     async def _sweep(self, owners: Collection[str], keep: Collection[str]) -> bool:

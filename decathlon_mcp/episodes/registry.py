@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import secrets
 from collections import Counter
@@ -19,17 +18,15 @@ from anyio.abc import TaskGroup
 from decathlon_mcp.background import background_tasks, run_alone
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, TaskSampler
-from decathlon_mcp.episodes.access import Principal, choose_policy
+from decathlon_mcp.episodes.access import EpisodeAccess, choose_policy
 from decathlon_mcp.episodes.admission import Admission, Ticket
-from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
-from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.specification import EpisodeSpec
+from decathlon_mcp.episodes.specification import EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.warm_pool import WarmPool
-from decathlon_mcp.episodes.web import recorded_launch_time
 from decathlon_mcp.errors import (
     AtCapacityError,
     BadRequestError,
@@ -41,8 +38,10 @@ from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
-from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace
+from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full
 from decathlon_mcp.storage.journal import VERDICT, Journal
+from decathlon_mcp.storage.kept_tools import FOLDER as KEPT_TOOLS_FOLDER
+from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.store import ENDED, Store
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -85,8 +84,8 @@ class EpisodeRegistry:
     """All episodes of one server. They run inside `running`.
 
     `sandbox_factories` has one for each suite of the catalogue, by the suite's name. `store`: keeps what the
-    next server needs to continue; None if everything is to end with this process. `pool`: the sandboxes that
-    are opened ahead, of which the factories take.
+    next server needs to continue; None if everything is to end with this process. `archive`: gets the rows of
+    ended episodes then. `pool`: the sandboxes that are opened ahead, of which the factories take.
     """
 
     def __init__(
@@ -101,8 +100,10 @@ class EpisodeRegistry:
         options: RegistryOptions,
         metrics: Metrics,
         store: Store | None = None,
+        archive: Store | None = None,
     ) -> None:
         self.store = store
+        self._archive = archive
         self.handing_over = False
         """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.catalogue = catalogue
@@ -117,6 +118,7 @@ class EpisodeRegistry:
         self.metrics = metrics
         self.recovering = False
         """Whether the episodes of a dead server are still being taken over."""
+        self._kept_tools = KeptTools(options.journals.parent / KEPT_TOOLS_FOLDER)
         self._episodes: dict[str, Episode] = {}
         self._by_agent_id: dict[str, Episode] = {}
         self._by_operation: dict[str, Episode] = {}
@@ -163,6 +165,11 @@ class EpisodeRegistry:
         """The factory for the sandboxes of that suite."""
         return self._sandbox_factories[suite]
 
+    @property
+    def is_available(self) -> bool:
+        """False while the engine of a suite's sandboxes is gone."""
+        return all(factory.provider.is_available for factory in self._sandbox_factories.values())
+
     def start(
         self,
         task_id: str,
@@ -172,15 +179,17 @@ class EpisodeRegistry:
         policy: RewardPolicy | None = None,
         max_calls: int | None = None,
         operation: str | None = None,
-        held: bool = False,
+        ends_with_response: bool = False,
+        labels: Mapping[str, str] | None = None,
     ) -> Episode:
         """Start an episode without waiting; its sandbox opens in the background.
 
         `operation`: id of the request. A repeated request gets the episode that the first one has started.
-        `held`: the episode ends with the response to the request.
+        `ends_with_response`: the episode ends with the response to the request. `labels`: checked ones.
 
         Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
-        for a policy that reveals more than the server's, SuiteError for a broken task or rubric.
+        for a policy that reveals more than the server's, SuiteError for a broken task, rubric or prompt,
+        BadRequestError for another launch time than that of the task's recording, and OSError.
         """
         if operation is not None:
             operation = _operation_key(operation, principal)
@@ -193,36 +202,42 @@ class EpisodeRegistry:
             task=task,
             task_name=task_id,
             owner=principal,
-            launch_time=self._launch_time(suite, task, launch_time),
+            launch_time=self.catalogue.launch_time(suite, task, launch_time),
             policy=choose_policy(policy, self.reward_policy, principal),
             limits=self.options.limits.for_task(task, max_calls),
             keeps_workspace=self.options.keeps_workspace,
             operation=operation,
-            held=held,
+            ends_with_response=ends_with_response,
+            labels=labels or {},
         )
-        episode = self._create_episode(spec, suite)
+        self.options.disk.refuse_if_low()
+        shared = suite.shared_resources(task.id)
+        ticket = self.admission.reserve(task_id, shared, principal.share_key)
+        with ExitStack() as on_error:
+            on_error.callback(self.admission.release, ticket)
+            journal = self._create_journal(spec.id)
+            on_error.callback(journal.discard)
+            episode = self._episode(spec, suite.name, ticket, journal)
+            # Read here, so that a task with a broken prompt fails at its start.
+            _ = episode.prompt
+            episode.write_head()
+            episode.records.insert(spec, suite.name, episode.started_at)
+            on_error.pop_all()
         self._drop_oldest_ended()
         episode.metrics.started()
         self._run(episode)
         return episode
 
-    def _launch_time(self, suite: Suite, task: Task, requested: datetime | None) -> datetime:
-        """The time that an episode is played at: of its recorded web, else as requested, else now.
-
-        Raises BadRequestError if another one is requested than that of the recording.
-        """
-        factory = self._sandbox_factories[suite.name]
-        recorded = None
-        if factory.web is not None and factory.uses_web(task):
-            recorded = recorded_launch_time(factory.web.state, suite, task)
-        if recorded is None:
-            return requested or datetime.now().astimezone()
-        if requested is not None and requested != recorded:
-            raise BadRequestError(
-                f"the recording of the web of {task.id} fixes the launch time "
-                f"{recorded.isoformat()}: leave out another one"
-            )
-        return recorded
+    def _episode(self, spec: EpisodeSpec, suite: str, ticket: Ticket, journal: Journal) -> Episode:
+        return Episode(
+            spec,
+            sandbox_factory=self._sandbox_factories[suite],
+            ticket=ticket,
+            journal=journal,
+            metrics=self.metrics.episode(suite, spec.task_name),
+            store=self.store,
+            archive=self._archive,
+        )
 
     def recover(self, stored: StoredEpisode) -> None:
         """Continue an episode of a dead server in the background. Raises OSError, AtCapacityError.
@@ -249,14 +264,8 @@ class EpisodeRegistry:
     def _restore(self, stored: StoredEpisode, ticket: Ticket) -> Episode:
         options = self.options
         folder = options.journals / stored.spec.id
-        episode = Episode(
-            stored.spec,
-            sandbox_factory=self._sandbox_factories[stored.suite],
-            ticket=ticket,
-            journal=Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk),
-            metrics=self.metrics.episode(stored.suite, stored.spec.task_name),
-            store=self.store,
-        )
+        journal = Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
+        episode = self._episode(stored.spec, stored.suite, ticket, journal)
         episode.restore(stored)
         return episode
 
@@ -268,6 +277,7 @@ class EpisodeRegistry:
             admission=self.admission,
             signer=self.signer,
             scratch=self.options.scratch,
+            kept_tools=self._kept_tools,
             stored=stored,
         )
         self._tasks.start_soon(run_alone, runner.run)
@@ -323,7 +333,7 @@ class EpisodeRegistry:
         tell the two apart.
         """
         episode = self._episodes.get(episode_id) or self._ended_before(episode_id)
-        if episode is None or not principal.may_use(episode.owner):
+        if episode is None or not principal.may_use(episode.spec.owner):
             raise UnknownEpisodeError(
                 "there is no such episode here: it was never started, belongs to somebody else, or ended so "
                 "long ago that it is forgotten; start a new one"
@@ -345,7 +355,9 @@ class EpisodeRegistry:
 
     def owned_by(self, principal: Principal) -> list[Episode]:
         """The principal's own episodes, newest first."""
-        return [episode for episode in reversed(self._episodes.values()) if principal.owns(episode.owner)]
+        return [
+            episode for episode in reversed(self._episodes.values()) if principal.owns(episode.spec.owner)
+        ]
 
     async def drain(self) -> None:
         """End every episode; wait at most `drain_seconds` for those that are being graded."""
@@ -379,7 +391,7 @@ class EpisodeRegistry:
         episode = self._find_started_by(operation)
         if episode is None:
             return None
-        if episode.task_name != task_id or not principal.may_use(episode.owner):
+        if episode.task_name != task_id or not principal.may_use(episode.spec.owner):
             raise BadRequestError(
                 "another request has used this operation id to start an episode; use a new id for each"
             )
@@ -414,29 +426,6 @@ class EpisodeRegistry:
         load_rubric(suite, task)
         return suite, task
 
-    def _create_episode(self, spec: EpisodeSpec, suite: Suite) -> Episode:
-        """Raises AtCapacityError, BadRequestError, SuiteError if the prompt cannot be read, and OSError."""
-        self.options.disk.refuse_if_low()
-        shared = suite.shared_resources(spec.task.id)
-        ticket = self.admission.reserve(spec.task_name, shared, spec.owner.share_key)
-        with ExitStack() as on_error:
-            on_error.callback(self.admission.release, ticket)
-            journal = self._create_journal(spec.id)
-            on_error.callback(journal.discard)
-            episode = Episode(
-                spec,
-                sandbox_factory=self._sandbox_factories[suite.name],
-                ticket=ticket,
-                journal=journal,
-                metrics=self.metrics.episode(suite.name, spec.task_name),
-                store=self.store,
-            )
-            # Read here, so that a task with a broken prompt fails at its start.
-            _ = episode.prompt
-            episode.records.insert(spec, suite.name, episode.started_at)
-            on_error.pop_all()
-        return episode
-
     def _create_journal(self, episode_id: str) -> Journal:
         options = self.options
         try:
@@ -444,7 +433,7 @@ class EpisodeRegistry:
                 options.journals / episode_id, max_calls_bytes=options.max_log_bytes, disk=options.disk
             )
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
                 raise
             raise AtCapacityError(
                 f"the state folder has no room for another episode: {error.strerror}",
@@ -462,12 +451,12 @@ class EpisodeRegistry:
     def _drop_oldest_ended(self) -> None:
         ended = [episode for episode in self._episodes.values() if episode.state.phase is Phase.ENDED]
         for episode in ended:
-            episode.forget_old_calls()
+            episode.calls.forget_old()
         limit = MAX_ENDED_EPISODES if self.store is None else MAX_ENDED_IN_MEMORY
         while len(ended) > limit:
             # Of the token that has most of them, so that no token can have those of others dropped.
-            ((token, _),) = Counter(episode.owner.token for episode in ended).most_common(1)
-            oldest = next(episode for episode in ended if episode.owner.token == token)
+            ((token, _),) = Counter(episode.spec.owner.token for episode in ended).most_common(1)
+            oldest = next(episode for episode in ended if episode.spec.owner.token == token)
             ended.remove(oldest)
             del self._episodes[oldest.id], self._by_agent_id[oldest.agent_id]
             self._by_operation.pop(oldest.spec.operation or "", None)

@@ -23,20 +23,27 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.services import read_credentials
 from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
 from decathlon_mcp.episodes.web import EpisodeWeb
-from decathlon_mcp.errors import BadRequestError, UnknownTaskError
+from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownTaskError
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.grading.attempt import CallRecord
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
-from decathlon_mcp.grading.kept import ATTEMPT_FILE, KEPT_SEALED, KEPT_WORKSPACE, ORIGINAL_FILE, KeptAttempt
+from decathlon_mcp.grading.kept_attempt import (
+    ATTEMPT_FILE,
+    KEPT_SEALED,
+    KEPT_WORKSPACE,
+    ORIGINAL_FILE,
+    KeptAttempt,
+)
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.grading.verdict import Regrading, Verdict
 from decathlon_mcp.sandboxes.base import Isolation, Sandbox
 from decathlon_mcp.storage.kept_files import VERDICT_FILE, KeptFiles
+from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, TrajectoryCalls, has_ended
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.types import JsonObject, Network, as_object
+from decathlon_mcp.types import Network, as_object, public_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +67,10 @@ class _Calls:
 def is_open(folder: Path) -> bool:
     """Whether the episode of this folder has neither a verdict nor an end. Blocks.
 
-    It is running, or its server was killed.
+    It is running, or its server was killed. Raises BadRequestError if its row cannot be read.
     """
+    if (row := _row(folder)) is not None:
+        return row.verdict is None and row.phase != ENDED
     if KeptFiles(folder).has(VERDICT_FILE):
         return False
     try:
@@ -81,10 +90,12 @@ def read_kept(folder: Path) -> KeptAttempt:
             "nothing of it was kept: its server did not run with `--keep workspace`, its attempt was not "
             "graded, or the disk was nearly full"
         )
-    kept = KeptAttempt.parse(files.read(ATTEMPT_FILE))
-    if kept.attempt.episode != folder.name:
-        raise BadRequestError(f"{ATTEMPT_FILE} is that of another episode, {kept.attempt.episode[:12]!r}")
-    return kept
+    kept_attempt = KeptAttempt.parse(files.read(ATTEMPT_FILE))
+    if kept_attempt.attempt.episode != public_id(folder.name):
+        raise BadRequestError(
+            f"{ATTEMPT_FILE} is that of another episode, {quoted(kept_attempt.attempt.episode)}"
+        )
+    return kept_attempt
 
 
 class Regrader:
@@ -97,7 +108,7 @@ class Regrader:
         self._registry = registry
         self._other_image = other_image
 
-    async def regrade(self, folder: Path, kept: KeptAttempt) -> Regraded:
+    async def regrade(self, folder: Path, kept_attempt: KeptAttempt) -> Regraded:
         """Make a new verdict for the kept attempt in this episode's folder. Writes nothing there.
 
         The verdict's status says if the attempt could not be graded. Raises UnknownTaskError or SuiteError if
@@ -105,20 +116,22 @@ class Regrader:
         are damaged, SetUpError for its credentials, LimitExceededError if it is over the limits of today,
         AtCapacityError if the disk is nearly full, and OSError.
         """
-        suite, task = self._find(kept)
+        suite, task = self._find(kept_attempt)
         factory = self._registry.sandbox_factory(suite.name)
-        _refuse_unless_repeatable(kept, suite, task, factory)
+        _refuse_unless_repeatable(kept_attempt, suite, task, factory)
         before, digest = await anyio.to_thread.run_sync(_own_verdict, folder)
-        options, attempt = self._registry.options, kept.attempt
+        options, attempt = self._registry.options, kept_attempt.attempt
         images: list[str | None] = [attempt.image_digest]
-        scratch = options.scratch / f"{attempt.episode[:12]}-regrade"
+        scratch = options.scratch / f"{attempt.episode}-regrade"
         scratch.mkdir(mode=0o700)
         try:
-            captured = await anyio.to_thread.run_sync(self._restore, folder, kept, suite, task, scratch)
+            captured = await anyio.to_thread.run_sync(
+                self._restore, folder, kept_attempt, suite, task, scratch
+            )
             revision = await anyio.to_thread.run_sync(suite.revision_of, task)
             recorded = await anyio.to_thread.run_sync(TrajectoryCalls, folder / TRAJECTORY_FILE)
             async with AsyncExitStack() as stack:
-                web = await self._open_web(stack, factory, kept, task)
+                web = await self._open_web(stack, factory, kept_attempt, task)
                 job = GradingJob(
                     attempt=replace(
                         attempt,
@@ -128,7 +141,7 @@ class Regrader:
                     ),
                     suite=suite,
                     task=task,
-                    open_sandbox=self._opener(factory, kept, images, web),
+                    open_sandbox=self._opener(factory, kept_attempt, images, web),
                     captured=captured,
                     common=factory.common,
                     deadline_seconds=options.limits.for_task(task).evaluation_seconds,
@@ -145,33 +158,39 @@ class Regrader:
         changes = {"regrading": regrading, "image_digest": images[-1]}
         return Regraded(before, self._registry.signer.sign(verdict.model_copy(update=changes)))
 
-    def _find(self, kept: KeptAttempt) -> tuple[Suite, Task]:
-        catalogue, name = self._registry.catalogue, kept.attempt.suite
+    def _find(self, kept_attempt: KeptAttempt) -> tuple[Suite, Task]:
+        catalogue, name = self._registry.catalogue, kept_attempt.attempt.suite
         suites = {suite.name: suite for suite in catalogue.suites}
         if name not in suites:
-            given = ", ".join(sorted(suites))
-            raise UnknownTaskError(f"it was played in the suite {quoted(name)}, and --suite gives {given}")
-        if suites[name].language != kept.language:
-            raise BadRequestError(f"it was played with `--language {kept.language}`: set that")
-        if kept.task_id not in suites[name].tasks:
-            raise UnknownTaskError(f"the suite {name} has no task {quoted(kept.task_id)} any more")
-        return suites[name], suites[name].task(kept.task_id)
+            suite_names = ", ".join(sorted(suites))
+            raise UnknownTaskError(
+                f"it was played in the suite {quoted(name)}, and --suite gives {suite_names}"
+            )
+        if suites[name].language != kept_attempt.language:
+            raise BadRequestError(f"it was played with `--language {kept_attempt.language}`: set that")
+        if kept_attempt.task_id not in suites[name].tasks:
+            raise UnknownTaskError(f"the suite {name} has no task {quoted(kept_attempt.task_id)} any more")
+        return suites[name], suites[name].task(kept_attempt.task_id)
 
     async def _open_web(
-        self, stack: AsyncExitStack, factory: SandboxFactory, kept: KeptAttempt, task: Task
+        self, stack: AsyncExitStack, factory: SandboxFactory, kept_attempt: KeptAttempt, task: Task
     ) -> EpisodeWeb | None:
         """The recorded web for one grading, if the server has one and the evaluator needs it."""
         if factory.web is None or not factory.uses_web(task, "grader"):
             return None
-        label, launch_time = f"{kept.attempt.episode[:12]}-regrade", kept.attempt.launch_time
-        return await stack.enter_async_context(factory.web.episode(factory.suite, task, label, launch_time))
+        name, launch_time = f"{kept_attempt.attempt.episode}-regrade", kept_attempt.attempt.launch_time
+        return await stack.enter_async_context(factory.web.episode(factory.suite, task, name, launch_time))
 
     def _opener(
-        self, factory: SandboxFactory, kept: KeptAttempt, images: list[str | None], web: EpisodeWeb | None
+        self,
+        factory: SandboxFactory,
+        kept_attempt: KeptAttempt,
+        images: list[str | None],
+        web: EpisodeWeb | None,
     ) -> OpenSandbox:
         """Opens sandboxes for one grading; the digests of their images are added to `images`."""
-        image = None if self._other_image else kept.attempt.image_digest
-        names = (f"{kept.attempt.episode[:12]}-regrader{number}" for number in itertools.count(1))
+        image = None if self._other_image else kept_attempt.attempt.image_digest
+        names = (f"{kept_attempt.attempt.episode}-regrader{number}" for number in itertools.count(1))
 
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
@@ -185,14 +204,14 @@ class Regrader:
         return open_sandbox
 
     def _restore(
-        self, folder: Path, kept: KeptAttempt, suite: Suite, task: Task, scratch: Path
+        self, folder: Path, kept_attempt: KeptAttempt, suite: Suite, task: Task, scratch: Path
     ) -> CapturedWorkspace:
         """Unpack the kept archives into `scratch`, the task's folder joined with the checkout's."""
         options = self._registry.options
         files = KeptFiles(folder, options.disk)
         workspace = scratch / "workspace.tar"
         files.restore_archive(KEPT_WORKSPACE, workspace, options.limits.workspace_bytes)
-        if not kept.sealed:
+        if not kept_attempt.sealed:
             return CapturedWorkspace(workspace, None)
         preprocessed, checkout, sealed = (
             scratch / f"{name}.tar" for name in ("preprocessed", "checkout", "sealed")
@@ -213,21 +232,23 @@ _PLAYED: Mapping[Isolation, str] = {
 }
 
 
-def _refuse_unless_repeatable(kept: KeptAttempt, suite: Suite, task: Task, factory: SandboxFactory) -> None:
+def _refuse_unless_repeatable(
+    kept_attempt: KeptAttempt, suite: Suite, task: Task, factory: SandboxFactory
+) -> None:
     """Raise BadRequestError for an attempt whose evaluator needs something that is not kept."""
-    if kept.in_place or task.in_place:
+    if kept_attempt.in_place or task.in_place:
         raise BadRequestError(
-            f"{kept.attempt.task} is graded in the agent's own sandbox, which is not kept: it cannot be "
-            "graded again"
+            f"{kept_attempt.attempt.task} is graded in the agent's own sandbox, which is not kept: "
+            "it cannot be graded again"
         )
     if services := [*task.needs.services, *(shared.name for shared in suite.shared_resources(task.id))]:
         raise BadRequestError(
-            f"the evaluator of {kept.attempt.task} may look at {', '.join(services)}, of which nothing is "
-            "kept: it cannot be graded again"
+            f"the evaluator of {kept_attempt.attempt.task} may look at {', '.join(services)}, of "
+            "which nothing is kept: it cannot be graded again"
         )
     isolation = factory.provider.isolation
-    if isolation != kept.attempt.isolation:
-        played = _PLAYED[kept.attempt.isolation]
+    if isolation != kept_attempt.attempt.isolation:
+        played = _PLAYED[kept_attempt.attempt.isolation]
         raise BadRequestError(
             f"it was played {played}, and the provider {factory.provider.name} grades otherwise: choose the "
             "same with --provider, and --isolation if that is local"
@@ -235,12 +256,27 @@ def _refuse_unless_repeatable(kept: KeptAttempt, suite: Suite, task: Task, facto
 
 
 def _own_verdict(folder: Path) -> tuple[Verdict | None, str | None]:
-    """The episode's own verdict and its digest. Raises BadRequestError if it cannot be read."""
-    files = KeptFiles(folder)
-    if not files.has(VERDICT_FILE):
-        return None, None
-    values: JsonObject = files.read(VERDICT_FILE)
+    """The episode's own verdict and its digest, from its row, or from its file if no row has one.
+
+    Raises BadRequestError if it cannot be read.
+    """
+    row = _row(folder)
+    source, values = "its row", None if row is None else row.verdict
+    if values is None:
+        files = KeptFiles(folder)
+        if not files.has(VERDICT_FILE):
+            return None, None
+        source, values = VERDICT_FILE, files.read(VERDICT_FILE)
     try:
         return Verdict.model_validate(values), verdict_digest(values)
     except (ValidationError, ValueError) as error:
-        raise BadRequestError(f"{VERDICT_FILE} is damaged: {str(error).splitlines()[0]}") from None
+        raise BadRequestError(f"the verdict in {source} is damaged: {str(error).splitlines()[0]}") from None
+
+
+def _row(folder: Path) -> EpisodeRow | None:
+    """The row of the episode in this folder. Raises BadRequestError if it cannot be read."""
+    try:
+        with Store.open_read_only(folder.parent.parent) as store:
+            return None if store is None else store.episode(folder.name)
+    except SettingsError as error:
+        raise BadRequestError(f"the episode's row cannot be read: {error.message}") from None

@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,17 +14,25 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.grading import WORKSPACE_FILE, EpisodeGrader, capture_workspace
-from decathlon_mcp.episodes.keeping import keep_sealed
+from decathlon_mcp.episodes.grading import (
+    WORKSPACE_FILE,
+    EpisodeGrader,
+    attempt_of,
+    capture_workspace,
+    keep_sealed,
+    require_whole_record,
+    with_room,
+)
 from decathlon_mcp.episodes.records import StoredEpisode
 from decathlon_mcp.episodes.services import EpisodeResources, open_services, read_credentials
-from decathlon_mcp.episodes.set_up import SEALED_FILE, SetUp
+from decathlon_mcp.episodes.set_up import SEALED_FILE, PreparedTask, SetUp
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.episodes.tool_changes import follow_tool_changes
-from decathlon_mcp.episodes.tool_offer import ToolOffer
+from decathlon_mcp.episodes.tools.offer import ToolOffer, follow_tool_changes
+from decathlon_mcp.episodes.tools.session import ServerStarts
 from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import (
     CallTimeoutError,
@@ -37,6 +45,7 @@ from decathlon_mcp.grading.job import CapturedWorkspace
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
+from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import RecoveryResult
@@ -66,6 +75,7 @@ class EpisodeRunner:
         admission: Admission,
         signer: Signer,
         scratch: Path,
+        kept_tools: KeptTools,
         stored: StoredEpisode | None = None,
     ) -> None:
         self._episode = episode
@@ -73,8 +83,13 @@ class EpisodeRunner:
         self._recovery_is_counted = stored is None
         self._admission = admission
         self._signer = signer
-        self._scratch = scratch / episode.spec.label
+        self._kept_tools = kept_tools
+        self._scratch = scratch / episode.spec.public_id
+        # Then the sandbox is paused: the driver does not answer any more.
+        self._capture_was_tried = False
         self._offer = ToolOffer(episode, admission.starting_server)
+        self._starts: ServerStarts | None = None
+        """What starts the task's servers, once the episode is ready."""
 
     async def run(self) -> None:
         """Run from QUEUED to ENDED. Raises nothing but its own cancellation."""
@@ -82,16 +97,18 @@ class EpisodeRunner:
         # What stands if the runner is cancelled.
         ending, cause = Ending.SERVER_STOPPED, None
         if self._stored is None:
-            log.info("episode started", extra=fields(episode=episode.spec.label, task=episode.task_name))
+            log.info("episode started", extra=fields(episode=episode.spec.public_id, task=episode.task_name))
         try:
             # Outside the lease: when it expires, calls fail with their sandbox and know the reason.
-            async with episode.running_calls():
+            async with episode.calls.running():
                 ending = await self._run()
         except DecathlonError as error:
             ending, cause = self._ending_for(error), error
         except Exception:
             ending = Ending.FAULT
-            log.exception("episode failed", extra=fields(episode=episode.spec.label, task=episode.task_name))
+            log.exception(
+                "episode failed", extra=fields(episode=episode.spec.public_id, task=episode.task_name)
+            )
         finally:
             self._count_recovery("ended")
             self._admission.release(episode.ticket)
@@ -99,28 +116,17 @@ class EpisodeRunner:
                 await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
                 await self._end(ending, cause)
 
-    def _count_recovery(self, result: RecoveryResult) -> None:
-        """Count what became of an episode of a dead server, once."""
-        if not self._recovery_is_counted:
-            self._recovery_is_counted = True
-            self._episode.metrics.recovered(result)
-
-    def _ending_for(self, error: DecathlonError) -> Ending:
-        if isinstance(error, SandboxLostError):
-            return Ending.SANDBOX_LOST
-        return Ending.NO_VERDICT if self._episode.was_ready else Ending.SET_UP_FAILED
-
     async def _run(self) -> Ending:
+        """Wait for admission, play, and stay until the client closes the episode or its lease expires."""
         episode = self._episode
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         if self._stored is not None:
-            await episode.restore_calls()
+            await episode.calls.restore()
             if episode.claim is not None:
-                episode.end_calls()
+                episode.calls.close()
         if episode.verdict is None:
-            with episode.lease.limit():
-                if episode.claim is not None:
-                    episode.lease.suspend()
+            # Neither the lease nor `close` may interrupt a grading.
+            with episode.lease.limit() if episode.claim is None else nullcontext():
                 await self._offer.offer_early()
                 async with self._admission.admit(episode.ticket):
                     self._record_verdict(await self._play())
@@ -158,46 +164,39 @@ class EpisodeRunner:
                 episode.close_attempt()
                 if episode.claim is None:  # its lease has just expired
                     raise
-                episode.end_calls()
-                attempt = await anyio.to_thread.run_sync(episode.attempt)
+                episode.calls.close()
+                attempt = await anyio.to_thread.run_sync(attempt_of, episode)
                 verdict = verdict_without_grading(attempt, status="forfeited", detail=error.message)
                 return await _with_web(verdict, resources)
 
     async def _play_with(self, resources: EpisodeResources) -> Verdict:
+        """From the agent's sandbox to the verdict, which a fresh sandbox or the agent's own gives."""
         episode = self._episode
         grader = EpisodeGrader(episode, resources, self._admission)
         if episode.records.progress.captured:
-            episode.require_whole_record()
             captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._sealed)
         else:
             # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
             async with resources.services.watched(), AsyncExitStack() as agent_stack:
                 if episode.was_ready:
                     sandbox, driver = await self._take_back_agent_sandbox(agent_stack, resources)
-                    # Now that it will be removed in any case.
-                    episode.require_whole_record()
                 else:
+                    require_whole_record(episode)
                     sandbox, driver = await self._open_agent_sandbox(agent_stack, resources)
                 if driver is not None:
                     await self._wait_for_claim(driver)
+                    require_whole_record(episode)
                     if episode.spec.task.in_place:
                         return await grader.grade_in_place(sandbox, driver, self._sealed)
-                async with self._admission.captures:
-                    captured = await capture_workspace(episode, sandbox, driver, self._scratch, self._sealed)
-                    episode.mark_captured()
-                    await agent_stack.aclose()
+                captured = await with_room(episode, partial(self._capture, agent_stack, sandbox, driver))
+        require_whole_record(episode)
         async with resources.services.watched():
             return await grader.grade_in_fresh_sandbox(captured)
-
-    @property
-    def _sealed(self) -> Path | None:
-        """Archive of the task's folder as preprocess left it, once the episode is ready."""
-        return self._scratch / SEALED_FILE if self._episode.records.progress.sealed else None
 
     async def _open_resources(self, stack: AsyncExitStack) -> EpisodeResources:
         """Open what all sandboxes of the episode share; it lives as long as the stack."""
         episode, factory = self._episode, self._episode.sandbox_factory
-        task, label = episode.spec.task, episode.spec.label
+        task, public_id = episode.spec.task, episode.public_id
         credentials = await read_credentials(factory, task, episode.ticket.accounts)
         start_seconds = episode.spec.limits.servers_seconds
         async with self._admission.set_ups:
@@ -205,9 +204,9 @@ class EpisodeRunner:
                 open_services(
                     factory,
                     task,
-                    label,
+                    public_id,
                     start_seconds=start_seconds,
-                    records=episode.records,
+                    records=episode.sandbox_records,
                     taken_back=self._rows if episode.was_ready else None,
                 )
             )
@@ -215,14 +214,121 @@ class EpisodeRunner:
         if factory.web is not None and factory.uses_web(task):
             launch_time = episode.spec.launch_time
             web = await stack.enter_async_context(
-                factory.web.episode(factory.suite, task, label, launch_time)
+                factory.web.episode(factory.suite, task, public_id, launch_time)
             )
         return EpisodeResources(services, credentials, web)
 
-    @property
-    def _rows(self) -> Mapping[str, SandboxRow]:
-        """The sandboxes that the episode had when its server died, by name."""
-        return {} if self._stored is None else {row.name: row for row in self._stored.sandboxes}
+    async def _open_agent_sandbox(
+        self, stack: AsyncExitStack, resources: EpisodeResources
+    ) -> tuple[Sandbox, DriverClient]:
+        """Open and set up the agent's sandbox, and offer its tools; the episode is READY afterwards."""
+        episode = self._episode
+        async with self._admission.set_ups:
+            prepared = await self._set_up(stack, resources)
+            if prepared.preprocess_failure:
+                log.warning(
+                    "preprocess failed, which its suite ignores",
+                    extra=fields(
+                        episode=episode.spec.public_id,
+                        task=episode.task_name,
+                        why=prepared.preprocess_failure,
+                    ),
+                )
+                episode.note_preprocess_failure(prepared.preprocess_failure)
+            if episode.spec.keeps_workspace and prepared.sealed is not None:
+                await keep_sealed(episode, prepared.sealed, prepared.original)
+            tools = await self._offer.complete(prepared, self._kept_tools)
+            session = await self._offer.tool_session(
+                prepared.sandbox, prepared.driver, running=prepared.servers
+            )
+        episode.mark_ready(session, sealed=prepared.sealed is not None, tools=tools)
+        self._starts = session.starts
+        log.info(
+            "episode ready",
+            extra=fields(episode=episode.spec.public_id, seconds=round(time.time() - episode.started_at, 3)),
+        )
+        return prepared.sandbox, prepared.driver
+
+    async def _set_up(self, stack: AsyncExitStack, resources: EpisodeResources) -> PreparedTask:
+        """Open the agent's sandbox on `stack` and set it up."""
+        episode, factory = self._episode, self._episode.sandbox_factory
+        set_up = SetUp(
+            suite=factory.suite,
+            task=episode.spec.task,
+            launch_time=episode.spec.launch_time,
+            common=factory.common,
+            scratch=self._scratch,
+            limits=episode.spec.limits,
+            credentials=resources.credentials,
+            isolated=factory.provider.isolation != "none",
+            notes_original=episode.spec.keeps_workspace,
+            before_reading=self._read_revision,
+        )
+        first = f"{episode.spec.public_id}-preprocess" if set_up.has_two_sandboxes else self._agent_name
+        if factory.root(first) != factory.root(self._agent_name):
+            # Files that preprocess writes may contain absolute paths, so both sandboxes need the same root.
+            # They can have the same name, as the first is removed before the second opens.
+            first = self._agent_name
+        return await set_up.run(
+            stack,
+            partial(self._open_sandbox, resources, first),
+            partial(self._open_sandbox, resources, self._agent_name),
+            self._offer.servers_to_start,
+        )
+
+    @asynccontextmanager
+    async def _open_sandbox(
+        self, resources: EpisodeResources, name: str, image: str | None
+    ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        """Open the sandbox of preprocess or of the agent, as `SetUp.run` asks for it."""
+        episode, factory, task = self._episode, self._episode.sandbox_factory, self._episode.spec.task
+        is_agents = name == self._agent_name
+        # Before it takes a place among the openings, which graders need to end other episodes.
+        await self._admission.memory.wait()
+        async with factory.open(
+            name,
+            factory.network_for(task),
+            image=image,
+            forwards=resources.services.targets,
+            records=episode.sandbox_records,
+            role="agent" if is_agents else "preprocess",
+            # A task that is graded in place is graded in this sandbox.
+            dense=is_agents and not task.in_place,
+            opening=self._admission.opening,
+            web=resources.web if factory.uses_web(task, "agent") else None,
+        ) as (sandbox, driver):
+            episode.mark_opened(sandbox.spec.name, sandbox.image_digest, dense=sandbox.spec.dense)
+            yield sandbox, driver
+
+    def _read_revision(self) -> None:
+        """Note the revision of the files that the set-up is about to read. Blocks."""
+        episode, factory = self._episode, self._episode.sandbox_factory
+        episode.note_revision(SuiteRevision.read(factory.suite, episode.spec.task, factory.common_digest))
+
+    async def _wait_for_claim(self, driver: DriverClient) -> None:
+        """Wait for the claim; meanwhile servers may start ahead of their first calls.
+
+        Raises SandboxLostError if the sandbox is lost before. If a server cannot be started, it raises
+        SandboxLostError too where no tool has been called, else the server's error.
+        """
+        episode, admission, starts = self._episode, self._admission, self._starts
+        async with anyio.create_task_group() as tasks:
+            driver.closed.on_set(tasks.cancel_scope.cancel)
+            tasks.start_soon(follow_tool_changes, episode, driver)
+            if starts is not None:
+                starts.failed.on_set(tasks.cancel_scope.cancel)
+                if episode.sandbox_factory.servers == "ahead":
+                    names = episode.spec.task.needs.servers
+                    tasks.start_soon(starts.start_ahead, names, admission.starts_ahead, admission.set_ups)
+            await episode.state.reach(Phase.CLAIMED)
+            tasks.cancel_scope.cancel()
+        if episode.claim is not None:
+            return
+        if starts is None or starts.failure is None:
+            raise await driver.closed_error()
+        if episode.calls.sent:
+            raise DriverError(starts.failure.message, **starts.failure.data)
+        raise SandboxLostError(starts.failure.message)
 
     async def _take_back_agent_sandbox(
         self, stack: AsyncExitStack, resources: EpisodeResources
@@ -239,114 +345,31 @@ class EpisodeRunner:
             sandbox, driver = await stack.enter_async_context(
                 factory.take_back(
                     row,
-                    episode.records,
+                    episode.sandbox_records,
                     forwards=resources.services.targets,
                     web=resources.web if factory.uses_web(episode.spec.task, "agent") else None,
-                    unanswered=episode.unanswered_requests,
+                    unanswered=episode.calls.unanswered_requests,
                 )
             )
+        # Now that the sandbox will be removed in any case, and before a call is sent to it.
+        require_whole_record(episode)
         if episode.claim is None:
             if driver is None:
                 raise SandboxLostError("the agent's sandbox does not run any more")
-            episode.become_ready(await self._offer.tool_session(sandbox, driver))
+            session = await self._offer.tool_session(sandbox, driver)
+            episode.become_ready(session)
+            self._starts = session.starts
             self._count_recovery("continued")
-            log.info("episode taken back", extra=fields(episode=episode.spec.label))
+            log.info("episode taken back", extra=fields(episode=episode.spec.public_id))
         return sandbox, driver
-
-    async def _open_agent_sandbox(
-        self, stack: AsyncExitStack, resources: EpisodeResources
-    ) -> tuple[Sandbox, DriverClient]:
-        """Open and set up the agent's sandbox; the episode is READY afterwards."""
-        episode, factory = self._episode, self._episode.sandbox_factory
-        task, agent_name = episode.spec.task, f"{episode.spec.label}-agent"
-        set_up = SetUp(
-            suite=factory.suite,
-            task=task,
-            launch_time=episode.spec.launch_time,
-            common=factory.common,
-            scratch=self._scratch,
-            limits=episode.spec.limits,
-            credentials=resources.credentials,
-            isolated=factory.provider.isolation != "none",
-            notes_original=episode.spec.keeps_workspace,
-            before_reading=episode.read_revision,
-        )
-        first_name = f"{episode.spec.label}-preprocess" if set_up.has_two_sandboxes else agent_name
-        if factory.root(first_name) != factory.root(agent_name):
-            # Files that preprocess writes may contain absolute paths, so both sandboxes need the same root.
-            # They can have the same name, as the first is removed before the second opens.
-            first_name = agent_name
-
-        @asynccontextmanager
-        async def open_sandbox(name: str, image: str | None) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-            network, forwards = factory.network_for(task), resources.services.targets
-            # Before it takes a place among the openings, which graders need to end other episodes.
-            await self._admission.memory.wait()
-            async with factory.open(
-                name,
-                network,
-                image=image,
-                forwards=forwards,
-                records=episode.records,
-                role="agent" if name == agent_name else "preprocess",
-                # A task that is graded in place is graded in this sandbox.
-                dense=name == agent_name and not task.in_place,
-                opening=self._admission.opening,
-                web=resources.web if factory.uses_web(task, "agent") else None,
-            ) as (sandbox, driver):
-                episode.mark_opened(sandbox.spec.name, sandbox.image_digest, dense=sandbox.spec.dense)
-                yield sandbox, driver
-
-        async with self._admission.set_ups:
-            prepared = await set_up.run(
-                stack,
-                partial(open_sandbox, first_name),
-                partial(open_sandbox, agent_name),
-                self._offer.servers_to_start,
-            )
-            if prepared.preprocess_failure:
-                episode.note_preprocess_failure(prepared.preprocess_failure)
-            if episode.spec.keeps_workspace and prepared.sealed is not None:
-                await keep_sealed(episode, prepared.sealed, prepared.original)
-            await self._offer.complete(prepared)
-            session = await self._offer.tool_session(
-                prepared.sandbox, prepared.driver, running=prepared.servers
-            )
-        episode.mark_ready(session, sealed=prepared.sealed is not None)
-        log.info(
-            "episode ready",
-            extra=fields(episode=episode.spec.label, seconds=round(time.time() - episode.started_at, 3)),
-        )
-        return prepared.sandbox, prepared.driver
-
-    async def _wait_for_claim(self, driver: DriverClient) -> None:
-        """Wait for the claim; meanwhile servers may start ahead of their first calls.
-
-        Raises SandboxLostError if the sandbox is lost before. If a server cannot be started, it raises
-        SandboxLostError too where no tool has been called, else the server's error.
-        """
-        episode, admission = self._episode, self._admission
-        starts = episode.server_starts
-        async with anyio.create_task_group() as tasks:
-            driver.closed.on_set(tasks.cancel_scope.cancel)
-            tasks.start_soon(follow_tool_changes, episode, driver)
-            if starts is not None:
-                starts.failed.on_set(tasks.cancel_scope.cancel)
-                if episode.sandbox_factory.servers == "ahead":
-                    names = episode.spec.task.needs.servers
-                    tasks.start_soon(starts.start_ahead, names, admission.starts_ahead, admission.set_ups)
-            await episode.state.reach(Phase.CLAIMED)
-            tasks.cancel_scope.cancel()
-        if episode.claim is not None:
-            return
-        if starts is None or starts.failure is None:
-            raise await driver.closed_error()
-        if episode.has_called:
-            raise DriverError(starts.failure.message, **starts.failure.data)
-        raise SandboxLostError(starts.failure.message)
 
     def _record_verdict(self, verdict: Verdict) -> None:
         self._episode.record_verdict(self._signer.sign(verdict))
+
+    def _ending_for(self, error: DecathlonError) -> Ending:
+        if isinstance(error, SandboxLostError):
+            return Ending.SANDBOX_LOST
+        return Ending.NO_VERDICT if self._episode.was_ready else Ending.SET_UP_FAILED
 
     async def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
         episode = self._episode
@@ -356,27 +379,63 @@ class EpisodeRunner:
                 status = STATUS_WITHOUT_GRADING.get(ending, "not_evaluated")
                 if status == "forfeited" and not episode.was_ready:
                     status = "not_evaluated"
-                attempt = episode.attempt()
+                attempt = attempt_of(episode)
                 if ending is Ending.TIME_OVER:
                     attempt = replace(attempt, truncated_by="time")
                 self._record_verdict(verdict_without_grading(attempt, status=status, detail=detail))
         except Exception:
-            log.exception("no verdict could be made", extra=fields(episode=episode.spec.label))
+            log.exception("no verdict could be made", extra=fields(episode=episode.spec.public_id))
         finally:
             episode.mark_ended(ending, cause)
         # On stdio the client's user reads this log, so that it must not reveal a hidden reward.
-        reward = {"reward": episode.verdict.reward} if episode.verdict and episode.policy == "visible" else {}
+        reward = (
+            {"reward": episode.verdict.reward} if episode.verdict and episode.spec.policy == "visible" else {}
+        )
         log.info(
             "episode ended",
             extra=fields(
-                episode=episode.spec.label,
+                episode=episode.spec.public_id,
                 task=episode.task_name,
                 ending=ending,
-                calls=episode.calls,
+                calls=episode.calls.sent,
                 **reward,
                 **({"cause": cause.message} if cause else {}),
             ),
         )
+
+    async def _capture(
+        self, agent_stack: AsyncExitStack, sandbox: Sandbox, driver: DriverClient | None
+    ) -> CapturedWorkspace:
+        """Capture the agent's workspace, and remove its sandbox. Raises as `capture_workspace`."""
+        async with self._admission.captures:
+            if self._capture_was_tried:
+                driver = None
+            self._capture_was_tried = True
+            captured = await capture_workspace(self._episode, sandbox, driver, self._scratch, self._sealed)
+            self._episode.mark_captured()
+            await agent_stack.aclose()
+        return captured
+
+    def _count_recovery(self, result: RecoveryResult) -> None:
+        """Count what became of an episode of a dead server, once."""
+        if not self._recovery_is_counted:
+            self._recovery_is_counted = True
+            self._episode.metrics.recovered(result)
+
+    @property
+    def _agent_name(self) -> str:
+        """Name of the agent's sandbox, unless one of the pool is taken."""
+        return f"{self._episode.spec.public_id}-agent"
+
+    @property
+    def _rows(self) -> Mapping[str, SandboxRow]:
+        """The sandboxes that the episode had when its server died, by name."""
+        return {} if self._stored is None else {row.name: row for row in self._stored.sandboxes}
+
+    @property
+    def _sealed(self) -> Path | None:
+        """Archive of the task's folder as preprocess left it, once the episode is ready."""
+        return self._scratch / SEALED_FILE if self._episode.records.progress.sealed else None
 
 
 async def _with_web(verdict: Verdict, resources: EpisodeResources) -> Verdict:

@@ -25,12 +25,13 @@ from decathlon_mcp.driver_client.driver import (
     connect,
 )
 from decathlon_mcp.driver_client.tunnels import Dialer
-from decathlon_mcp.episodes.records import EpisodeRecords, SandboxRole, StoredEpisode, sandbox_spec
+from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, StoredEpisode, sandbox_spec
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.tool_lists import ToolLists
-from decathlon_mcp.episodes.tools import LocalTools
+from decathlon_mcp.episodes.tools.cache import LocalTools, ToolLists
 from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.episodes.web import EpisodeWeb, RecordedWeb
+from decathlon_mcp.grading.attempt import TruncationCause
+from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite import Suite
@@ -44,12 +45,12 @@ class SandboxFactory:
 
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
     the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
-    cut, as Toolathlon does. `grades_truncated`: whether an attempt that a limit ended is graded.
-    `reply_bytes`: longest reply of a tool, after that. `survival`: how long sandboxes wait for another
-    server. `dense`: whether the memory of agents' sandboxes is merged. `local_tools` holds the definitions
-    that all episodes of the suite share. `pool` has sandboxes that were opened ahead. `servers`: when the
-    task's servers start. `tool_lists`: the suite's cached ones; None: every set-up starts all servers.
-    `web`: what tasks get in place of a network; None: a network.
+    cut, as Toolathlon does. `coerces_arguments`: see `tools.coercion`. `grades_truncated`: whether an attempt
+    that a limit ended is graded. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
+    sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
+    `local_tools` holds the definitions that all episodes of the suite share. `pool` has sandboxes that were
+    opened ahead. `servers`: when the task's servers start. `tool_lists`: the suite's cached ones; None: every
+    set-up starts all servers. `web`: what tasks get in place of a network; None: a network.
     """
 
     suite: Suite
@@ -61,6 +62,7 @@ class SandboxFactory:
     common: Path
     common_digest: str
     cuts_overlong: bool = False
+    coerces_arguments: bool = False
     grades_truncated: bool = True
     reply_bytes: int = DEFAULT_REPLY_BYTES
     survival: Survival = field(default_factory=Survival)
@@ -92,6 +94,10 @@ class SandboxFactory:
         }
         return self.web is not None and (any(needed.values()) if role is None else needed.get(role, False))
 
+    def grades(self, cause: TruncationCause | None) -> bool:
+        """Whether an attempt that was cut short by this is graded; if not, its reward is 0."""
+        return cause is None or self.grades_truncated or cause not in UNGRADED
+
     def root(self, name: str) -> PurePosixPath:
         """The suite's root in a sandbox of that name, known before the sandbox opens."""
         return self.provider.root(self.spec(name, "none"))
@@ -105,7 +111,7 @@ class SandboxFactory:
         image: str | None = None,
         root: PurePosixPath | None = None,
         forwards: Mapping[int, Dialer] | None = None,
-        records: EpisodeRecords | None = None,
+        records: SandboxRecords | None = None,
         role: SandboxRole = "agent",
         dense: bool = False,
         opening: CapacityLimiter | None = None,
@@ -128,8 +134,8 @@ class SandboxFactory:
             rows = stack.enter_context(ExitStack())
             pooled = None
             if self.pool is not None and records is not None and role != "service":
-                wanted = replace(spec, image=self.image)
-                pooled = await self.pool.take(self.provider, wanted, self.open_new, image=image)
+                pool_spec = replace(spec, image=self.image)
+                pooled = await self.pool.take(self.provider, pool_spec, self.open_new, image=image)
             if pooled is not None:
                 stack.push_async_callback(pooled.remove)
                 spec = pooled.spec
@@ -192,7 +198,7 @@ class SandboxFactory:
     async def take_back(
         self,
         row: SandboxRow,
-        records: EpisodeRecords,
+        records: SandboxRecords,
         *,
         forwards: Mapping[int, Dialer] | None = None,
         web: EpisodeWeb | None = None,

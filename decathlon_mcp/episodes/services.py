@@ -21,7 +21,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.archives import put_archive
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.tunnels import Dialer
-from decathlon_mcp.episodes.records import EpisodeRecords
+from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import ImageError, SandboxLostError, SetUpError
@@ -95,17 +95,17 @@ async def read_credentials(
 async def open_services(
     factory: SandboxFactory,
     task: Task,
-    label: str,
+    episode: str,
     *,
     start_seconds: float,
-    records: EpisodeRecords,
+    records: SandboxRecords,
     taken_back: Mapping[str, SandboxRow] | None = None,
 ) -> AsyncGenerator[Services]:
     """Check a task's external services and start the others; the sandboxes of these are gone on exit.
 
-    `label`: prefix of the sandboxes' names. `taken_back`: rows of the sandboxes of running services, by name;
-    these services are not started. Raises SetUpError for a service that cannot be reached, or does not start
-    within `start_seconds`, and SandboxLostError for one that cannot be taken back.
+    `episode`: the public id, with which the sandboxes' names begin. `taken_back`: rows of the sandboxes of
+    running services, by name; these services are not started. Raises SetUpError for a service that cannot be
+    reached, or does not start within `start_seconds`, and SandboxLostError for one that cannot be taken back.
     """
     targets: dict[int, Dialer] = {}
     drivers: list[DriverClient] = []
@@ -117,14 +117,14 @@ async def open_services(
                 continue
             if taken_back is None:
                 sandbox, driver = await sandboxes.enter_async_context(
-                    _open_sandbox(factory, name, service, label, records)
+                    _open_sandbox(factory, name, service, episode, records)
                 )
                 if service.files:
                     files = await anyio.to_thread.run_sync(factory.suite.service_files, service)
                     await put_archive(sandbox, driver, SERVICE_ROOT, files)
                 await _start_service(name, service, driver, timeout_seconds=start_seconds)
             else:
-                row = taken_back.get(_sandbox_name(label, name))
+                row = taken_back.get(_sandbox_name(episode, name))
                 driver = await sandboxes.enter_async_context(_take_back(factory, name, row, records))
             drivers.append(driver)
             targets |= {port: partial(driver.dial, port) for port in service.ports}
@@ -154,13 +154,13 @@ async def _connect_tcp(host: str, port: int) -> ByteStream:
     return await anyio.connect_tcp(host, port)
 
 
-def _sandbox_name(label: str, service: str) -> str:
-    return f"{label}-{re.sub('[^a-z0-9]+', '-', service.lower())}"[:63]
+def _sandbox_name(episode: str, service: str) -> str:
+    return f"{episode}-{re.sub('[^a-z0-9]+', '-', service.lower())}"[:63]
 
 
 @asynccontextmanager
 async def _open_sandbox(
-    factory: SandboxFactory, name: str, service: Service, label: str, records: EpisodeRecords
+    factory: SandboxFactory, name: str, service: Service, episode: str, records: SandboxRecords
 ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
     """Open the sandbox of a service. Raises SetUpError if the provider or the image does not allow it."""
     if factory.provider.isolation != "container":
@@ -169,9 +169,9 @@ async def _open_sandbox(
         )
     async with AsyncExitStack() as stack:
         try:
-            opened = await stack.enter_async_context(
+            sandbox_and_driver = await stack.enter_async_context(
                 factory.open(
-                    _sandbox_name(label, name),
+                    _sandbox_name(episode, name),
                     "none",
                     image=service.image,
                     root=SERVICE_ROOT,
@@ -182,12 +182,12 @@ async def _open_sandbox(
         except ImageError as error:
             cure = f": {service.cure}" if service.cure else f" ({error.message})"
             raise SetUpError(f"there is no image {service.image} for the service {name}{cure}") from error
-        yield opened
+        yield sandbox_and_driver
 
 
 @asynccontextmanager
 async def _take_back(
-    factory: SandboxFactory, name: str, row: SandboxRow | None, records: EpisodeRecords
+    factory: SandboxFactory, name: str, row: SandboxRow | None, records: SandboxRecords
 ) -> AsyncGenerator[DriverClient]:
     """Continue the sandbox of a service that a dead server started. Raises SandboxLostError."""
     if row is None:

@@ -27,7 +27,7 @@ from decathlon_mcp.archives.overlay import content_ids
 from decathlon_mcp.archives.reading import top_level_names
 from decathlon_mcp.driver_client.archives import get_archive, put_archive
 from decathlon_mcp.driver_client.driver import DriverClient, Moment, ServerInfo
-from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.errors import BadRequestError, DriverError, LimitExceededError, SetUpError
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.suite import Suite
@@ -142,18 +142,20 @@ class SetUp:
             sandbox, driver = await first.enter_async_context(open_first(None))
             image = sandbox.image_digest
             with limit.part():
-                done = await self._prepare(sandbox, driver)
-            if done.carried is None:
+                preprocessed = await self._prepare(sandbox, driver)
+            if preprocessed.carried is None:
                 await stack.enter_async_context(first.pop_all())
-        if done.carried is not None:
+        if preprocessed.carried is not None:
             sandbox, driver = await stack.enter_async_context(open_second(image))
             with limit.part():
-                await self._fill(sandbox, driver, done.carried)
-                await self._seal(sandbox, driver, done.values)
+                await self._fill(sandbox, driver, preprocessed.carried)
+                await self._seal(sandbox, driver, preprocessed.values)
         with limit.part():
             names = await servers_to_start(sandbox)
-            servers = await self._start_servers(sandbox, driver, done.values, names)
-        return PreparedTask(sandbox, driver, servers, done.sealed, done.original, done.failure)
+            servers = await self._start_servers(sandbox, driver, preprocessed.values, names)
+        return PreparedTask(
+            sandbox, driver, servers, preprocessed.sealed, preprocessed.original, preprocessed.failure
+        )
 
     async def _prepare(self, sandbox: Sandbox, driver: DriverClient) -> _Preprocessed:
         """Set up the first sandbox, run preprocess in it, and decide whether the agent gets it."""
@@ -330,7 +332,7 @@ class SetUp:
         # tokens.
         excepted = [profile.workspace, self.task.folder, *profile.secrets]
         try:
-            left = await driver.clean(
+            remaining = await driver.clean(
                 before,
                 # Without isolation the other file systems are the machine's own.
                 under=None if self.isolated else [str(sandbox.root)],
@@ -338,9 +340,9 @@ class SetUp:
             )
         except DriverError as error:
             raise SetUpError(f"what preprocess left could not be removed: {error.message}") from None
-        if left.count:
-            more = left.count - len(left.paths[:MAX_LISTED])
-            listed = ", ".join(left.paths[:MAX_LISTED]) + (f" and {more} more" if more else "")
+        if remaining.count:
+            more = remaining.count - len(remaining.paths[:MAX_LISTED])
+            listed = ", ".join(remaining.paths[:MAX_LISTED]) + (f" and {more} more" if more else "")
             raise SetUpError(
                 f"preprocess left changes that the agent could read: {listed}. It may only change the "
                 "workspace and its task's folder"

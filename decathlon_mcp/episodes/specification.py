@@ -1,15 +1,92 @@
-"""What is fixed when an episode starts, and how its attempt was closed."""
+"""What is fixed when an episode starts: whose it is, its task and its limits; and how its attempt was closed.
+
+An episode has two ids, and each is a capability. The handle is for the client that started the episode. The
+agent id leads to an address that can be given to an agent: it can play, but cannot evaluate or see the
+verdict, whatever the policy, and needs no token.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Literal, Self
 
-from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.limits import EpisodeLimits
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.types import public_id
+
+Role = Literal["player", "controller", "admin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The sender of a request.
+
+    `token` is the name of the token that was presented, None on a server without tokens. `session` is the id
+    of the MCP session, if there is one. `alone`: nobody else can use the server, as it has one token or none.
+    """
+
+    token: str | None = None
+    role: Role = "player"
+    session: str | None = None
+    alone: bool = True
+
+    @property
+    def share_key(self) -> str | None:
+        """Whose share of the server's capacity a request uses; None if there is nobody to share with."""
+        return None if self.alone else self.token
+
+    @property
+    def controls(self) -> bool:
+        """Whether the token belongs to a controller or an administrator."""
+        return self.role != "player"
+
+    def in_session(self, session: str | None) -> Principal:
+        """The same principal in this MCP session."""
+        # `replace` takes twice as long, and every request needs this.
+        return Principal(self.token, self.role, session, self.alone)
+
+    def may_use(self, owner: Principal) -> bool:
+        """Whether this principal may use an episode of `owner` when it knows the episode's id."""
+        return owner.token is None or self.role == "admin" or self.token == owner.token
+
+    def owns(self, owner: Principal) -> bool:
+        """Whether an episode of `owner` appears in this principal's list of episodes."""
+        if self.role == "admin":
+            return True
+        if owner.token is not None or self.token is not None:
+            return owner.token == self.token
+        # Without tokens only the MCP session distinguishes clients.
+        return self.session is not None and self.session == owner.session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLimits:
+    """The server's defaults or, after `for_task`, the limits of one episode.
+
+    `idle_seconds`: time without a request after which the episode ends. `first_use_seconds`: time from READY
+    to the first request. `grace_seconds`: time that a client whose connection broke has to come back.
+    `episode_seconds`: longest time from admission to the claim. `servers_seconds`: for the task's servers to
+    start. `set_up_seconds`: for the whole set-up, `preprocess_seconds` within it. `max_calls` None: no limit.
+    """
+
+    idle_seconds: float
+    first_use_seconds: float
+    grace_seconds: float
+    episode_seconds: float
+    servers_seconds: float
+    preprocess_seconds: float
+    set_up_seconds: float
+    evaluation_seconds: float
+    workspace_bytes: int
+    max_calls: int | None = None
+
+    def for_task(self, task: Task, max_calls: int | None = None) -> Self:
+        """These limits with the task's own deadlines; `max_calls` replaces the default if given."""
+        deadlines = task.deadlines.model_dump(exclude_none=True)
+        return replace(self, max_calls=max_calls or self.max_calls, **deadlines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +95,9 @@ class EpisodeSpec:
 
     `id` (the handle) and `agent_id` are capabilities of 192 bits. `task_name` is the task's id as clients
     spell it. `limits` are those of this episode. `operation`: id of the request that started it, by which a
-    repeated request finds it. `keeps_workspace`: what a later grading needs is kept. `held`: it ends with the
-    response to the request that started it.
+    repeated request finds it. `keeps_workspace`: what a later grading needs is kept. `ends_with_response`:
+    it ends with the response to the request that started it. `labels`: what its client calls it, names to
+    short texts; only reports read them.
     """
 
     id: str
@@ -32,12 +110,13 @@ class EpisodeSpec:
     limits: EpisodeLimits
     operation: str | None = None
     keeps_workspace: bool = False
-    held: bool = False
+    ends_with_response: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
-    def label(self) -> str:
-        """The first 48 bits of the handle, for logs and the names of containers."""
-        return self.id[:12]
+    def public_id(self) -> str:
+        """What names the episode in verdicts, logs and the names of containers; it gives no access."""
+        return public_id(self.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 
 from decathlon_mcp.background import Flag
-from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.errors import DecathlonError, EpisodeEndedError
+from decathlon_mcp.types import as_json
+
+MAX_CAUSE_BYTES = 16 << 10
+"""An ended episode, of which the registry keeps thousands, keeps the data of its cause up to this length."""
 
 
 class Phase(StrEnum):
@@ -50,9 +54,13 @@ class Ending(StrEnum):
 
 
 class State:
-    """The current phase. Once it is ENDED, `ending` is the reason and `cause` the error behind it, if any."""
+    """The current phase. Once it is ENDED, `ending` is the reason and `cause` the error behind it, if any.
 
-    def __init__(self) -> None:
+    `episode`: the public id, which errors name.
+    """
+
+    def __init__(self, episode: str) -> None:
+        self._episode = episode
         self._phase = Phase.QUEUED
         self._ending: Ending | None = None
         self._cause: DecathlonError | None = None
@@ -85,11 +93,25 @@ class State:
     def end(self, ending: Ending, cause: DecathlonError | None = None) -> None:
         """Change to ENDED. Does nothing if the episode has ended before."""
         if self._phase is not Phase.ENDED:
-            self._ending, self._cause = ending, cause
+            self._ending, self._cause = ending, None if cause is None else _without_frames(cause)
             self.move(Phase.ENDED)
+
+    def end_error(self) -> DecathlonError:
+        """The error of a request that comes after the end, or waited for what did not come: the cause."""
+        if self._cause is not None:
+            # A copy: an exception that is raised again and again collects the frames of every request.
+            return type(self._cause)(self._cause.message, **{**self._cause.data, "episode": self._episode})
+        reason = str(self._ending)
+        return EpisodeEndedError(f"this episode is over: {reason}", reason=reason, episode=self._episode)
 
     async def reach(self, *phases: Phase) -> Phase:
         """Wait until the phase is one of these, and return it."""
         while self._phase not in phases:
             await self._changed.wait()
         return self._phase
+
+
+def _without_frames(cause: DecathlonError) -> DecathlonError:
+    """An error that keeps nothing alive: without the frames it passed through and without long data."""
+    data = cause.data if len(as_json(cause.data)) <= MAX_CAUSE_BYTES else {}
+    return type(cause)(cause.message[:MAX_CAUSE_BYTES], **data)

@@ -24,6 +24,10 @@ import anyio.to_thread
 from anyio.abc import ByteStream, SocketAttribute
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.catalogue.recordings import (
+    no_recording,
+    recording_id,
+)
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.tunnels import relay
 from decathlon_mcp.errors import DriverError, SetUpError
@@ -40,9 +44,6 @@ from decathlon_mcp.web.recording import (
     FOLDER,
     Recording,
     RecordingError,
-    RecordingId,
-    Summary,
-    revisions,
 )
 
 log = logging.getLogger("decathlon.web")
@@ -68,7 +69,7 @@ class RecordedWeb:
 
     @asynccontextmanager
     async def episode(
-        self, suite: Suite, task: Task, label: str, launch_time: datetime
+        self, suite: Suite, task: Task, episode: str, launch_time: datetime
     ) -> AsyncGenerator[EpisodeWeb]:
         """The web of one episode; its sessions end on exit. Raises SetUpError without a recording."""
         belongs_to = recording_id(suite, task)
@@ -84,7 +85,7 @@ class RecordedWeb:
                 raise SetUpError(f"the recording cannot be written: {error}") from error
         elif not path.is_file():
             raise SetUpError(no_recording(self.state, suite, task))
-        web = EpisodeWeb(self.proxy, self.mode, label, str(path))
+        web = EpisodeWeb(self.proxy, self.mode, episode, str(path))
         try:
             yield web
         finally:
@@ -93,12 +94,12 @@ class RecordedWeb:
 
 
 class EpisodeWeb:
-    """The web of one episode's sandboxes. `label` names it in its recording."""
+    """The web of one episode's sandboxes. `episode` names it in its recording."""
 
-    def __init__(self, proxy: WebProxy, mode: Mode, label: str, recording: str) -> None:
+    def __init__(self, proxy: WebProxy, mode: Mode, episode: str, recording: str) -> None:
         self._proxy = proxy
         self._mode: Mode = mode
-        self._label = label
+        self._episode = episode
         self._recording = recording
         self._sandboxes = 0
 
@@ -119,8 +120,8 @@ class EpisodeWeb:
         `taken_back`: an earlier server process has done that. Raises SetUpError.
         """
         self._sandboxes += 1
-        session = f"{self._label}-{role}-{self._sandboxes}"
-        spec = SessionSpec(session, self._label, role, self._mode, self._recording)
+        session = f"{self._episode}-{role}-{self._sandboxes}"
+        spec = SessionSpec(session, self._episode, role, self._mode, self._recording)
         try:
             await self._proxy.open(spec)
         except OSError as error:
@@ -141,23 +142,27 @@ class EpisodeWeb:
     async def use(self) -> WebUse | None:
         """How the requests were answered, for the verdict; None if the proxy does not answer."""
         try:
-            found = await self._proxy.counts(self._label)
+            report = await self._proxy.counts(self._episode)
         except OSError as error:
-            log.warning("requests could not be counted", extra=fields(episode=self._label, why=str(error)))
+            log.warning("requests could not be counted", extra=fields(episode=self._episode, why=str(error)))
             return None
-        return WebUse(mode=self._mode, problem=found.problem, **asdict(found.counts))
+        return WebUse(mode=self._mode, problem=report.problem, **asdict(report.counts))
 
     async def close(self) -> None:
         """End the sessions; the recording notes how many requests it answered."""
         try:
-            found = await self._proxy.close(self._label)
+            report = await self._proxy.close(self._episode)
         except OSError as error:
             log.warning("the sessions of the web did not end", extra=fields(why=str(error)))
             return
-        if found.problem:
-            log.warning("not everything was recorded", extra=fields(episode=self._label, why=found.problem))
-        if found.missed:
-            log.info("requests had no answer", extra=fields(episode=self._label, missed=dict(found.missed)))
+        if report.problem:
+            log.warning(
+                "not everything was recorded", extra=fields(episode=self._episode, why=report.problem)
+            )
+        if report.missed:
+            log.info(
+                "requests had no answer", extra=fields(episode=self._episode, missed=dict(report.missed))
+            )
 
     async def _forward(self, driver: DriverClient, session: str) -> None:
         await driver.forward({PROXY_PORT: partial(self._proxy.connect, session, "proxy")})
@@ -208,51 +213,6 @@ class EpisodeWeb:
         log.debug(
             "trusts the web proxy", extra=fields(sandbox=sandbox.spec.name, result=result.channel or "")
         )
-
-
-def recording_id(suite: Suite, task: Task) -> RecordingId:
-    """What the recording of a task belongs to. Blocks: runs git."""
-    # Without the digest of local changes: a key that is filled in to record would change it.
-    return RecordingId(suite.name, suite.revision_of(task).partition("-")[0], task.id)
-
-
-def recorded_launch_time(state: Path, suite: Suite, task: Task) -> datetime | None:
-    """The launch time that a task's recording fixes, None without a recording. Blocks."""
-    path = recording_id(suite, task).path(state / FOLDER)
-    if not path.is_file():
-        return None
-    try:
-        with Recording(path) as recording:
-            return recording.launch_time
-    except RecordingError as error:
-        log.warning("a recording cannot be read", extra=fields(why=str(error)))
-        return None
-
-
-def recording_summary(state: Path, suite: Suite, task: Task) -> Summary | None:
-    """The recording of this revision of a task at a glance, None without one. Blocks.
-
-    Raises RecordingError.
-    """
-    # Running git takes longer than this, and most tasks have none.
-    if not revisions(state / FOLDER, suite.name, task.id):
-        return None
-    path = recording_id(suite, task).path(state / FOLDER)
-    if not path.is_file():
-        return None
-    with Recording(path) as recording:
-        return recording.summary()
-
-
-def no_recording(state: Path, suite: Suite, task: Task) -> str:
-    """A sentence that says of which revision a recording is missing, and which there are."""
-    revision = recording_id(suite, task).revision
-    others = revisions(state / FOLDER, suite.name, task.id)
-    found = f"; there are recordings of {', '.join(others)}" if others else ""
-    return (
-        f"needs a recording of its web for revision {revision} of the suite{found}: play it once with "
-        "`--web record`"
-    )
 
 
 def proxy_variables(port: int, folder: str) -> Mapping[str, str]:

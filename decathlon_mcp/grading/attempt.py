@@ -68,16 +68,18 @@ class CallCounts:
 class Attempt:
     """One closed attempt at one task.
 
-    `task` and `suite` are names as clients spell them. `tools` are the tool definitions of each server, as
-    the server sent them. `calls` can be iterated any number of times, in a worker thread: it reads them from
-    disk one by one, in the order in which they began. `call_counts` includes those that the disk does not
-    have. `turns` is None unless a controller reports it. `started_at` is the time when the tools were ready,
-    `claimed_at` the time when they were closed. `claimed`: the agent called `claim_done`. `truncated_by`:
-    what ended the attempt before its agent did. `suite_revision` is that of the files at the set-up;
-    `suite_changed`: not all files that were used are of that revision. `suite_release`: of Toolathlon, None
-    for other suites. `preprocess_failure`: how preprocess failed, if the suite ignores that. `image_digest`:
-    the agent's image, None without one. `dense`: memory of the agent's sandbox could be merged with that of
-    others. `unlimited`: limits on sandboxes that the provider could not enforce.
+    `episode` is the public id. `task` and `suite` are names as clients spell them. `tools` are the tool
+    definitions of each server, as the server sent them. `calls` can be iterated any number of times, in a
+    worker thread: it reads them from disk one by one, in the order in which they began. `call_counts`
+    includes those that the disk does not have. `turns` is None unless a controller reports it. `started_at`
+    is the time when the tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent
+    called `claim_done`. `truncated_by`: what ended the attempt before its agent did. `suite_revision` is that
+    of the files at the set-up; `suite_changed`: not all files that were used are of that revision.
+    `suite_release`: of Toolathlon, None for other suites. `preprocess_failure`: how preprocess failed, if the
+    suite ignores that. `image_digest`: the agent's image, None without one. `dense`: memory of the agent's
+    sandbox could be merged with that of others. `coerced_arguments`: see `Verdict`. `unlimited`: limits on
+    sandboxes that the provider could not enforce. `labels`: for the verdict alone; nothing that an evaluator
+    reads has them.
     """
 
     episode: str
@@ -103,7 +105,9 @@ class Attempt:
     suite_changed: bool = False
     suite_release: Release | None = None
     dense: bool = False
+    coerced_arguments: bool = False
     preprocess_failure: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def truncated(self) -> bool:

@@ -25,7 +25,7 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.driver_client.driver import RunResult
-from decathlon_mcp.errors import DecathlonError, DriverError, SandboxLostError, SuiteError
+from decathlon_mcp.errors import DecathlonError, DiskFullError, DriverError, SandboxLostError, SuiteError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.grader import ForfeitedError, Grader, printed
 from decathlon_mcp.grading.inputs import GradingInputs, prepare_inputs
@@ -33,13 +33,14 @@ from decathlon_mcp.grading.job import GradingJob
 from decathlon_mcp.grading.metrics import BadMetricsError, read_metrics
 from decathlon_mcp.grading.rubric import Rubric, load_rubric
 from decathlon_mcp.grading.verdict import Outcome, Verdict, build_verdict
+from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.rewards")
 
 
 async def grade(job: GradingJob) -> Verdict:
-    """Grade an attempt. Raises nothing except on cancellation."""
+    """Grade an attempt. Raises DiskFullError, after which it can be tried again, and nothing else."""
     started = anyio.current_time()
     inputs: GradingInputs | None = None
     captured = job.captured.workspace
@@ -51,6 +52,8 @@ async def grade(job: GradingJob) -> Verdict:
             inputs = await anyio.to_thread.run_sync(prepare_inputs, job, Path(scratch))
             outcome = await evaluate(Grader(job, inputs), rubric)
     except Exception as error:
+        if is_full(error):
+            raise DiskFullError("the server's disk is full: there is no room to grade the attempt") from error
         outcome = outcome_of_error(error)
         if not isinstance(error, ForfeitedError | DecathlonError):
             log.exception("grading failed", extra=fields(task=job.attempt.task))

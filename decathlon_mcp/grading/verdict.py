@@ -97,29 +97,33 @@ class Verdict(BaseModel):
     it and the suite does not grade such attempts (`truncated` is true then); the reward is 0.0. In all other
     statuses the infrastructure or the task failed, which is no zero.
 
-    `success` is true if the evaluator exited with 0 and, where the suite requires it, the agent claimed the
-    task. `metrics` are the values that the rubric's function returned and those that the server counted;
-    `weights` lists the ones that make up the reward. `evaluator_output` is the end of what the evaluator
-    printed; it is shown and never parsed. `uncaught` is the exception with which the evaluator or the
-    rubric's function ended, as `TYPE: MESSAGE`; the reward is then 0.0. `refused` lists what was left out of
-    the workspace or changed in it before grading. `suite_revision` is the commit (or a digest) of the task's
-    and the suite's common files at the set-up, with a digest of local changes if there are any;
-    `suite_changed` is present and true if the checkout changed between the server's start and the set-up, or
-    between the set-up and the grading, so that some of the files used are of another revision.
-    `suite_release` is present for Toolathlon: whether the checkout is from before Toolathlon-Verified.
-    `preprocess_failure` is present if preprocess failed in a suite that ignores that: the exit code and the
-    end of what it printed. `seconds` is the duration of the grading. `evaluator_digest` covers the
-    evaluator's files and the groundtruth that were used, `image_digest` identifies the image of the
-    sandboxes; None if there was none. `unlimited` is present if the provider isolates but could not enforce
-    these limits on the sandboxes. `dense` is present and true if memory of the agent's sandbox could be
-    merged with that of others. `web` is present if the task used the recorded web. `regrading` is present if
-    the attempt was graded again later; the episode's own verdict has none.
+    `episode` is the episode's public id: 16 hexadecimal digits of its handle's SHA-256, which give no access.
+    `labels` are those that the episode's client gave it; absent if there are none. `success` is true if the
+    evaluator exited with 0 and, where the suite requires it, the agent claimed the task. `metrics` are the
+    values that the rubric's function returned and those that the server counted; `weights` lists the ones
+    that make up the reward. `evaluator_output` is the end of what the evaluator printed; it is shown and
+    never parsed. `uncaught` is the exception with which the evaluator or the rubric's function ended, as
+    `TYPE: MESSAGE`; the reward is then 0.0. `refused` lists what was left out of the workspace or changed in
+    it before grading. `suite_revision` is the commit (or a digest) of the task's and the suite's common files
+    at the set-up, with a digest of local changes if there are any; `suite_changed` is present and true if the
+    checkout changed between the server's start and the set-up, or between the set-up and the grading, so that
+    some of the files used are of another revision. `suite_release` is present for Toolathlon: whether the
+    checkout is from before Toolathlon-Verified. `preprocess_failure` is present if preprocess failed in a
+    suite that ignores that: the exit code and the end of what it printed. `seconds` is the duration of the
+    grading. `evaluator_digest` covers the evaluator's files and the groundtruth that were used,
+    `image_digest` identifies the image of the sandboxes; None if there was none. `unlimited` is present if
+    the provider isolates but could not enforce these limits on the sandboxes. `dense` is present and true if
+    memory of the agent's sandbox could be merged with that of others. `coerced_arguments` is present and true
+    if arguments that were JSON in strings were replaced by what the schemas of their tools ask for. `web` is
+    present if the task used the recorded web. `regrading` is present if the attempt was graded again later;
+    the episode's own verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Literal[1] = VERSION
     episode: str
+    labels: dict[str, str] = {}
     task: str
     suite: str
     suite_revision: str
@@ -139,6 +143,7 @@ class Verdict(BaseModel):
     isolation: Isolation
     unlimited: tuple[LimitName, ...] = ()
     dense: bool = False
+    coerced_arguments: bool = False
     agent_network: Network
     grader_network: Network
     evaluator_output: str = ""
@@ -165,17 +170,21 @@ class Verdict(BaseModel):
     def to_json(self) -> JsonObject:
         """The JSON form.
 
-        Without `success`, `reward`, `uncaught`, `suite_release`, `preprocess_failure`, `unlimited`, `web`,
-        `regrading` and `signature` where there are none, and without `suite_changed` and `dense` unless they
-        are true.
+        Without `labels`, `success`, `reward`, `uncaught`, `suite_release`, `preprocess_failure`, `unlimited`,
+        `web`, `regrading` and `signature` where there are none, and without `suite_changed`, `dense` and
+        `coerced_arguments` unless they are true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
+        if not self.labels:
+            absent.add("labels")
         if not self.suite_changed:
             absent.add("suite_changed")
         if self.suite_release is None:
             absent.add("suite_release")
         if not self.dense:
             absent.add("dense")
+        if not self.coerced_arguments:
+            absent.add("coerced_arguments")
         if not self.uncaught:
             absent.add("uncaught")
         if not self.unlimited:
@@ -248,6 +257,7 @@ def build_verdict(
     """Combine an attempt and the outcome of its evaluation; long texts are cut to their end."""
     return Verdict(
         episode=attempt.episode,
+        labels=dict(attempt.labels),
         task=attempt.task,
         suite=attempt.suite,
         suite_revision=attempt.suite_revision,
@@ -267,6 +277,7 @@ def build_verdict(
         isolation=attempt.isolation,
         unlimited=attempt.unlimited,
         dense=attempt.dense,
+        coerced_arguments=attempt.coerced_arguments,
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,
         evaluator_output=_without_surrogates(outcome.output[-OUTPUT_CHARACTERS:]),

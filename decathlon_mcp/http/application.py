@@ -33,10 +33,11 @@ from decathlon_mcp.http.errors import (
     handle_unauthorized,
 )
 from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
-from decathlon_mcp.http.held import HeldEpisodes
+from decathlon_mcp.http.held_episodes import HeldEpisodes
 from decathlon_mcp.http.metering import MeteredResponses
 from decathlon_mcp.http.requests import RawEndpoint
-from decathlon_mcp.protocol.revival import SavedSession, delete_unused
+from decathlon_mcp.page.application import PageApp
+from decathlon_mcp.protocol.sessions import SavedSession, delete_unused
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.edge")
@@ -49,6 +50,7 @@ UNUSED_SECONDS = 60.0
 """Time between two searches for stored sessions that no client has used for the idle time."""
 INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 
+/                          in a browser: what plays and what was played
 /mcp                       the lobby: list tasks, start episodes
 /tasks/TASK/mcp            one task; the MCP session is the episode
 /tasks/random/mcp          a task drawn at random (?split=NAME&needs=WORD&without=WORD&seed=N&order=ORDER)
@@ -98,6 +100,17 @@ class RequestCheck:
         await app(scope, receive, send)
 
 
+class PageRequests:
+    """ASGI middleware that gives the requests of people to the page."""
+
+    def __init__(self, app: ASGIApp, page: PageApp) -> None:
+        self._app = app
+        self._page = page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._page if self._page.serves(scope) else self._app)(scope, receive, send)
+
+
 def http_app(
     registry: EpisodeRegistry,
     *,
@@ -106,20 +119,23 @@ def http_app(
     public_url: str | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     exchanges: bool = True,
+    page: PageApp | None = None,
 ) -> HttpApp:
     """The ASGI application. The caller keeps ownership of `registry`.
 
     `exchanges`: serve requests for tools without the SDK. To clients that makes no other difference than that
-    they can come back for an answer.
+    they can come back for an answer. `page`: what people see; None leaves it out.
     """
     bodies = BodyReader(max_body_bytes)
     tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
-    endpoints = McpEndpoints(registry, tokens, hosts, bodies, public_url, exchanges=exchanges)
+    endpoints = McpEndpoints(
+        registry, tokens, hosts, bodies, public_url, has_page=page is not None, exchanges=exchanges
+    )
     health = HealthEndpoints(registry, tokens)
-    held = HeldEpisodes(registry, tokens, bodies, public_url)
+    held = HeldEpisodes(registry, tokens, bodies, public_url, has_page=page is not None)
 
     async def index(request: Request) -> Response:
-        return PlainTextResponse(INDEX_TEXT)
+        return PlainTextResponse(INDEX_TEXT, headers={"Vary": "Accept"})
 
     async def public_key(request: Request) -> Response:
         return JSONResponse(registry.signer.public.to_json())
@@ -166,6 +182,8 @@ def http_app(
         ],
         middleware=[
             Middleware(MeteredResponses, metrics=registry.metrics),
+            # Before CORS: no other page may read what this one shows.
+            *([] if page is None else [Middleware(PageRequests, page=page)]),
             Middleware(
                 Cors,
                 allow_origins=hosts.origins,

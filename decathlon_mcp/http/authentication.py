@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast, get_args
 
-from decathlon_mcp.episodes.access import Principal, Role
+from decathlon_mcp.episodes.specification import Principal, Role
 from decathlon_mcp.errors import SettingsError
 
 _LINE = re.compile(r"(?P<name>[\w.@-]{1,64})\s+(?P<digest>[0-9a-fA-F]{64})\s+(?P<role>\w+)")
@@ -33,6 +33,8 @@ class _Token:
 
 class Tokens:
     """The tokens that are accepted. Without any, every request is: only for servers on loopback."""
+
+    kind = "token"
 
     def __init__(self, tokens: tuple[_Token, ...] = ()) -> None:
         self._tokens = tokens
@@ -71,10 +73,15 @@ class Tokens:
         if not self._tokens:
             return Principal()
         scheme, _, secret = (authorization or "").partition(" ")
-        digest = hashlib.sha256(secret.strip().encode()).hexdigest()
+        if scheme.lower() != "bearer":
+            return None
+        return self.principal_of(hashlib.sha256(secret.strip().encode()).hexdigest())
+
+    def principal_of(self, digest: str) -> Principal | None:
+        """Who has the secret with this SHA-256, in hexadecimal digits; None if it is not known."""
         # Every token is compared, in constant time, so that the time taken says nothing about the secrets.
         matches = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
-        if scheme.lower() != "bearer" or not matches:
+        if not matches:
             return None
         alone = len({token.name for token in self._tokens}) == 1
         return Principal(token=matches[0].name, role=matches[0].role, alone=alone)
@@ -138,6 +145,11 @@ def normalized_origin(text: str) -> str | None:
     return f"{scheme}://{authority.name}{f':{authority.port}' if has_port else ''}"
 
 
+PAGE_HOST = "decathlon.localhost"
+"""Name by which people reach the page on this machine. Browsers send the cookies of a name to all its ports:
+without a name of its own, those of the page would reach programs on other ports of `localhost`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """Why a request is refused: a status, and a text for the client."""
@@ -155,7 +167,7 @@ class AllowedHosts:
     lets its own name lead to this machine (DNS rebinding) cannot send one.
     """
 
-    names: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
+    names: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]", PAGE_HOST)
     origins: tuple[str, ...] = ()
     any_address: bool = False
 
@@ -179,6 +191,11 @@ class AllowedHosts:
         if method == "POST" and content_type.partition(";")[0].strip().lower() != _JSON:
             return Refused(400, f"Invalid Content-Type header: {_JSON} is expected")
         return None
+
+    def answers_to(self, host: str) -> bool:
+        """Whether a client may call the server by this `Host` header."""
+        authority = _Authority.read(host)
+        return authority is not None and self._answers_to(authority)
 
     def _answers_to(self, host: _Authority) -> bool:
         known = (_Authority.read(name) for name in self.names)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json, count_nodes
-from decathlon_mcp.protocol.envelopes import RequestId, request_id_of
+from decathlon_mcp.protocol.requests import RequestId, request_id_of
 
 MAX_BODY_BYTES = 4 << 20
 """Default limit of one body, as in the SDK: a file's content, and arguments around it."""

@@ -10,9 +10,9 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.operations import check_operation
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import NOT_READY
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
@@ -34,25 +34,17 @@ from decathlon_mcp.http.errors import (
 )
 from decathlon_mcp.http.metering import ResponseMeter
 from decathlon_mcp.http.presence import Presence, serve_start
-from decathlon_mcp.http.requests import RANDOM_TASK, draw_from_query
-from decathlon_mcp.protocol.context import (
-    SCOPE_KEY,
-    AddressResolver,
-    RequestContext,
-    TaskSessionResolver,
-    current_request_context,
-)
-from decathlon_mcp.protocol.envelopes import CANCELLED, Envelope
-from decathlon_mcp.protocol.episode_server import EpisodeServer
-from decathlon_mcp.protocol.events import LAST_EVENT_KEY, EventId, send_body, send_event_head
-from decathlon_mcp.protocol.exchanges import Exchange, Serve
+from decathlon_mcp.http.requests import RANDOM_TASK, StartParameters
+from decathlon_mcp.labels import LABEL_HEADER, merge_labels, read_label_header
+from decathlon_mcp.protocol.context import SCOPE_KEY, RequestContext, current_request_context
+from decathlon_mcp.protocol.episode_server import AddressResolver, EpisodeServer, TaskSessionResolver
+from decathlon_mcp.protocol.exchanges import Exchange, Serve, send_body, send_event_head
 from decathlon_mcp.protocol.lobby import EPISODE_KEY, Lobby
-from decathlon_mcp.protocol.recognition import SESSION, Recognition, read_headers
+from decathlon_mcp.protocol.recognition import LABELS, SESSION, Recognition, read_headers
+from decathlon_mcp.protocol.requests import CANCELLED, LAST_EVENT_KEY, OPERATION_KEY, Envelope, EventId
 from decathlon_mcp.protocol.results import is_sessionless
-from decathlon_mcp.protocol.revival import AddressKind, SavedSessions
 from decathlon_mcp.protocol.sdk import use_json_response
-from decathlon_mcp.protocol.sessions import SessionManager
-from decathlon_mcp.protocol.tool_requests import OPERATION_KEY
+from decathlon_mcp.protocol.sessions import AddressKind, SavedSessions, SessionManager
 from decathlon_mcp.types import JsonObject
 
 SESSION_HEADER = SESSION.decode()
@@ -78,6 +70,7 @@ class McpEndpoints:
         bodies: BodyReader,
         public_url: str | None = None,
         *,
+        has_page: bool = False,
         exchanges: bool = True,
     ) -> None:
         self._registry = registry
@@ -85,6 +78,7 @@ class McpEndpoints:
         self._hosts = hosts
         self._bodies = bodies
         self._public_url = public_url.rstrip("/") if public_url else None
+        self._has_page = has_page
         self._exchanges = exchanges
         # Only at a task's address does the episode end with its session.
         self._tasks = self._address("task", EpisodeServer(TaskSessionResolver(registry)))
@@ -178,6 +172,7 @@ class McpEndpoints:
         if address is self._episodes:
             return self._episode_context(name, path, authorization, session)
         context = self._context(path, self._principal(authorization), session)
+        context.label_header = headers.get(LABELS, b"").decode("latin-1")
         opener = address.manager.opener(session)
         context.access = None if opener is None else opener.access
         return context
@@ -235,8 +230,11 @@ class McpEndpoints:
             request_context.access = opener.access
         elif SESSION_HEADER not in request.headers and request.method == "POST":
             starts_episode = _has_handshake(request)
-            request_context.task_id = self._task_id(request, request_context.principal, draw=starts_episode)
-            if starts_episode:
+            parameters = StartParameters.read(request) if starts_episode else None
+            request_context.task_id = self._task_id(request, request_context.principal, parameters)
+            if parameters is not None:
+                header = read_label_header(request_context.label_header)
+                request_context.labels = merge_labels(parameters.labels, header)
                 # Before the SDK makes a session, so that a refusal leaves nothing behind.
                 self._registry.refuse_unless_startable(request_context.task_id, request_context.principal)
         await self._serve(self._tasks, request_context, request, send)
@@ -260,9 +258,11 @@ class McpEndpoints:
     def _request_context(self, request: Request) -> RequestContext:
         """A context for the request. Raises UnauthorizedError."""
         headers = request.headers
-        return self._context(
+        context = self._context(
             request.scope["path"], self._principal(headers.get("authorization")), headers.get(SESSION_HEADER)
         )
+        context.label_header = ",".join(headers.getlist(LABEL_HEADER))
+        return context
 
     def _episode_context(
         self, episode_id: str, path: str, authorization: str | None, session: str | None
@@ -289,18 +289,23 @@ class McpEndpoints:
         return principal
 
     def _context(self, path: str, principal: Principal, session: str | None) -> RequestContext:
-        return RequestContext(principal=principal.in_session(session), path=path, public_url=self._public_url)
+        return RequestContext(
+            principal=principal.in_session(session),
+            path=path,
+            public_url=self._public_url,
+            has_page=self._has_page,
+        )
 
-    def _task_id(self, request: Request, principal: Principal, *, draw: bool) -> str:
-        """The id of the task in the address, drawn for `random` if `draw` is set.
+    def _task_id(self, request: Request, principal: Principal, parameters: StartParameters | None) -> str:
+        """The id of the task in the address, drawn for `random` if an episode starts with these parameters.
 
         Raises UnknownTaskError, BadRequestError, AtCapacityError.
         """
         task_id = request.path_params["task_id"]
         if task_id != RANDOM_TASK:
             self._registry.catalogue.find(task_id)
-        elif draw:
-            return self._registry.draw(draw_from_query(request.query_params), principal)
+        elif parameters is not None:
+            return self._registry.draw(parameters.draw, principal)
         return task_id
 
     async def _serve(
@@ -402,7 +407,7 @@ class McpEndpoints:
         operation, access = check_operation(meta[OPERATION_KEY]), request_context.access
         if access is None:
             access = self._registry.access(str(meta.get(EPISODE_KEY)), request_context.principal)
-        access.episode.cancel_call(operation)
+        access.episode.calls.cancel(operation)
 
     async def _serve_present(
         self,

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from decathlon_mcp.errors import AtCapacityError, DecathlonError
 from decathlon_mcp.http.bodies import BodyDisconnectError, BodyError, BodyReader
-from decathlon_mcp.protocol.envelopes import RequestId, request_id_of
+from decathlon_mcp.protocol.requests import RequestId, request_id_of
 from decathlon_mcp.protocol.results import error_code, error_data
 
 STATUS = {

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from decathlon_mcp import __version__
-from decathlon_mcp.episodes.memory import available_bytes
+from decathlon_mcp.episodes.admission import available_bytes
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, AtCapacityError
@@ -25,7 +25,7 @@ from decathlon_mcp.http.errors import UnauthorizedError
 from decathlon_mcp.storage.disk import RETRY_SECONDS as DISK_RETRY_SECONDS
 
 RECOVERY_RETRY_SECONDS = 2.0
-"""When to ask a server again that is starting or takes over the episodes of a dead one."""
+"""When to ask a server again that is starting, takes over the episodes of a dead one, or has no engine."""
 
 
 class ServerState(StrEnum):
@@ -34,6 +34,7 @@ class ServerState(StrEnum):
     DRAINING = "draining"
     STARTING = "starting"
     RECOVERING = "recovering"
+    NO_ENGINE = "no_engine"
     DISK_LOW = "disk_low"
     FULL = "full"
     READY = "ready"
@@ -54,6 +55,8 @@ def server_state(registry: EpisodeRegistry) -> tuple[ServerState, float | None]:
         return ServerState.STARTING, RECOVERY_RETRY_SECONDS
     if registry.recovering:
         return ServerState.RECOVERING, RECOVERY_RETRY_SECONDS
+    if not registry.is_available:
+        return ServerState.NO_ENGINE, RECOVERY_RETRY_SECONDS
     if registry.options.disk.is_low():
         return ServerState.DISK_LOW, DISK_RETRY_SECONDS
     try:

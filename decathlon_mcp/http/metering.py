@@ -14,13 +14,13 @@ from decathlon_mcp.telemetry.metrics import Metrics
 class ResponseMeter:
     """Reports the response to a request that has just arrived to `metrics`."""
 
-    __slots__ = ("_begun_at", "_metrics", "_scope", "begun")
+    __slots__ = ("_arrived_at", "_metrics", "_scope", "response_started")
 
     def __init__(self, metrics: Metrics, scope: Scope) -> None:
-        self.begun = False
+        self.response_started = False
         self._metrics = metrics
         self._scope = scope
-        self._begun_at = perf_counter()
+        self._arrived_at = perf_counter()
 
     def metered(self, send: Send) -> Send:
         """A `send` that counts what it sends."""
@@ -35,7 +35,7 @@ class ResponseMeter:
     def count(self, message: Message) -> None:
         """Count an ASGI message of the response."""
         if message["type"] == "http.response.start":
-            self.begun = True
+            self.response_started = True
             self._metrics.responses.labels(message["status"]).inc()
             return
         self._metrics.response_bytes.inc(len(message.get("body", b"")))
@@ -45,7 +45,7 @@ class ResponseMeter:
     def _complete(self) -> None:
         context: RequestContext | None = self._scope.get(SCOPE_KEY)
         if context is not None and context.replied_at:
-            self._metrics.request_seconds.observe(context.called_at - self._begun_at)
+            self._metrics.request_seconds.observe(context.called_at - self._arrived_at)
             self._metrics.response_seconds.observe(perf_counter() - context.replied_at)
 
 
@@ -64,7 +64,7 @@ class MeteredResponses:
         try:
             await self._app(scope, receive, meter.metered(send))
         except Exception:
-            if not meter.begun:
+            if not meter.response_started:
                 # Starlette's outermost layer makes the response to an unexpected exception.
                 self._metrics.responses.labels(500).inc()
             raise

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import anyio
 import httpx2
@@ -22,9 +21,10 @@ from starlette.types import Receive, Scope, Send
 from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.bodies import BodyError, BodyReader
 from decathlon_mcp.http.errors import error_response
-from decathlon_mcp.http.held import LINES_HEADERS
+from decathlon_mcp.http.held_episodes import LINES_HEADERS
+from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.protocol.context import wait_until_disconnected
-from decathlon_mcp.protocol.envelopes import request_id_of
+from decathlon_mcp.protocol.requests import request_id_of
 from decathlon_mcp.protocol.results import INVALID_PARAMS
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import as_object
@@ -106,6 +106,8 @@ class Node:
         for name in ("authorization", KEY_HEADER):
             if name in request.headers:
                 headers[name] = request.headers[name]
+        if labels := request.headers.getlist(LABEL_HEADER):
+            headers[LABEL_HEADER] = ",".join(labels)
         return _ForwardedEpisode(self._http, self._url, content, headers)
 
     async def _refuse_session(self, request: Request) -> Response:
@@ -142,9 +144,12 @@ class _ForwardedEpisode(Response):
             tasks.cancel_scope.cancel()
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        url = f"{self._url}/episodes"
         while True:
             try:
-                async with self._request() as response:
+                async with self._http.stream(
+                    "POST", url, content=self._body, headers=self._headers
+                ) as response:
                     if self._episode is None and response.status_code != 200:
                         await _pass_error(response, send)
                         return
@@ -161,12 +166,6 @@ class _ForwardedEpisode(Response):
             if self._ended or not await self._returns():
                 break
         await send({"type": "http.response.body", "body": b""})
-
-    @asynccontextmanager
-    async def _request(self) -> AsyncGenerator[httpx2.Response]:
-        url = f"{self._url}/episodes"
-        async with self._http.stream("POST", url, content=self._body, headers=self._headers) as response:
-            yield response
 
     async def _pass_lines(self, response: httpx2.Response, send: Send) -> None:
         """Pass the lines on. Sets `_ended` after the last one, or if the server has another episode."""

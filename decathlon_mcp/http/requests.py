@@ -1,19 +1,25 @@
-"""Reading requests before MCP does: header values, and the parameters of a random draw."""
+"""Reading requests before MCP does: header values, and the parameters of a task's address."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
 
-from starlette.datastructures import QueryParams
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.protocol.events import LAST_EVENT_KEY
+from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.protocol.lobby_tools import validate
+from decathlon_mcp.protocol.requests import LAST_EVENT_KEY
 
 RANDOM_TASK = "random"
 """Name in a task's address that stands for a drawn task."""
+LABEL = "label"
+"""Parameter of a task's address, `NAME=VALUE`; it can be repeated."""
 LIST_PARAMETERS = frozenset({"needs", "without"})
 MAX_PARAMETERS = 100
 """Parameters in a query. To group them takes quadratic time."""
@@ -21,15 +27,31 @@ MAX_PARAMETERS = 100
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def draw_from_query(query: QueryParams) -> Draw:
-    """The filters in an address's query. Raises BadRequestError for parameters that do not fit."""
-    if len(query.multi_items()) > MAX_PARAMETERS:
-        raise BadRequestError(f"{RANDOM_TASK}: more than {MAX_PARAMETERS} parameters")
-    values: Mapping[str, object] = {
-        name: items if name in LIST_PARAMETERS or len(items) > 1 else items[0]
-        for name, items in ((name, query.getlist(name)) for name in query)
-    }
-    return validate(Draw, RANDOM_TASK, values)
+@dataclass(frozen=True, slots=True)
+class StartParameters:
+    """What the query of a task's address says about the episode that starts there.
+
+    `draw`: the filters of the random address.
+    """
+
+    labels: Mapping[str, str]
+    draw: Draw
+
+    @classmethod
+    def read(cls, request: Request) -> Self:
+        """Raises BadRequestError for parameters that do not fit."""
+        query, task = request.query_params, request.path_params["task_id"]
+        if len(query.multi_items()) > MAX_PARAMETERS:
+            raise BadRequestError(f"{quoted(task)}: more than {MAX_PARAMETERS} parameters")
+        values: Mapping[str, object] = {
+            name: items if name in LIST_PARAMETERS or len(items) > 1 else items[0]
+            for name, items in ((name, query.getlist(name)) for name in query if name != LABEL)
+        }
+        if values and task != RANDOM_TASK:
+            raise BadRequestError(
+                f"a task's address has no parameter {', '.join(map(quoted, values))}; it takes `{LABEL}`"
+            )
+        return cls(parse_labels(query.getlist(LABEL)), validate(Draw, RANDOM_TASK, values))
 
 
 class RawEndpoint:

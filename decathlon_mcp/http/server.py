@@ -16,7 +16,7 @@ from typing import cast
 import anyio
 import anyio.to_thread
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from decathlon_mcp.background import run_for_ever
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
@@ -71,7 +71,7 @@ def _return_free_memory() -> None:
 
 
 async def serve_http(
-    app: Starlette,
+    app: ASGIApp,
     listener: socket.socket,
     *,
     drain: Callable[[], Awaitable[None]],

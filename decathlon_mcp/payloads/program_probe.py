@@ -46,6 +46,8 @@ def missing_program(
     arguments = [arg for arg in args if arg not in FLAGS]
     first, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     match Path(command).name, first:
+        case "npx", "--prefix" if len(rest) > 1:
+            return npm_package(Path(rest[0]), rest[1])
         case "npx", package if package and not package.startswith("-"):
             return npm_package(root, package)
         case "uvx", "--from" if rest:

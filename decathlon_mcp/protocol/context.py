@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
 
 import anyio
 import msgspec
 from starlette.types import Receive
 
-from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
+from decathlon_mcp.episodes.access import EpisodeAccess
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.lease import Hold
-from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import EpisodeEndedError, UnknownEpisodeError
 from decathlon_mcp.protocol.sdk import Context
 
 SCOPE_KEY = "decathlon.request_context"
@@ -26,8 +24,10 @@ SCOPE_KEY = "decathlon.request_context"
 class RequestContext(msgspec.Struct, eq=False):
     """What the HTTP layer knows about a request.
 
-    `task_id`: the task to start when the request is an `initialize` at a task's address.
-    `by_agent_id`: the address has an agent id, which needs no token.
+    `task_id`: the task to start when the request is an `initialize` at a task's address, and `labels` those
+    of the new episode. `label_header`: the header with labels, which counts only where an episode starts.
+    `by_agent_id`: the address has an agent id, which needs no token. `has_page`: the server shows its
+    episodes to people.
     `can_stream`: notifications can be sent before this request's result.
     `initialize_failed`: the session that the SDK made for this request must be discarded.
     `started`: the episodes that the request has started, which only its reply makes known. `awaited`: the
@@ -40,7 +40,10 @@ class RequestContext(msgspec.Struct, eq=False):
     principal: Principal = msgspec.field(default_factory=Principal)
     path: str = ""
     public_url: str | None = None
+    has_page: bool = False
     task_id: str | None = None
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    label_header: str = ""
     access: EpisodeAccess | None = None
     by_agent_id: bool = False
     can_stream: bool = True
@@ -141,63 +144,6 @@ def episode_address(base_url: str | None, episode_id: str) -> str | None:
     return f"{base_url}/episodes/{episode_id}/mcp" if base_url else None
 
 
-class EpisodeResolver(Protocol):
-    """Finds the episode that a request concerns."""
-
-    handshake_only: bool
-    """Whether the MCP session is the episode. Revisions without sessions are then rejected."""
-
-    def access(self, context: RequestContext) -> EpisodeAccess:
-        """Access to the request's episode. Raises DecathlonError."""
-        ...
-
-    def open(self, context: RequestContext) -> EpisodeAccess:
-        """Access for a connection that is being initialized; may start an episode. Raises DecathlonError."""
-        ...
-
-
-class AddressResolver:
-    """For `/episodes/{id}/mcp`: the address names the episode; any number of clients can connect to it."""
-
-    handshake_only = False
-
-    def access(self, context: RequestContext) -> EpisodeAccess:
-        access = context.access
-        if access is None:
-            raise UnknownEpisodeError("this session has no episode: initialize a new session")
-        return access
-
-    def open(self, context: RequestContext) -> EpisodeAccess:
-        return self.access(context)
-
-
-class TaskSessionResolver(AddressResolver):
-    """For `/tasks/{id}/mcp`: the session is the episode, which `initialize` starts."""
-
-    handshake_only = True
-
-    def __init__(self, registry: EpisodeRegistry) -> None:
-        self._registry = registry
-
-    def access(self, context: RequestContext) -> EpisodeAccess:
-        if context.access is None:
-            raise EpisodeEndedError("the episode of this session is over: initialize a new session")
-        return super().access(context)
-
-    def open(self, context: RequestContext) -> EpisodeAccess:
-        if context.access is None:
-            assert context.task_id is not None
-            episode = self._registry.start(context.task_id, context.principal)
-            context.add_started(episode)
-            context.access = EpisodeAccess.by_session(episode, context.principal)
-        return context.access
-
-
-class FixedResolver(AddressResolver):
-    """For a stdio process or an in-memory client that serves a single episode."""
-
-    def __init__(self, access: EpisodeAccess) -> None:
-        self._access = access
-
-    def access(self, context: RequestContext) -> EpisodeAccess:
-        return self._access
+def page_address(base_url: str | None, public_id: str, *, has_page: bool) -> str | None:
+    """URL of the page that shows an episode to people; None if the server has none, or without HTTP."""
+    return f"{base_url}/e/{public_id}" if base_url and has_page else None

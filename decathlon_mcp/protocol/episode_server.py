@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import mcp_types as types
 from mcp.server.connection import Connection
 from mcp.server.context import CallNext, HandlerResult
-from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from decathlon_mcp import __version__
-from decathlon_mcp.episodes.episode import EpisodeAccess
+from decathlon_mcp.episodes.access import EpisodeAccess
+from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.errors import EpisodeEndedError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.protocol.context import (
-    EpisodeResolver,
+    RequestContext,
     base_url_of,
     current_request_context,
     episode_address,
+    page_address,
     request_context_of,
 )
-from decathlon_mcp.protocol.envelopes import LIST
 from decathlon_mcp.protocol.episode_tools import (
     EVALUATE,
     answer_is_lost,
@@ -31,19 +31,16 @@ from decathlon_mcp.protocol.episode_tools import (
     list_tools,
     tools_after_end,
 )
-from decathlon_mcp.protocol.events import Kind
-from decathlon_mcp.protocol.limits import check_request
+from decathlon_mcp.protocol.requests import LIST, Kind, Result, ToolRequest
 from decathlon_mcp.protocol.results import INVALID_PARAMS, is_sessionless, translate_errors, with_envelope
 from decathlon_mcp.protocol.sdk import Context, connection_of
 from decathlon_mcp.protocol.sdk_requests import (
+    ToolServer,
+    listen_for_changes,
     require_initialized,
-    sdk_result,
-    set_log_level,
-    unreachable_handler,
+    with_changing_tools,
 )
-from decathlon_mcp.protocol.tool_changes import listen_for_changes, with_changing_tools
-from decathlon_mcp.protocol.tool_requests import Result, ToolRequest
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject
 
 EPISODE_KEY = "decathlon/episode"
 PROMPT_NAME = "task"
@@ -59,52 +56,94 @@ NO_CALLS = (
 )
 
 
-class EpisodeServer:
-    """Serves the tools and the prompt of the episode that the resolver finds. `server` is the SDK's."""
+class EpisodeResolver(Protocol):
+    """Finds the episode that a request concerns."""
 
-    # Tools are answered in middleware, as dicts: the SDK's models drop unknown fields, and one tool or
-    # content block that they cannot parse fails a whole list or result.
+    handshake_only: bool
+    """Whether the MCP session is the episode. Revisions without sessions are then rejected."""
+
+    def access(self, context: RequestContext) -> EpisodeAccess:
+        """Access to the request's episode. Raises DecathlonError."""
+        ...
+
+    def open(self, context: RequestContext) -> EpisodeAccess:
+        """Access for a connection that is being initialized; may start an episode. Raises DecathlonError."""
+        ...
+
+
+class AddressResolver:
+    """For `/episodes/{id}/mcp`: the address names the episode; any number of clients can connect to it."""
+
+    handshake_only = False
+
+    def access(self, context: RequestContext) -> EpisodeAccess:
+        access = context.access
+        if access is None:
+            raise UnknownEpisodeError("this session has no episode: initialize a new session")
+        return access
+
+    def open(self, context: RequestContext) -> EpisodeAccess:
+        return self.access(context)
+
+
+class TaskSessionResolver(AddressResolver):
+    """For `/tasks/{id}/mcp`: the session is the episode, which `initialize` starts."""
+
+    handshake_only = True
+
+    def __init__(self, registry: EpisodeRegistry) -> None:
+        self._registry = registry
+
+    def access(self, context: RequestContext) -> EpisodeAccess:
+        if context.access is None:
+            raise EpisodeEndedError("the episode of this session is over: initialize a new session")
+        return super().access(context)
+
+    def open(self, context: RequestContext) -> EpisodeAccess:
+        if context.access is None:
+            assert context.task_id is not None
+            episode = self._registry.start(context.task_id, context.principal, labels=context.labels)
+            context.add_started(episode)
+            context.access = EpisodeAccess.by_session(episode, context.principal)
+        return context.access
+
+
+class FixedResolver(AddressResolver):
+    """For a stdio process or an in-memory client that serves a single episode."""
+
+    def __init__(self, access: EpisodeAccess) -> None:
+        self._access = access
+
+    def access(self, context: RequestContext) -> EpisodeAccess:
+        return self._access
+
+
+class EpisodeServer(ToolServer):
+    """Serves the tools and the prompt of the episode that the resolver finds."""
+
     def __init__(self, resolver: EpisodeResolver) -> None:
         self._resolver = resolver
-        self.server: Server[Any] = Server(
-            "decathlon-mcp",
-            version=__version__,
-            title="Toolathlon",
-            on_list_tools=unreachable_handler,
-            on_call_tool=unreachable_handler,
+        super().__init__(
             on_list_prompts=self._list_prompts,
             on_get_prompt=self._get_prompt,
             get_tool_input_schema=self._input_schema,
         )
-        self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_log_level)
-        self.server.middleware.append(self._serve)
 
-    async def _serve(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        if ctx.request_id is None:
-            return await call_next(ctx)  # a notification, also with the method of a request
-        check_request(ctx)
+    async def serve_checked(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         if self._resolver.handshake_only and is_sessionless(ctx.protocol_version):
             # Of methods that revisions without sessions do not have, the SDK says that there are none.
             return _reject_sessionless(ctx) if ctx.method in _NEEDING_SESSION else await call_next(ctx)
         self._note_use(ctx)
-        match ctx.method:
-            case "initialize":
-                return await self._initialize(ctx, call_next)
-            case "server/discover":
-                return await self._discover(ctx, call_next)
-            case "tools/list" | "tools/call":
-                return await sdk_result(ctx, self.serve)
-            case _:
-                return await call_next(ctx)
+        if ctx.method == "initialize":
+            request_context_of(ctx).initialize_failed = True
+        return await super().serve_checked(ctx, call_next)
 
     async def serve(self, request: ToolRequest) -> Result:
-        """Serve a `tools/list` or `tools/call`. Raises DecathlonError."""
         if request.method == LIST:
             return await self._list_tools(request)
         return await self._call_tool(request)
 
     async def serve_again(self, request: ToolRequest, kind: Kind, agent: str) -> Result:
-        """The answer to an earlier request, for a client that comes back for it. Raises DecathlonError."""
         del agent  # the address names the episode
         match kind:
             case Kind.LIST:
@@ -120,7 +159,7 @@ class EpisodeServer:
     async def _call_tool(self, request: ToolRequest) -> Result:
         access = self._resolver.access(request.context)
         episode = access.episode
-        is_untouched = episode.calls == 0 and episode.claim is None
+        is_untouched = episode.calls.sent == 0 and episode.claim is None
         result = await call_tool(access, request)
         if (
             isinstance(result, dict)
@@ -159,28 +198,28 @@ class EpisodeServer:
         with translate_errors():
             return self._resolver.access(request_context_of(ctx))
 
-    async def _initialize(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+    async def initialize(self, ctx: Context, result: JsonObject) -> JsonObject:
         request_context = request_context_of(ctx)
-        request_context.initialize_failed = True
-        result = as_object(await call_next(ctx)) or {}
         with translate_errors():
             access = self._resolver.open(request_context)
             episode = access.episode
+            base_url = base_url_of(ctx)
             info: JsonObject = {
                 "id": access.id,
+                "public_id": episode.public_id,
+                "page": page_address(base_url, episode.public_id, has_page=request_context.has_page),
                 "task": episode.task_name,
                 "phase": str(episode.state.phase),
-                "address": episode_address(base_url_of(ctx), access.id),
+                "address": episode_address(base_url, access.id),
             }
-            if episode.waiting_for is not None:
-                info["waits_for"] = episode.waiting_for
+            if episode.waits_for is not None:
+                info["waits_for"] = episode.waits_for
             instructions = episode.prompt.instructions
         request_context.initialize_failed = False
         listen_for_changes(_session_of(ctx), episode)
         return {**with_changing_tools(result), "instructions": instructions, "_meta": {EPISODE_KEY: info}}
 
-    async def _discover(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        result = as_object(await call_next(ctx)) or {}
+    async def discover(self, ctx: Context, result: JsonObject) -> JsonObject:
         with translate_errors():
             return {**result, "instructions": self._access(ctx).episode.prompt.instructions}
 
@@ -192,10 +231,10 @@ class EpisodeServer:
         if (
             request_context is None
             or request_context.access is None
-            or request_context.access.episode.router is None
+            or request_context.access.episode.tools.router is None
         ):
             return None
-        tools = request_context.access.episode.router.evaluator_tools
+        tools = request_context.access.episode.tools.router.evaluator_tools
         return next((tool["inputSchema"] for tool in tools if tool["name"] == name), None)
 
     async def _list_prompts(

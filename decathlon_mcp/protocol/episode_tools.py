@@ -1,25 +1,31 @@
-"""An episode's tools over MCP: listing, calling, claiming, evaluating. The same for every address."""
+"""An episode's tools over MCP: listing, calling, claiming, evaluating. The same for every address.
+
+The progress on one token must not decrease. A request that waits for its episode and then for a tool has
+notifications of both, and a request that is continued by another server process starts to wait again: this
+server's own progress and that of the task's server are one sequence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from time import perf_counter, time
 from typing import Any
 
 import anyio
 from mcp.server.connection import Connection
 from mcp_types import LOG_LEVEL_META_KEY
 
+from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.replies import Reply
-from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
+from decathlon_mcp.episodes.access import EpisodeAccess
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Caller, RunningCall
 from decathlon_mcp.episodes.state import NOT_READY, Phase
-from decathlon_mcp.episodes.tools import claim_name, claim_tool, evaluate_tool
+from decathlon_mcp.episodes.tools.offered import claim_name, claim_tool, evaluate_tool
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnansweredError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
-from decathlon_mcp.protocol.events import Kind
-from decathlon_mcp.protocol.progress import WAITING_UNIT, Progress
+from decathlon_mcp.protocol.requests import PROGRESS_TOKEN, Kind, Result, ToolRequest
 from decathlon_mcp.protocol.results import (
     ARGUMENT_FAULTS,
     TOOL_FAILURES,
@@ -27,7 +33,6 @@ from decathlon_mcp.protocol.results import (
     error_result,
     verdict_result,
 )
-from decathlon_mcp.protocol.tool_requests import Result, ToolRequest
 from decathlon_mcp.types import JsonObject, Names
 
 EVALUATE = "evaluate"
@@ -39,6 +44,10 @@ CLAIM_SECONDS = 1.0
 """How long after the set-up a claim that waited for it is made at the latest."""
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """In ascending order of severity."""
+PROGRESS_SECONDS = 5.0
+"""Time between two progress notifications while a client waits."""
+WAITING_UNIT = 1e-6
+"""Progress per second of a wait before a tool's call: below anything that a tool reports, except 0."""
 
 
 async def list_tools(access: EpisodeAccess, request: ToolRequest) -> JsonObject:
@@ -47,9 +56,9 @@ async def list_tools(access: EpisodeAccess, request: ToolRequest) -> JsonObject:
     In a session, as they are now. Without one, as they were first: there the list must not change.
     """
     async with waiting_for_tools(Progress(request), access.episode):
-        router = await access.episode.known_tools()
+        router = await access.episode.tools.known()
     if not request.is_sessionless:
-        router = access.episode.current_router or router
+        router = access.episode.tools.current_router or router
     return {"tools": router.evaluator_tools if access.can_evaluate else router.tools}
 
 
@@ -76,7 +85,7 @@ async def call_tool(
     """
     episode, is_own_tool = access.episode, False
     # Before the wait for the episode's set-up, which is no part of a call's duration.
-    request.context.called_at = perf_counter()
+    request.context.called_at = time.perf_counter()
     try:
         if again is Kind.CALL:
             return await _reply_again(episode, request)
@@ -87,7 +96,7 @@ async def call_tool(
             only_argument(request.decoded_arguments(), EVALUATE)
             await request.accepted(Kind.EVALUATE, agent=agent)
             return await evaluate(episode, request)
-        call = await episode.accept_call(request.name, request.call_params, request.origin)
+        call = await episode.calls.accept(request.name, request.call_params, request.origin)
         await request.accepted(Kind.CALL, agent=agent)
         return await _reply(episode, request, call)
     except DecathlonError as error:
@@ -95,22 +104,27 @@ async def call_tool(
             return error_result(error)
         # An episode that ended without tools (a set-up that failed) still has a verdict.
         if request.name == EVALUATE and access.can_evaluate and episode.verdict is not None:
-            return verdict_result(episode.verdict, episode.policy)
+            return verdict_result(episode.verdict, episode.spec.policy)
         raise
 
 
 async def evaluate(episode: Episode, request: ToolRequest) -> JsonObject:
     """The result of `evaluate`; waits until the attempt is graded."""
-    now, progress = time(), Progress(request)
+    now, progress = time.time(), Progress(request)
 
     def claimed_at() -> float:
         return now if episode.claim is None else episode.claim.at.timestamp()
 
     async with waiting_for_tools(progress, episode, unit=WAITING_UNIT):
         await episode.set_up()
-    async with progress.reporting(lambda: "the attempt is being graded", since=claimed_at):
+
+    def message() -> str:
+        waits_for = episode.waits_for
+        return "the attempt is being graded" if waits_for is None else f"the attempt waits for {waits_for}"
+
+    async with progress.reporting(message, since=claimed_at):
         verdict = await episode.evaluate()
-    return verdict_result(verdict, episode.policy)
+    return verdict_result(verdict, episode.spec.policy)
 
 
 @asynccontextmanager
@@ -120,7 +134,7 @@ async def waiting_for_tools(
     """Report what an episode waits for until it is ready: at once if that is another episode."""
 
     def message() -> str:
-        waits_for = episode.waiting_for
+        waits_for = episode.waits_for
         return "the sandbox is being set up" if waits_for is None else f"waiting for {waits_for}"
 
     if episode.was_ready:
@@ -132,7 +146,7 @@ async def waiting_for_tools(
         message,
         since=lambda: episode.started_at,
         unit=unit,
-        at_once=episode.waiting_for is not None,
+        at_once=episode.waits_for is not None,
         while_=lambda: episode.state.phase in NOT_READY,
     ):
         yield
@@ -165,7 +179,7 @@ async def claimed_before(episode: Episode, request: ToolRequest) -> bool:
 
 async def _reply_again(episode: Episode, request: ToolRequest) -> Reply:
     """The reply to a call that was accepted on an earlier connection."""
-    call = episode.find_call(request.origin)
+    call = await episode.calls.find(request.origin)
     if call is None:
         raise UnansweredError("the reply to this call is not there any more, or the call was not made")
     if isinstance(call, RunningCall) and call.origin.operations[-1:] == request.origin.operations:
@@ -199,8 +213,8 @@ async def _reply(episode: Episode, request: ToolRequest, call: RunningCall | int
         on_message=on_message,
     )
     async with waiting_for_tools(progress, episode, unit=WAITING_UNIT):
-        reply = await episode.reply_of(call, caller)
-    request.context.replied_at = perf_counter()
+        reply = await episode.calls.reply_of(call, caller)
+    request.context.replied_at = time.perf_counter()
     return reply
 
 
@@ -231,3 +245,60 @@ def only_argument(arguments: JsonObject | None, tool: str, allowed: str | None =
             raise BadRequestError(f"{tool}: {len(unknown):,} unknown arguments; it {takes}")
         raise BadRequestError(f"{tool}: unknown argument `{'`, `'.join(unknown)}`; it {takes}")
     return (arguments or {}).get(allowed) if allowed else None
+
+
+def _always() -> bool:
+    return True
+
+
+class Progress:
+    """The progress of one request, if its client asked for it."""
+
+    def __init__(self, request: ToolRequest) -> None:
+        self._request = request
+        self._last = 0.0
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._request.progress_token is not None and self._request.can_stream
+
+    async def relay(self, params: JsonObject) -> None:
+        """Pass on a notification of the task's server, under the client's own token."""
+        if self._is_wanted:
+            await self._send({**params, "progress": max(params["progress"], self._last)})
+
+    @asynccontextmanager
+    async def reporting(
+        self,
+        message: Callable[[], str],
+        *,
+        since: Callable[[], float],
+        unit: float = 1.0,
+        at_once: bool = False,
+        while_: Callable[[], bool] = _always,
+    ) -> AsyncGenerator[None]:
+        """Send progress every `PROGRESS_SECONDS` while the context is open and `while_` holds.
+
+        The progress is the number of seconds since `since`, a time of the wall clock, times `unit`. It is a
+        time that another server process knows too. `at_once`: also at the beginning.
+        """
+        if not self._is_wanted:
+            yield
+            return
+
+        async def send_repeatedly() -> None:
+            if not at_once:
+                await anyio.sleep(PROGRESS_SECONDS)
+            while while_():
+                progress = max(round(time.time() - since()), 0) * unit
+                await self._send({"progress": max(progress, self._last), "message": message()})
+                await anyio.sleep(PROGRESS_SECONDS)
+
+        async with background_tasks() as tasks:
+            tasks.start_soon(send_repeatedly)
+            yield
+
+    async def _send(self, params: JsonObject) -> None:
+        self._last = params["progress"]
+        params = {**params, PROGRESS_TOKEN: self._request.progress_token}
+        await self._request.notify("notifications/progress", params)

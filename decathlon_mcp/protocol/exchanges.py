@@ -29,29 +29,32 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from decathlon_mcp.background import LazyTimer
 from decathlon_mcp.driver_client.replies import Reply
 from decathlon_mcp.errors import AtCapacityError, DecathlonError
 from decathlon_mcp.protocol.context import RequestContext, is_disconnected, wait_until_disconnected
-from decathlon_mcp.protocol.envelopes import McpRequest
-from decathlon_mcp.protocol.events import (
-    PING,
-    PING_SECONDS,
+from decathlon_mcp.protocol.requests import (
     EventId,
     Kind,
-    event_frame,
-    first_event,
-    send_body,
-    send_event_head,
-    send_json,
+    McpRequest,
+    Result,
+    ToolRequest,
 )
 from decathlon_mcp.protocol.results import INTERNAL_ERROR, envelope_members, relayed_error, wire_error
 from decathlon_mcp.protocol.sdk import SessionRequest, SessionTransport
-from decathlon_mcp.protocol.tool_requests import Result, ToolRequest
 from decathlon_mcp.storage.logged_calls import request_id_text
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
 _log = logging.getLogger("decathlon.protocol")
-
+PING_SECONDS = 15.0
+"""Time between two comments on a silent stream: clients and proxies close silent connections."""
+PING = b": ping\r\n\r\n"
+_EVENT_STREAM_HEADERS = (
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"content-type", b"text/event-stream"),
+    (b"x-accel-buffering", b"no"),
+)
 FAST_SECONDS = 0.25
 """A request that takes longer notices that its client is gone; before, watching costs more than it saves."""
 MAX_WAITING = 256
@@ -60,11 +63,9 @@ LEAVING_SECONDS = 0.5
 """How long the answer to a cancelled request waits for its client to leave. The Python client often closes
 its connection after a cancellation, and fails if an answer comes while it does."""
 LEAVING_CHECKS = 10
-
 Serve = Callable[[ToolRequest], Awaitable[Result]]
 StartSoon = Callable[..., None]
 """Runs a function in the background: `start_soon(function, *arguments)`."""
-
 _SESSION_ENDED = as_json(
     {
         "jsonrpc": "2.0",
@@ -81,16 +82,16 @@ class Watch:
     # One timer for all: a timer of the event loop for each costs more than most of what a call needs.
     def __init__(self, start_soon: StartSoon) -> None:
         self._start_soon = start_soon
-        # Those that are not watched yet, and when they began.
-        self._young: dict[Exchange, float] = {}
-        self._is_running = False
+        self._timer = LazyTimer(self._look)
+        # Those that are not watched yet, and when they began; the oldest is first.
+        self._unwatched: dict[Exchange, float] = {}
 
     def add(self, exchange: Exchange) -> None:
         """An exchange begins."""
-        self._young[exchange] = asyncio.get_running_loop().time()
-        if not self._is_running:
-            self._is_running = True
-            self._start_soon(self._run)
+        began_at = asyncio.get_running_loop().time()
+        if not self._unwatched:
+            self._timer.set(began_at + FAST_SECONDS)
+        self._unwatched[exchange] = began_at
 
     def at_once(self, exchange: Exchange) -> None:
         """An exchange begins that is watched from the beginning."""
@@ -98,18 +99,16 @@ class Watch:
 
     def remove(self, exchange: Exchange) -> None:
         """An exchange has ended."""
-        self._young.pop(exchange, None)
+        self._unwatched.pop(exchange, None)
 
-    async def _run(self) -> None:
-        try:
-            while self._young:
-                await anyio.sleep(FAST_SECONDS)
-                began_before = asyncio.get_running_loop().time() - FAST_SECONDS
-                for exchange in [each for each, began_at in self._young.items() if began_at <= began_before]:
-                    del self._young[exchange]
-                    self._start_soon(exchange.watch)
-        finally:
-            self._is_running = False
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for exchange, began_at in list(self._unwatched.items()):
+            if began_at + FAST_SECONDS > now:
+                self._timer.set(began_at + FAST_SECONDS)
+                return
+            del self._unwatched[exchange]
+            self._start_soon(exchange.watch)
 
 
 class Exchange(ToolRequest):
@@ -327,3 +326,35 @@ class Exchange(ToolRequest):
                 self._sends_events = True
                 await send_event_head(self._send, self.session_id)
             await send_body(self._send, frame, more=True)
+
+
+def event_frame(message: bytes, event_id: EventId | None = None) -> bytes:
+    """An event with a JSON-RPC message, which must be on one line."""
+    prefix = b"" if event_id is None else b"id: %b\r\n" % str(event_id).encode()
+    return b"%bevent: message\r\ndata: %b\r\n\r\n" % (prefix, message)
+
+
+def first_event(event_id: EventId) -> bytes:
+    """The first event of a stream that a client can come back to."""
+    return b"id: %b\r\ndata: \r\n\r\n" % str(event_id).encode()
+
+
+async def send_event_head(send: Send, session_id: str | None) -> None:
+    """Send the head of a response that is a stream of events."""
+    session = () if session_id is None else ((b"mcp-session-id", session_id.encode("ascii")),)
+    headers = [*_EVENT_STREAM_HEADERS, *session]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def send_json(send: Send, status: int, message: bytes, session_id: str | None) -> None:
+    """Send a whole response with a JSON body."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(message))]
+    if session_id is not None:
+        headers.append((b"mcp-session-id", session_id.encode("ascii")))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send_body(send, message, more=False)
+
+
+async def send_body(send: Send, body: bytes, *, more: bool) -> None:
+    """Send a part of a response's body."""
+    await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -5,25 +5,22 @@ In sessions, the tools of the episode that the session started last are listed n
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-import mcp_types as types
-from mcp.server.context import CallNext, HandlerResult
-from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from decathlon_mcp import __version__
 from decathlon_mcp.catalogue.draws import filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.driver_client.replies import CallParams
-from decathlon_mcp.episodes.access import Principal, may_evaluate
-from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
+from decathlon_mcp.episodes.access import EpisodeAccess, may_evaluate
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.labels import merge_labels, read_label_header
 from decathlon_mcp.protocol.context import RequestContext, request_context_of
-from decathlon_mcp.protocol.envelopes import LIST
 from decathlon_mcp.protocol.episode_tools import (
     answer_is_lost,
     call_tool,
@@ -31,10 +28,9 @@ from decathlon_mcp.protocol.episode_tools import (
     evaluate,
     list_tools,
 )
-from decathlon_mcp.protocol.events import Kind
-from decathlon_mcp.protocol.limits import check_request
 from decathlon_mcp.protocol.lobby_tools import (
     LOBBY_TOOLS,
+    AddNote,
     CallTool,
     ClaimDone,
     CloseEpisode,
@@ -45,7 +41,10 @@ from decathlon_mcp.protocol.lobby_tools import (
     ListTools,
     LobbyTool,
     StartEpisode,
+    describe_start,
+    start_episode,
 )
+from decathlon_mcp.protocol.requests import LIST, Kind, Result, ToolRequest
 from decathlon_mcp.protocol.results import (
     ARGUMENT_FAULTS,
     INVALID_PARAMS,
@@ -55,11 +54,13 @@ from decathlon_mcp.protocol.results import (
     structured_result,
 )
 from decathlon_mcp.protocol.sdk import Context, notify_tools_changed
-from decathlon_mcp.protocol.sdk_requests import sdk_result, set_log_level, unreachable_handler
-from decathlon_mcp.protocol.starting import describe_start, start_episode
-from decathlon_mcp.protocol.tool_changes import CURRENT_KEY, listen_for_changes, with_changing_tools
-from decathlon_mcp.protocol.tool_requests import Result, ToolRequest
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.protocol.sdk_requests import (
+    CURRENT_KEY,
+    ToolServer,
+    listen_for_changes,
+    with_changing_tools,
+)
+from decathlon_mcp.types import JsonObject
 
 EPISODE_KEY = "decathlon/episode"
 """Key in the `_meta` of a `notifications/cancelled` with the episode of the operation."""
@@ -72,43 +73,26 @@ EVALUATOR_INSTRUCTIONS = f"{INSTRUCTIONS}, then call `evaluate` for the reward."
 PLAYER_INSTRUCTIONS = f"{INSTRUCTIONS}."
 
 
-class Lobby:
-    """Serves the lobby's tools. `server` is the SDK's server."""
+class Lobby(ToolServer):
+    """Serves the lobby's tools. `labels`: of every episode that it starts."""
 
-    def __init__(self, registry: EpisodeRegistry) -> None:
+    def __init__(self, registry: EpisodeRegistry, *, labels: Mapping[str, str] | None = None) -> None:
         self._registry = registry
+        self._labels = labels or {}
         self._definitions = {name: tool.definition() for name, tool in LOBBY_TOOLS.items()}
-        self.server: Server[Any] = Server(
-            "decathlon-mcp",
-            version=__version__,
-            title="Toolathlon",
+        super().__init__(
             instructions=EVALUATOR_INSTRUCTIONS,
-            on_list_tools=unreachable_handler,
-            on_call_tool=unreachable_handler,
             # No lobby tool takes arguments from HTTP headers, so there is nothing for the SDK to check.
-            get_tool_input_schema=lambda name: None,
+            get_tool_input_schema=_no_schema,
         )
-        self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_log_level)
-        self.server.middleware.append(self._serve)
 
-    async def _serve(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        if ctx.request_id is None:
-            return await call_next(ctx)  # a notification, also with the method of a request
-        check_request(ctx)
-        match ctx.method:
-            case "initialize":
-                result = as_object(await call_next(ctx)) or {}
-                return {**with_changing_tools(result), "instructions": self._instructions(ctx)}
-            case "server/discover":
-                result = as_object(await call_next(ctx)) or {}
-                return {**result, "instructions": self._instructions(ctx)}
-            case "tools/list" | "tools/call":
-                return await sdk_result(ctx, self.serve)
-            case _:
-                return await call_next(ctx)
+    async def initialize(self, ctx: Context, result: JsonObject) -> JsonObject:
+        return {**with_changing_tools(result), "instructions": self._instructions(ctx)}
+
+    async def discover(self, ctx: Context, result: JsonObject) -> JsonObject:
+        return {**result, "instructions": self._instructions(ctx)}
 
     async def serve(self, request: ToolRequest) -> Result:
-        """Serve a `tools/list` or `tools/call`. Raises DecathlonError."""
         if request.method == LIST:
             return self._list_all_tools(request)
         tool = self._allowed_tools(request).get(request.name)
@@ -122,13 +106,12 @@ class Lobby:
             raise
 
     async def serve_again(self, request: ToolRequest, kind: Kind, agent: str) -> Result:
-        """The answer to an earlier request, for a client that comes back for it. Raises DecathlonError."""
         if kind is Kind.LIST:
             return self._list_all_tools(request)
         if kind is Kind.OTHER or not agent:
             raise answer_is_lost()
         access = self._find_by_agent(request, agent)
-        with access.episode.hold(use=kind is not Kind.START):
+        with access.episode.lease.hold(use=kind is not Kind.START):
             match kind:
                 case Kind.START:
                     request.context.add_started(access.episode)
@@ -167,7 +150,7 @@ class Lobby:
     def _current_tools(self, request: ToolRequest) -> list[JsonObject]:
         """The tools of the current episode, except those with the name of a lobby tool."""
         access = self._current(request)
-        router = None if access is None else access.episode.current_router
+        router = None if access is None else access.episode.tools.current_router
         if access is None or router is None or access.episode.requested_ending is not None:
             return []
         # `claim_name` can be spelled differently from the lobby's `claim_done`, which does the same.
@@ -183,7 +166,7 @@ class Lobby:
                 f"there is no tool {quoted(request.name)} in the lobby; its tools are "
                 f"{', '.join(self._allowed_tools(request))}",
             )
-        with access.episode.hold():
+        with access.episode.lease.hold():
             return await call_tool(access, request, agent=access.episode.agent_id)
 
     async def _answer(self, request: ToolRequest, call: LobbyTool) -> Result:
@@ -194,25 +177,34 @@ class Lobby:
                 return await self._start(request, call)
             case ListEpisodes():
                 episodes = self._registry.owned_by(self._principal(request))
-                return structured_result({"episodes": [_status(episode) for episode in episodes]})
+                listed = [
+                    {**_status(episode), "labels": dict(episode.spec.labels)}
+                    for episode in episodes
+                    if call.selects(episode.spec.labels)
+                ]
+                return structured_result({"episodes": listed})
             case EpisodeStatus():
-                with (access := self._find(request, call.episode)).episode.hold():
+                with (access := self._find(request, call.episode)).episode.lease.hold():
                     return structured_result(_status(access.episode))
             case ListTools():
-                with (access := self._find(request, call.episode)).episode.hold():
+                with (access := self._find(request, call.episode)).episode.lease.hold():
                     await request.accepted(Kind.OTHER)
                     return structured_result(await list_tools(access, request))
             case CallTool():
-                with (access := self._find(request, call.episode)).episode.hold():
+                with (access := self._find(request, call.episode)).episode.lease.hold():
                     request.name, request.arguments = call.name, CallParams.of(call.arguments).arguments
                     return await call_tool(access, request, agent=access.episode.agent_id)
             case ClaimDone():
                 return await self._claim(request, self._find(request, call.episode), call)
             case Evaluate():
                 _require_evaluator(access := self._find(request, call.episode), "evaluate it")
-                with access.episode.hold():
+                with access.episode.lease.hold():
                     await request.accepted(Kind.EVALUATE, agent=access.episode.agent_id)
                     return await evaluate(access.episode, request)
+            case AddNote():
+                with (access := self._find(request, call.episode)).episode.lease.hold(use=False):
+                    access.episode.add_note(call.text, role=call.role, usage=call.usage, calls=call.calls)
+                return structured_result({"added": True})
             case CloseEpisode():
                 return await self._close(request, self._find(request, call.episode).episode)
             case _:
@@ -230,7 +222,8 @@ class Lobby:
 
     async def _start(self, request: ToolRequest, call: StartEpisode) -> JsonObject:
         principal = self._principal(request)
-        episode = start_episode(self._registry, call, principal, operation=request.operation)
+        labels = merge_labels(self._labels, read_label_header(request.context.label_header))
+        episode = start_episode(self._registry, call, principal, operation=request.operation, labels=labels)
         await request.accepted(Kind.START, agent=episode.agent_id)
         if not request.has_operation:
             # A client that chose an operation comes back for the episode on any connection, so that a reply
@@ -241,7 +234,7 @@ class Lobby:
     async def _describe(self, request: ToolRequest, access: EpisodeAccess, *, wait: bool) -> JsonObject:
         """The result of `start_episode`. `wait`: until the tools can be called."""
         episode = access.episode
-        info = describe_start(self._registry, episode, request.base_url)
+        info = describe_start(self._registry, episode, request.base_url, has_page=request.context.has_page)
         if wait:
             with request.context.awaiting(episode):
                 info |= await self._wait_until_ready(request, access)
@@ -270,7 +263,7 @@ class Lobby:
         if call.truncated or call.turns is not None:
             _require_evaluator(access, "set `truncated` or `turns`")
         turns = call.turns if access.reports_turns else None
-        with access.episode.hold():
+        with access.episode.lease.hold():
             await request.accepted(Kind.CLAIM, agent=access.episode.agent_id)
             first = await access.episode.claim_done(
                 call.answer, truncated=call.truncated, turns=turns, operation=request.last_operation
@@ -317,6 +310,10 @@ class Lobby:
         return self._find(request, access.episode.id)
 
 
+def _no_schema(_name: str) -> None:
+    return None
+
+
 def _require_evaluator(access: EpisodeAccess, action: str) -> None:
     if not access.can_evaluate:
         raise AccessDeniedError(f"this episode is its controller's: only a controller's token may {action}")
@@ -326,10 +323,11 @@ def _status(episode: Episode) -> JsonObject:
     state = episode.state
     status: JsonObject = {
         "episode": episode.id,
+        "public_id": episode.public_id,
         "task": episode.task_name,
         "phase": str(state.phase),
-        "policy": episode.policy,
-        "calls": episode.calls,
+        "policy": episode.spec.policy,
+        "calls": episode.calls.sent,
         "started_at": episode.started_at,
         "claimed": episode.claim is not None,
         **_waits_for(episode),
@@ -342,4 +340,4 @@ def _status(episode: Episode) -> JsonObject:
 
 
 def _waits_for(episode: Episode) -> JsonObject:
-    return {} if episode.waiting_for is None else {"waits_for": episode.waiting_for}
+    return {} if episode.waits_for is None else {"waits_for": episode.ticket.waiting_for}

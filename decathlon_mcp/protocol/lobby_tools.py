@@ -1,30 +1,41 @@
-"""The lobby's tools as pydantic models; their schemas, descriptions and argument errors come from these."""
+"""The lobby's tools as pydantic models; their schemas, descriptions and argument errors come from these.
+
+Here is also how an episode starts as `start_episode` asks for it, and what its starter learns about it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
 from decathlon_mcp.grading.attempt import MAX_COUNT
+from decathlon_mcp.labels import MAX_LABELS, check_labels, merge_labels
+from decathlon_mcp.protocol.context import episode_address, page_address
 from decathlon_mcp.settings import RewardPolicy
-from decathlon_mcp.types import JsonObject
+from decathlon_mcp.types import JsonObject, NoteRole
 
 HANDLE = "The episode's handle, as returned by `start_episode`."
 OPTIONAL_HANDLE = f"{HANDLE} Default: the episode that this MCP session started last."
 SAMPLE_LIMIT = 10_000
 """Bounds the size of a `list_tasks` result."""
-
 MAX_ARGUMENTS = 100
 MAX_FAULTS = 5
 """Invalid values that an error message lists."""
 MAX_PROMPTS = 1_000
 """Prompts in a `list_tasks` result; each has some kilobytes."""
+Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
+MAX_USAGE_NAMES = 16
+UsageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+UsageCount = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -136,6 +147,11 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
         None,
         description="Who sees the reward; not more open than the server's policy. Default: the server's.",
     )
+    labels: Labels = Field(
+        {},
+        description="Names and short texts by which the episode is found later, such as `run`, `model`, "
+        f"`group`, `attempt`, `step`; at most {MAX_LABELS}. The agent does not see them.",
+    )
 
     @model_validator(mode="after")
     def _task_excludes_draw(self) -> Self:
@@ -146,10 +162,16 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
 
 
 class ListEpisodes(LobbyTool):
-    """List your own episodes, newest first."""
+    """List your own episodes with their labels, newest first."""
 
     tool = "list_episodes"
     read_only = True
+    run: str | None = Field(None, description="Only the episodes with this label `run`.")
+    labels: Labels = Field({}, description="Only the episodes with all of these labels.")
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether an episode with these labels is listed."""
+        return self.run in (None, labels.get("run")) and self.labels.items() <= labels.items()
 
 
 class EpisodeStatus(LobbyTool):
@@ -205,6 +227,27 @@ class Evaluate(LobbyTool):
     episode: str | None = Field(None, description=OPTIONAL_HANDLE)
 
 
+class AddNote(LobbyTool):
+    """Add a message of the model to an episode's record, for people who read it; the evaluator does not see
+    it. Notes can be added until the episode ends."""
+
+    tool = "add_note"
+    episode: str = Field(description=HANDLE)
+    text: str = Field(description="The message. A line of the record has at most 64 KiB.")
+    role: NoteRole = Field("assistant", description="Whose message it is.")
+    usage: dict[UsageName, UsageCount] | None = Field(
+        None,
+        max_length=MAX_USAGE_NAMES,
+        description="Token counts, such as `input_tokens` and `output_tokens`.",
+    )
+    calls: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_COUNT,
+        description="How many tool calls came before the message. Default: all until now.",
+    )
+
+
 class CloseEpisode(LobbyTool):
     """Close an episode and remove its sandbox. A claimed episode is graded first, in the background."""
 
@@ -223,6 +266,59 @@ LOBBY_TOOLS: dict[str, type[LobbyTool]] = {
         CallTool,
         ClaimDone,
         Evaluate,
+        AddNote,
         CloseEpisode,
     )
 }
+
+
+def start_episode(
+    registry: EpisodeRegistry,
+    call: StartEpisode,
+    principal: Principal,
+    *,
+    operation: str | None,
+    labels: Mapping[str, str],
+    ends_with_response: bool = False,
+) -> Episode:
+    """Start the episode, of a drawn task if none is named. Raises what `EpisodeRegistry.start` and `draw` do.
+
+    `operation`: id of the request; one that is sent again gets the episode that the first one has started.
+    `labels`: those beside the call's.
+    """
+    all_labels = merge_labels(labels, call.labels)
+    # A request that is sent again does not draw again.
+    task = call.task or registry.task_started_by(operation, principal)
+    return registry.start(
+        task or registry.draw(call, principal),
+        principal,
+        launch_time=call.launch_time,
+        policy=call.policy,
+        max_calls=call.max_calls,
+        operation=operation,
+        ends_with_response=ends_with_response,
+        labels=all_labels,
+    )
+
+
+def describe_start(
+    registry: EpisodeRegistry, episode: Episode, base_url: str | None, *, has_page: bool
+) -> JsonObject:
+    """The result of `start_episode`, without tools. `base_url`: the server's; None without HTTP.
+
+    `has_page`: people can look at the episode there.
+    """
+    return {
+        "episode": episode.id,
+        "public_id": episode.public_id,
+        "page": page_address(base_url, episode.public_id, has_page=has_page),
+        "task": episode.task_name,
+        "address": episode_address(base_url, episode.id),
+        "agent": episode.agent_id,
+        "agent_address": episode_address(base_url, episode.agent_id),
+        "policy": episode.spec.policy,
+        "phase": str(episode.state.phase),
+        "prompt": episode.prompt.instructions,
+        "first_use_seconds": episode.spec.limits.first_use_seconds,
+        "lease_seconds": registry.idle_seconds,
+    }

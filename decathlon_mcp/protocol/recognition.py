@@ -17,21 +17,28 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.types import Scope
 
 from decathlon_mcp.episodes.operations import check_operation
-from decathlon_mcp.episodes.tools import ToolRouter
+from decathlon_mcp.episodes.tools.offered import ToolRouter
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
+from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.protocol.context import RequestContext
-from decathlon_mcp.protocol.envelopes import CALL, PROGRESS_TOKEN, McpRequest
-from decathlon_mcp.protocol.events import MAX_REQUEST_ID_BYTES, EventId
 from decathlon_mcp.protocol.exchanges import Exchange, Watch
+from decathlon_mcp.protocol.requests import (
+    CALL,
+    MAX_REQUEST_ID_BYTES,
+    OPERATION_KEY,
+    PROGRESS_TOKEN,
+    EventId,
+    McpRequest,
+)
 from decathlon_mcp.protocol.results import is_sessionless
 from decathlon_mcp.protocol.sdk import SessionTransport
-from decathlon_mcp.protocol.tool_requests import OPERATION_KEY
 from decathlon_mcp.storage.logged_calls import request_id_text
 from decathlon_mcp.types import as_json
 
 SESSION = b"mcp-session-id"
 """Name of the header with a session's id."""
+LABELS = LABEL_HEADER.encode()
 _VERSION = b"mcp-protocol-version"
 _METHOD = b"mcp-method"
 _NAME = b"mcp-name"
@@ -47,6 +54,7 @@ _HEADERS = frozenset(
         b"transfer-encoding",
         _VERSION,
         SESSION,
+        LABELS,
         _METHOD,
         _NAME,
     }
@@ -196,7 +204,7 @@ class Recognition:
         """Whether an argument of the tool must be repeated in a header, which the SDK checks."""
         if not self._of_episode:
             return False  # no tool of the lobby has such an argument
-        router = None if context.access is None else context.access.episode.router
+        router = None if context.access is None else context.access.episode.tools.router
         if router is None:
             return True
         if (plain := self._plain_tools.get(router)) is None:

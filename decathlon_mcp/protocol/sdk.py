@@ -329,9 +329,9 @@ class SessionManagerBase(StreamableHTTPSessionManager):
         return transport
 
     def start_soon(self, function: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
-        """Run a function in the background, until the manager ends."""
-        assert self._task_group is not None
-        self._task_group.start_soon(run_alone, function, *arguments)
+        """Run a function in the background, until the manager ends; afterwards, do not run it."""
+        if self._task_group is not None:
+            self._task_group.start_soon(run_alone, function, *arguments)
 
     # What the SDK's `_serve_opening_request` does with a session, but for a connection after its handshake.
     async def _run_revived(

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Literal, Protocol, Self
 
 import anyio
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, TaskGroup
 
 from decathlon_mcp.archives.writing import ArchiveSource
-from decathlon_mcp.errors import SandboxLostError
+from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.types import JsonObject, Network
 
 Isolation = Literal["none", "container", "namespaces"]
@@ -29,6 +29,8 @@ OUT_OF_MEMORY = "out of memory"
 """Cause of the end of a sandbox that the kernel killed at its memory limit."""
 CAUSE_SECONDS = 2.0
 """Limit on `Sandbox.cause_of_end`: a verdict waits for it."""
+CHECK_SECONDS = 2.8
+"""Limit on the work of `Provider.check`, which takes at most 3 s."""
 _EXIT_CODES_FROM_OUTSIDE = frozenset({"0", "137", "143"})
 
 
@@ -205,7 +207,7 @@ def finding(what: str, ok: bool, detail: str, cure: str = "", *, required: bool 
 @contextmanager
 def limited_check(findings: list[Finding]) -> Generator[None]:
     """Ends the body early enough for `Provider.check`; a finding then says that checks are missing."""
-    with anyio.move_on_after(2.8) as scope:
+    with anyio.move_on_after(CHECK_SECONDS) as scope:
         yield
     if scope.cancelled_caught:
         cure = "try again when the machine is less busy"
@@ -242,6 +244,11 @@ class Provider(Protocol):
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         """Whether `localhost` inside a sandbox of this spec is the host's own."""
+        ...
+
+    @property
+    def is_available(self) -> bool:
+        """False while it is known that no sandbox can be opened, because the engine is gone."""
         ...
 
     async def environment(self, image: str | None) -> str | None:
@@ -288,3 +295,40 @@ class Provider(Protocol):
     async def check(self, image: str | None) -> list[Finding]:
         """Whether this machine can open sandboxes (of that image). Takes at most 3 s, never raises."""
         ...
+
+
+class BaseProvider:
+    """What providers of this package share: tasks in the background, and the names of open sandboxes."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._open_names: set[str] = set()
+        self._task_group: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task_group = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tasks.cancel_scope.cancel()
+        # Not given the error: the task group would wrap it in an exception group.
+        await self._tasks.__aexit__(None, None, None)
+
+    @property
+    def _tasks(self) -> TaskGroup:
+        assert self._task_group is not None, "the provider has not been entered"
+        return self._task_group
+
+    def root(self, spec: SandboxSpec) -> PurePosixPath:
+        return spec.root
+
+    @property
+    def is_available(self) -> bool:
+        return True
+
+    def _check_name(self, name: str) -> None:
+        """Raises BadRequestError if a sandbox of this name cannot be opened."""
+        if name in self._open_names:
+            raise BadRequestError(f"there is already a sandbox named {name}")

@@ -13,15 +13,11 @@ from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.docker.engine import Engine, engine_message
-from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
+from decathlon_mcp.sandboxes.docker.events import LIVING_STATES, OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
-from decathlon_mcp.sandboxes.local.resources import OWNER_FILE
-
-ALIVE = frozenset({"created", "running", "paused", "restarting"})
-"""States of containers whose first process has not ended."""
-
+from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.processes.resources import OWNER_FILE, read_owner
+from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 
 LOCAL_FOLDER, NAMESPACES_FOLDER, BUBBLEWRAP_FOLDER = "sandboxes", "namespaces", "bubblewrap"
 """In the state folder: the folders of the sandboxes that are processes of this machine."""
@@ -85,13 +81,8 @@ class ProcessInventory:
 
 def _owners(folder: Path) -> dict[str, str]:
     """The owner of each sandbox that has a folder in this one, by its name."""
-    owners: dict[str, str] = {}
-    for file in folder.glob(f"*/{OWNER_FILE}"):
-        try:
-            owners[file.parent.name] = file.read_text("utf-8", "replace")
-        except OSError:  # its server removes it
-            continue
-    return owners
+    files = folder.glob(f"*/{OWNER_FILE}")
+    return {file.parent.name: owner for file in files if (owner := read_owner(file.parent)) is not None}
 
 
 def process_inventories(state: Path) -> list[ProcessInventory]:
@@ -117,7 +108,7 @@ class DockerInventory:
         except APIError as error:
             raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
         return {
-            str(container["Labels"].get(SANDBOX_LABEL)): container["State"] in ALIVE
+            str(container["Labels"].get(SANDBOX_LABEL)): container["State"] in LIVING_STATES
             for container in containers
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ SMALL_BYTES = 1 << 20
 """Logs up to this length are written also while the disk is nearly full."""
 SMALL_ARCHIVE_BYTES = 16 << 20
 """An archive of this length is written however little is free."""
+
+
+def is_full(error: Exception) -> bool:
+    """Whether an error says that a disk, or a user's quota of it, has no room."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,10 @@ Each running server holds a lock on a file named like the label of its sandboxes
 belongs to a server that died. The next server that can remove its sandboxes takes the lock over, removes
 them and then the file. While it holds that lock, no other server does the same work.
 
+Clients wait until their killed server is started again at its address. So a server with another address does
+not take it over before its sandboxes have waited for their time, nor does anyone while its supervisor runs
+(`Successor`).
+
 Decided 2026-11-22: a file gets its name only after it is locked. A file that was created under its name first
 and then locked looked dead for a moment, to every server that started in that moment.
 """
@@ -19,12 +23,14 @@ import socket
 import time
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
+from decathlon_sandbox.processes import read_process
+
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.types import as_object
+from decathlon_mcp.types import JsonObject, as_object
 
 MAX_DEAD_SERVERS = 64
 """Dead servers that one start takes over; each costs an open file. The next start takes the others."""
@@ -32,6 +38,8 @@ DRAFT_SECONDS = 3600.0
 """Age at which a file that never got its name is removed: its server died between two system calls."""
 RECORD_BYTES = 4096
 """Longest record that is read; a server writes about 150 bytes."""
+ALIVE_SECONDS = 60.0
+"""How often a running server must call `InstanceLock.mark_alive`."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 """What flock(2) answers on a file system without locks."""
@@ -67,25 +75,80 @@ def check_state_folder(state: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Successor:
+    """Which server continues the episodes of one that died, because the clients wait for it.
+
+    `supervisor` and `supervisor_ticks`: id and start of the process that starts it again. `address`: the
+    server's URL, or host and port, if it is the same at every start. `wait_seconds`: how long the sandboxes
+    wait.
+    """
+
+    supervisor: int | None = None
+    supervisor_ticks: int | None = None
+    address: str | None = None
+    wait_seconds: float = 0.0
+
+    @classmethod
+    def of_this_process(cls, supervisor: int | None, address: str | None, wait_seconds: float) -> Successor:
+        """`supervisor`: the process that starts this one again; None if there is none."""
+        return cls(supervisor, _started_ticks(supervisor), address, wait_seconds)
+
+    @classmethod
+    def parse(cls, values: JsonObject) -> Successor:
+        """One from a record; whatever is not valid is left out."""
+        supervisor, ticks = values.get("supervisor"), values.get("supervisor_ticks")
+        address, seconds = values.get("address"), values.get("wait_seconds")
+        return cls(
+            supervisor if isinstance(supervisor, int) else None,
+            ticks if isinstance(ticks, int) else None,
+            address if isinstance(address, str) else None,
+            float(seconds) if isinstance(seconds, int | float) else 0.0,
+        )
+
+    def is_supervised(self) -> bool:
+        """Whether its supervisor runs now, on this machine since its last boot."""
+        return self.supervisor_ticks is not None and self.supervisor_ticks == _started_ticks(self.supervisor)
+
+    def is_awaited(self, by: Successor | None, silent_seconds: float) -> bool:
+        """Whether a start `by` that server must leave the episodes to this one; None: a start of no server.
+
+        `silent_seconds`: time since the server died, or last said that it was alive.
+        """
+        if self.is_supervised():
+            return by is None or (by.supervisor, by.supervisor_ticks) != (
+                self.supervisor,
+                self.supervisor_ticks,
+            )
+        if by is None or self.address in (None, by.address):
+            return False
+        # A time in the future is that of a clock that was set back.
+        return 0 <= silent_seconds < self.wait_seconds + ALIVE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
 class _Record:
     """What a server writes into its file.
 
     `boot` identifies the running kernel and `host` the machine. `providers`: the names of its providers. All
-    three are None in a file that was not written completely. `survives`: its episodes can be continued.
+    three are None in a file that was not written completely. `survives`: its episodes can be continued, by
+    `successor`.
     """
 
     boot: str | None = None
     host: str | None = None
     providers: tuple[str, ...] | None = None
     survives: bool = False
+    successor: Successor | None = None
 
     @classmethod
-    def of_this_server(cls, providers: Collection[str], *, survives: bool) -> _Record:
+    def of_this_server(
+        cls, providers: Collection[str], *, survives: bool, successor: Successor | None
+    ) -> _Record:
         try:
             boot = _BOOT_ID.read_text("ascii").strip()
         except OSError:
             boot = None
-        return cls(boot, socket.gethostname(), tuple(sorted(providers)), survives)
+        return cls(boot, socket.gethostname(), tuple(sorted(providers)), survives, successor)
 
     @classmethod
     def parse(cls, encoded: bytes) -> _Record:
@@ -100,6 +163,7 @@ class _Record:
             host if isinstance(host, str) else None,
             tuple(map(str, cast("list[object]", providers))) if isinstance(providers, list) else None,
             values.get("survives") is True,
+            None if (successor := as_object(values.get("successor"))) is None else Successor.parse(successor),
         )
 
     def encode(self) -> bytes:
@@ -123,12 +187,15 @@ class InstanceLock:
     """The name of a running server, and the dead servers that it has taken over.
 
     `dead`: names of servers whose sandboxes this server must remove; it then calls `forget`. Those that it
-    does not forget are found again by the next server.
+    does not forget are found again by the next server. `awaited`: dead servers that were left to their own
+    successors.
     """
 
     name: str
     _folder: Path
+    _descriptor: int
     _taken: dict[str, int] = field(repr=False)
+    awaited: dict[str, Successor] = field(default_factory=dict[str, Successor])
 
     @property
     def dead(self) -> list[str]:
@@ -137,6 +204,11 @@ class InstanceLock:
     def names(self) -> set[str]:
         """The names of all servers that have a file now."""
         return {file.name for file in _named_files(self._folder)}
+
+    def mark_alive(self) -> None:
+        """Note the time in the files of this server and of those that it has taken over."""
+        for descriptor in (self._descriptor, *self._taken.values()):
+            os.utime(descriptor)
 
     def forget(self, name: str) -> None:
         """Remove the file of a dead server, once its sandboxes are removed."""
@@ -175,33 +247,41 @@ def instance_lock(
     providers: Collection[str] = (),
     *,
     survives: bool = False,
+    successor: Successor | None = None,
     leave: Collection[str] = (),
 ) -> Generator[InstanceLock]:
     """Hold the lock of a new server, whose providers have these names, until the context exits.
 
-    `survives`: the server has a store, and continues the episodes of servers that had one. `leave`: names of
-    servers that are not taken over, even if they are dead.
+    `survives`: the server has a store, and continues the episodes of servers that had one. `successor`: who
+    continues its own; None if it has none, and only removes those of others. `leave`: names of servers that
+    are not taken over, even if they are dead.
 
     Raises SettingsError if the state folder is not writable or its file system has no locks.
     """
     folder = state / "servers"
-    record = _Record.of_this_server(providers, survives=survives)
+    record = _Record.of_this_server(providers, survives=survives, successor=successor)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name, descriptor = _create_locked(folder, record)
     except OSError as error:
         raise _unusable(folder, error) from None
     taken: dict[str, int] = {}
+    awaited: dict[str, Successor] = {}
     try:
         try:
             for file in _named_files(folder):
                 if len(taken) == MAX_DEAD_SERVERS:
                     break
-                if file.name not in (name, *leave) and (dead := _take_over(file, record)) is not None:
+                if file.name in (name, *leave):
+                    continue
+                dead = _take_over(file, record)
+                if isinstance(dead, Successor):
+                    awaited[file.name] = dead
+                elif dead is not None:
                     taken[file.name] = dead
         except OSError as error:
             raise _unusable(folder, error) from None
-        yield InstanceLock(name, folder, taken)
+        yield InstanceLock(name, folder, descriptor, taken, awaited)
     finally:
         for dead in taken.values():
             os.close(dead)
@@ -271,26 +351,44 @@ def _named_files(folder: Path) -> Iterator[Path]:
             continue  # its server ended, or named it
 
 
-def _take_over(file: Path, own: _Record) -> int | None:
-    """Lock the file of a dead server and return its descriptor; None if this server must leave it alone."""
+def _take_over(file: Path, own: _Record) -> int | Successor | None:
+    """Lock the file of a dead server and return its descriptor.
+
+    Returns the server's successor if that is waited for, None if this server must leave it alone otherwise.
+    """
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, PermissionError):
         return None  # it ended meanwhile, or belongs to another user
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(descriptor)
+        dead = _Record.parse(os.pread(descriptor, RECORD_BYTES, 0))
         # A server that ended by itself removed its file after it was opened here.
-        if os.path.samestat(os.fstat(descriptor), file.stat()) and own.can_sweep(
-            _Record.parse(os.pread(descriptor, RECORD_BYTES, 0))
-        ):
-            taken, descriptor = descriptor, -1
-            return taken
+        if not os.path.samestat(status, file.stat()) or not own.can_sweep(dead):
+            return None
+        silent_seconds = time.time() - status.st_mtime
+        if dead.successor is not None and dead.successor.is_awaited(own.successor, silent_seconds):
+            return dead.successor
+        if own.successor is not None:
+            # Its sandboxes are this server's now: if this one dies too, they wait for the same successor.
+            # Never shorter than before, so that a kill between two system calls leaves no broken record.
+            record = replace(dead, successor=own.successor).encode()
+            os.pwrite(descriptor, record.ljust(status.st_size), 0)
+        taken, descriptor = descriptor, -1
     except (BlockingIOError, FileNotFoundError):
-        pass
+        return None
+    else:
+        return taken
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-    return None
+
+
+def _started_ticks(process: int | None) -> int | None:
+    """When a process started, in clock ticks since the boot; None if it has ended."""
+    found = None if process is None else read_process(process)
+    return None if found is None or found.ended else found.started_ticks
 
 
 def _unusable(folder: Path, error: OSError) -> SettingsError:

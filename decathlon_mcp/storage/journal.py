@@ -2,6 +2,11 @@
 
 A call has two lines of the trajectory: `call`, written before it is sent, and `reply`; `logged_calls` has all
 of them, and reads them.
+
+The room that is reserved for the verdict begins with a mark until then: how long the trajectory is, and its
+CRC-32. So a server that continues the episode notices lines that are missing or were changed, and calls that
+have run do not run again. The sandbox could tell as well what it has run. But one that an agent has taken
+over would name calls that were never made, to have no verdict instead of a reward of 0.
 """
 
 from __future__ import annotations
@@ -9,8 +14,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,11 +29,18 @@ from decathlon_mcp.storage.logged_calls import NOT_KEPT, LoggedCalls, Positions,
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
 
+MAX_NOTE_LINE_BYTES = 64 << 10
+MAX_NOTES = 20_000
+"""Notes of one episode."""
+NOTES_SHARE = 4
+"""The notes of an episode take at most this part of what its calls may take, in addition."""
 MAX_CALLS_BYTES = 256 << 20
 """Default limit on the calls in one trajectory."""
 VERDICT_BYTES = 256 << 10
 """Room on the disk that is reserved for the verdict: several times the longest that there can be."""
 _TRAJECTORY = "trajectory.jsonl"
+_MARK = re.compile(rb"(\d{16}) ([0-9a-f]{8})\n")
+_MARK_BYTES = 26
 VERDICT = "verdict.json"
 """Name of the file."""
 _CHUNK_BYTES = 64 << 10
@@ -54,6 +68,12 @@ class Journal:
         self._max_calls_bytes = max_calls_bytes
         self.disk = disk
         self._size_bytes = 0
+        self._notes = self._notes_bytes = 0
+        # The CRC-32 of the trajectory; None if it is not known. Then the mark stays as it is: it remains true
+        # of the trajectory's beginning.
+        self._check: int | None = 0
+        self._mark: int | None = None
+        self._found_mark: tuple[int, int] | None = None
         self._reserved = folder / ".verdict.reserved"
         if create:
             self._create()
@@ -72,9 +92,11 @@ class Journal:
         journal._trajectory.truncate(journal._size_bytes)
         for partial in folder.glob("*.partial"):
             partial.unlink(missing_ok=True)
+        journal._check = None  # `read_calls` finds it out
         if not (folder / VERDICT).exists():
             try:
-                _reserve(journal._reserved)
+                journal._mark = _reserve(journal._reserved)
+                journal._found_mark = _read_mark(journal._mark)
             except OSError as error:
                 _warn_of_file(journal._reserved.name, error)
         return journal
@@ -83,9 +105,10 @@ class Journal:
         # Created at once, so that a full disk is found before the episode starts.
         self.folder.mkdir(parents=True, mode=0o700)
         try:
-            _reserve(self._reserved)
+            self._mark = _reserve(self._reserved)
             (self.folder / _TRAJECTORY).touch(exist_ok=False)
         except OSError:
+            self._release_mark()
             self._reserved.unlink(missing_ok=True)
             with suppress(OSError):
                 self.folder.rmdir()
@@ -93,7 +116,7 @@ class Journal:
 
     def add(self, event: str, **values: Any) -> None:
         """Append one line: `event`, `time` (Unix seconds) and the values. Does nothing once closed."""
-        self._append(event, values, is_limited=False)
+        self._append(event, values)
 
     def add_call(self, **values: Any) -> int:
         """Append the line `call` and return its position. Values may be `msgspec.Raw` without line feeds.
@@ -109,6 +132,21 @@ class Journal:
     def add_reply(self, **values: Any) -> int:
         """Append the line `reply` of a call and return its position, or NOT_KEPT as `add_call` does."""
         return self._append("reply", values, is_limited=True)
+
+    def add_note(self, **values: Any) -> bool:
+        """Append the line `note`; False if it is too long, there are too many, or the disk is nearly full.
+
+        Notes take no room from the calls.
+        """
+        if self._notes >= MAX_NOTES or (self.disk is not None and self.disk.is_low()):
+            return False
+        left_bytes = self._max_calls_bytes // NOTES_SHARE - self._notes_bytes
+        before = self._size_bytes
+        if self._append("note", values, line_bytes=min(MAX_NOTE_LINE_BYTES, left_bytes)) == NOT_KEPT:
+            return False
+        self._notes += 1
+        self._notes_bytes += self._size_bytes - before
+        return True
 
     def add_joined(self, **values: Any) -> None:
         """Append the line `joined`, within the limit on calls."""
@@ -144,9 +182,26 @@ class Journal:
             return None
 
     def read_calls(self) -> LoggedCalls:
-        """Read what `reopen` found about the calls. Takes about a second for 256 MiB: run it in a thread."""
+        """Read what `reopen` found about the calls, and whether lines are missing or were changed.
+
+        Takes about a second for 256 MiB: run it in a thread.
+        """
         with (self.folder / _TRAJECTORY).open("rb") as lines:
-            return read_calls(lines)
+            checked = _CheckedLines(lines, self._found_mark)
+            logged = read_calls(checked)
+        self._notes, self._notes_bytes = logged.notes, logged.notes_bytes
+        logged.damage = checked.damage
+        if logged.damage is None and checked.size_bytes == self._size_bytes:
+            self._check = checked.check
+        return logged
+
+    def damage(self) -> str | None:
+        """Why the trajectory cannot be what was written since it was opened; None if it can be."""
+        try:
+            size_bytes = (self.folder / _TRAJECTORY).stat().st_size
+        except OSError as error:
+            return f"it cannot be read: {error.strerror}"
+        return None if size_bytes == self._size_bytes else _other_size(size_bytes, self._size_bytes)
 
     def events(self, event: str) -> Iterator[JsonObject]:
         """Read the lines of one kind, in order. Lines that cannot be read are skipped."""
@@ -158,6 +213,7 @@ class Journal:
     def write_verdict(self, verdict: JsonObject) -> None:
         """Write or replace `verdict.json`; the first time into the room that is reserved for it."""
         data = _indented(verdict)
+        self._release_mark()
         try:
             if len(data) <= VERDICT_BYTES and self._reserved.exists():
                 # Overwrites blocks that the file has already, so that a full disk cannot refuse them.
@@ -185,6 +241,7 @@ class Journal:
     def close(self) -> None:
         """Close the trajectory; it can still be read."""
         self._trajectory.close()
+        self._release_mark()
         self._reserved.unlink(missing_ok=True)
 
     def discard(self) -> None:
@@ -199,12 +256,17 @@ class Journal:
             size_bytes > SMALL_BYTES and self.disk is not None and self.disk.is_low()
         )
 
-    def _append(self, event: str, values: JsonObject, *, is_limited: bool) -> int:
+    def _append(
+        self, event: str, values: JsonObject, *, is_limited: bool = False, line_bytes: int | None = None
+    ) -> int:
+        """`is_limited`: by the limit on calls. `line_bytes`: limit on the line."""
         if self._trajectory.closed:
             return NOT_KEPT
         position = self._size_bytes
         line = as_json_with_raw({"event": event, "time": round(time.time(), 6), **values}) + b"\n"
-        if is_limited and self._exceeds_limit(position + len(line)):
+        if line_bytes is not None and len(line) > line_bytes:
+            return NOT_KEPT
+        if is_limited and self._exceeds_limit(position + len(line) - self._notes_bytes):
             return NOT_KEPT
         try:
             write_all(self._trajectory.fileno(), line)
@@ -215,7 +277,22 @@ class Journal:
                 self._trajectory.truncate(position)
             return NOT_KEPT
         self._size_bytes += len(line)
+        if self._check is not None:
+            # Takes 0.2 ms for each MiB.
+            self._check = zlib.crc32(line, self._check)
+            self._write_mark()
         return position
+
+    def _write_mark(self) -> None:
+        if self._mark is not None:
+            # Into blocks that the file has.
+            with suppress(OSError):
+                os.pwrite(self._mark, b"%016d %08x\n" % (self._size_bytes, self._check), 0)
+
+    def _release_mark(self) -> None:
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            os.close(mark)
 
     def _replace(self, name: str, chunks: Iterable[bytes]) -> None:
         target = self.folder / name
@@ -230,12 +307,54 @@ class Journal:
             raise
 
 
-def _reserve(file: Path) -> None:
-    descriptor = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+class _CheckedLines:
+    """The lines of a trajectory, compared with its mark while they are read.
+
+    `mark`: the length and the CRC-32 of what was written at least; None if that is not known.
+    """
+
+    def __init__(self, lines: Iterable[bytes], mark: tuple[int, int] | None) -> None:
+        self.size_bytes = self.check = 0
+        self._lines = lines
+        self._mark = mark
+        self._matches = mark in (None, (0, 0))
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._lines:
+            self.size_bytes += len(line)
+            self.check = zlib.crc32(line, self.check)
+            self._matches = self._matches or (self.size_bytes, self.check) == self._mark
+            yield line
+
+    @property
+    def damage(self) -> str | None:
+        """How the lines differ from what was written, once all have been read."""
+        if self._matches or self._mark is None:
+            return None
+        if self.size_bytes < self._mark[0]:
+            return _other_size(self.size_bytes, self._mark[0])
+        return "it has other bytes than were written"
+
+
+def _other_size(size_bytes: int, written_bytes: int) -> str:
+    return f"it has {size_bytes:,} bytes of {written_bytes:,} that were written"
+
+
+def _reserve(file: Path) -> int:
+    """Reserve room for a verdict; returns the file's descriptor."""
+    descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, VERDICT_BYTES)
-    finally:
+    except BaseException:
         os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _read_mark(descriptor: int) -> tuple[int, int] | None:
+    """The mark; None for a file without one."""
+    found = _MARK.fullmatch(os.pread(descriptor, _MARK_BYTES, 0))
+    return None if found is None else (int(found[1]), int(found[2], 16))
 
 
 def _end_of_lines(file: Path) -> int:

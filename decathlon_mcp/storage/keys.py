@@ -1,8 +1,13 @@
-"""The server's private key (Ed25519, RFC 8032): made once, kept in the state folder as `key`."""
+"""Secrets that are made once and kept in the state folder, for its owner only.
+
+`key` is the server's private key (Ed25519, RFC 8032), `page-key` the secret that opens the page of a server
+without tokens.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +24,8 @@ from cryptography.hazmat.primitives.serialization import (
 from decathlon_mcp.errors import SettingsError
 
 KEY_FILE = "key"
+PAGE_KEY_FILE = "page-key"
+PAGE_KEY_BYTES = 32
 
 
 def load_or_create_key(state: Path) -> Ed25519PrivateKey:
@@ -29,18 +36,38 @@ def load_or_create_key(state: Path) -> Ed25519PrivateKey:
     """
     file = state / KEY_FILE
     if not file.exists():
-        _create(file)
-    return _load(file)
+        pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        _create(file, pem)
+    try:
+        key = load_pem_private_key(_read(file), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SettingsError(f"{file} is not an Ed25519 key: remove it to have a new one created")
+    return key
 
 
-def _create(file: Path) -> None:
-    partial = file.with_name(f".{KEY_FILE}.{secrets.token_hex(6)}")
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def load_or_create_page_key(state: Path) -> str:
+    """The key of this state folder's page, made first if there is none: 64 hexadecimal digits.
+
+    Raises SettingsError as `load_or_create_key` does.
+    """
+    file = state / PAGE_KEY_FILE
+    if not file.exists():
+        _create(file, f"{secrets.token_hex(PAGE_KEY_BYTES)}\n".encode())
+    key = _read(file).decode("ascii", "replace").strip()
+    if not re.fullmatch(rf"[0-9a-f]{{{2 * PAGE_KEY_BYTES}}}", key):
+        raise SettingsError(f"{file} is not the key of a page: remove it to have a new one created")
+    return key
+
+
+def _create(file: Path, content: bytes) -> None:
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(6)}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, pem)
+            os.write(descriptor, content)
             os.fsync(descriptor)
             # link(2) is atomic and never overwrites: a reader sees a complete key, and of two servers that
             # start at the same time the second uses the first one's key.
@@ -53,18 +80,14 @@ def _create(file: Path) -> None:
         raise SettingsError(f"--state: the key {file} cannot be created: {error.strerror}") from None
 
 
-def _load(file: Path) -> Ed25519PrivateKey:
+def _read(file: Path) -> bytes:
+    """The content of a file that nobody else may read. Raises SettingsError."""
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
-            key = load_pem_private_key(opened.read(), password=None)
+            content = opened.read()
     except OSError as error:
         raise SettingsError(f"--state: the key {file} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        key = None
-    else:
-        if mode & 0o077:
-            raise SettingsError(f"the key {file} can be read by others: chmod 600 {file}")
-    if not isinstance(key, Ed25519PrivateKey):
-        raise SettingsError(f"{file} is not an Ed25519 key: remove it to have a new one created")
-    return key
+    if mode & 0o077:
+        raise SettingsError(f"the key {file} can be read by others: chmod 600 {file}")
+    return content

@@ -5,6 +5,9 @@ reply is there, with one of `result` (of the tool), `error` (a JSON-RPC error of
 `failure` (an error of this server). A call that has to wait before it is sent, for the set-up or for its
 server's start, has a line `accepted` until then: if it is never sent, it counts for nothing. A line `joined`
 has the origin of another request that gets the same reply.
+
+All other lines are passed over: `start`, the first, with what was fixed at the start; `ready`, with the
+prompt the digest of the tools; `preprocess_failed`, `claim` and `end`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import msgspec
 
 from decathlon_mcp.types import JsonObject, as_object
 
+NOTE_PREFIX = b'{"event":"note",'
+"""The beginning of the line of a note, which has nothing about a call."""
 NOT_KEPT = -1
 """Position of a line that the trajectory does not have."""
 MAX_OPERATIONS = 10_000
@@ -114,18 +119,22 @@ class LoggedCalls:
 
     `last`: the highest number. `calls`, `failed`: those that were sent, and those of them whose reply is a
     failure. `tools`: pairs of server and tool. `unanswered`: the last lines of the calls without a reply, in
-    the order of their numbers.
+    the order of their numbers. `damage`: how the trajectory differs from what was written; None if it does
+    not, as far as is known. `notes`, `notes_bytes`: number and size of the lines `note`.
     """
 
     positions: CallPositions = field(default_factory=CallPositions)
     last: int = 0
     calls: int = 0
     failed: int = 0
+    notes: int = 0
+    notes_bytes: int = 0
     tools: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     operations: deque[LoggedOperation] = field(
         default_factory=lambda: deque[LoggedOperation](maxlen=MAX_OPERATIONS)
     )
     unanswered: list[JsonObject] = field(default_factory=list[JsonObject])
+    damage: str | None = None
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -156,7 +165,10 @@ def read_calls(lines: Iterable[bytes]) -> LoggedCalls:
     accepted: set[int] = set()
     position = 0
     for data in lines:
-        if (line := _read(data)) is not None and line.seq > 0:
+        if data.startswith(NOTE_PREFIX):
+            logged.notes += 1
+            logged.notes_bytes += len(data)
+        elif (line := _read(data)) is not None and line.seq > 0:
             logged.last = max(logged.last, line.seq)
             if line.event == "call":
                 logged.calls += 1

@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
+from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError, SettingsError
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import JsonObject, as_json, as_object, public_id
 
 FILE_NAME = "store.db"
 BUSY_SECONDS = 5.0
@@ -43,32 +45,75 @@ MAX_LOG_BYTES = 64 << 20
 """Size of SQLite's log at which it is emptied, although that makes writers wait for the disk."""
 ENDED = "ended"
 """Value of `EpisodeRow.phase` of an episode that is over."""
+REPLAY_LABEL = "replay_of"
+"""Label of an episode that plays the calls of another again."""
+MAX_CAUSE_CHARACTERS = 500
+"""Longest text of a cause in a row; the trajectory has the whole."""
 
 _log = logging.getLogger("decathlon.storage")
 
-SCHEMA_VERSION = 3
+
+class Outcome(IntEnum):
+    """What came of an attempt, in the order in which people look for failures.
+
+    It is live until it has ended or has a verdict. A lost one has no reward.
+    """
+
+    LOST = 0
+    FAILED = 1
+    LIVE = 2
+    SUCCEEDED = 3
+
+
+SCHEMA_VERSION = 4
 """A database of another version is refused: nothing converts one."""
+# The columns that lists read come first: SQLite reads the pages of a long row only as far as it must.
+# `outcome` is one of `Outcome`, and no generated column: for these SQLite reads rows, whatever indexes have.
+# `episodes_in_numbers` has all that the numbers of a run are made of.
 _SCHEMA = """
 CREATE TABLE server_starts (generation INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT, started_at REAL);
 CREATE TABLE episodes (
     id TEXT PRIMARY KEY,
+    public_id TEXT NOT NULL UNIQUE,
     agent_id TEXT NOT NULL UNIQUE,
     server TEXT NOT NULL,
     suite TEXT NOT NULL,
     task TEXT NOT NULL,
     token TEXT,
-    operation TEXT,
+    run TEXT,
+    step REAL,
     phase TEXT NOT NULL,
     started_at REAL NOT NULL,
     ended_at REAL,
+    calls INTEGER,
+    turns INTEGER,
+    reward REAL,
+    success INTEGER,
+    status TEXT,
+    is_derived INTEGER NOT NULL DEFAULT 0,
+    pinned INTEGER NOT NULL DEFAULT 0,
+    has_files INTEGER NOT NULL DEFAULT 1,
+    outcome INTEGER NOT NULL DEFAULT 2,
     ending TEXT,
+    operation TEXT,
+    labels TEXT NOT NULL,
+    cause TEXT,
     spec TEXT NOT NULL,
     progress TEXT NOT NULL,
     tools TEXT,
     verdict TEXT
 ) WITHOUT ROWID;
 CREATE INDEX episodes_by_phase ON episodes (phase, server);
-CREATE INDEX episodes_by_start ON episodes (started_at);
+CREATE INDEX episodes_by_start ON episodes (started_at, public_id);
+CREATE INDEX episodes_by_run ON episodes (run, started_at, public_id);
+CREATE INDEX episodes_by_task ON episodes (task, started_at, public_id);
+CREATE INDEX episodes_by_outcome ON episodes (outcome, started_at, public_id);
+CREATE INDEX episodes_by_run_and_outcome ON episodes (run, outcome, started_at, public_id);
+CREATE INDEX episodes_with_files ON episodes (ended_at) WHERE ended_at IS NOT NULL AND has_files;
+CREATE INDEX episodes_in_numbers ON episodes (
+    run, suite, task, is_derived, outcome, reward, calls, turns, started_at, step, token, pinned, status,
+    ending
+) WHERE run IS NOT NULL;
 CREATE UNIQUE INDEX episodes_by_operation ON episodes (operation) WHERE operation IS NOT NULL;
 CREATE TABLE sandboxes (
     name TEXT PRIMARY KEY,
@@ -99,7 +144,10 @@ class EpisodeRow:
     """One episode. `spec` is fixed at the start, `progress` changes; see `episodes.records`.
 
     `token`: name of the owner's token. `operation`: id of the request that started it. `tools`: what each
-    server of the task offered. Times in Unix seconds.
+    server of the task offered. Times in Unix seconds. `calls`: how many were sent, known once the attempt is
+    closed. `turns`, `reward`, `success`, `status`: of the verdict. `cause`: the error that ended the episode,
+    for people. `is_derived`: it replays or branches from another episode, so that no summary counts it.
+    `pinned`: `--keep-days` keeps its files. `has_files`: they are not deleted.
     """
 
     id: str
@@ -117,6 +165,25 @@ class EpisodeRow:
     ending: str | None = None
     tools: JsonObject | None = None
     verdict: JsonObject | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    calls: int | None = None
+    turns: int | None = None
+    reward: float | None = None
+    success: bool | None = None
+    status: str | None = None
+    cause: str | None = None
+    is_derived: bool = False
+    pinned: bool = False
+    has_files: bool = True
+
+    @property
+    def public_id(self) -> str:
+        return public_id(self.id)
+
+    @property
+    def run(self) -> str | None:
+        """The run that the episode belongs to: its label `run`."""
+        return self.labels.get("run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,19 +289,8 @@ class Store:
 
         Raises SettingsError if it cannot be read, or has another schema.
         """
-        file = state / FILE_NAME
-        if not file.is_file():
-            yield None
-            return
-        try:
-            connection = sqlite3.connect(
-                f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
-            )
-            with closing(connection):
-                _refuse_other_schema(_schema_version(connection), file)
-                yield cls(file, connection, server="")
-        except sqlite3.Error as error:
-            raise _unusable(file, error) from None
+        with read_only_connection(state) as connection:
+            yield None if connection is None else cls(state / FILE_NAME, connection, server="")
 
     async def maintain(self) -> None:
         """Move new rows into the database file from time to time, until cancelled."""
@@ -261,11 +317,14 @@ class Store:
         """
         statement = (
             "INSERT INTO episodes"
-            " (id, agent_id, server, suite, task, token, operation, phase, started_at, spec, progress)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " (id, public_id, agent_id, server, suite, task, token, operation, phase, started_at, spec,"
+            " progress, labels, run, step, is_derived, pinned)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce((SELECT pinned FROM episodes"
+            " WHERE run = ? AND token IS ? ORDER BY started_at DESC LIMIT 1), 0))"
         )
         values = (
             row.id,
+            row.public_id,
             row.agent_id,
             self.server,
             row.suite,
@@ -276,6 +335,12 @@ class Store:
             row.started_at,
             _text(row.spec),
             _text(row.progress),
+            _text(dict(row.labels)),
+            row.run,
+            _number(row.labels.get("step")),
+            REPLAY_LABEL in row.labels,
+            row.run,
+            row.token,
         )
         reason = "earlier changes are not written yet"
         # A lock is mostly gone by now. Waiting for the next try would refuse every start until then.
@@ -296,26 +361,83 @@ class Store:
         )
 
     def update_episode(
-        self, episode: str, *, phase: str, progress: JsonObject, tools: JsonObject | None = None
+        self,
+        episode: str,
+        *,
+        phase: str,
+        progress: JsonObject,
+        tools: JsonObject | None = None,
+        calls: int | None = None,
     ) -> None:
-        """Replace phase and progress of an episode, and its tools if they are given."""
+        """Replace phase and progress of an episode, and its tools and its number of calls if given."""
         statement, values = "UPDATE episodes SET phase = ?, progress = ?", [phase, _text(progress)]
         if tools is not None:
             statement, values = f"{statement}, tools = ?", [*values, _text(tools)]
+        if calls is not None:
+            statement, values = f"{statement}, calls = ?", [*values, calls]
         self._write((f"{statement} WHERE id = ?", (*values, episode)))
 
     def set_verdict(self, episode: str, verdict: JsonObject) -> None:
-        self._write(("UPDATE episodes SET verdict = ? WHERE id = ?", (_text(verdict), episode)))
-
-    def end_episode(self, episode: str, ending: str) -> None:
-        """Mark an episode as over, and forget its sandboxes and its tools."""
+        """Write a verdict, with its numbers in columns of their own."""
+        metrics = as_object(verdict.get("metrics")) or {}
         self._write(
             (
-                "UPDATE episodes SET phase = ?, ending = ?, ended_at = ?, tools = NULL WHERE id = ?",
-                (ENDED, ending, time.time(), episode),
+                (
+                    "UPDATE episodes SET verdict = ?, status = ?, success = ?, reward = ?, outcome = ?,"
+                    " turns = ?, is_derived = is_derived OR ? WHERE id = ?"
+                ),
+                (
+                    _text(verdict),
+                    verdict.get("status"),
+                    verdict.get("success"),
+                    verdict.get("reward"),
+                    _outcome(verdict),
+                    metrics.get("turns"),
+                    verdict.get("branch") is not None,
+                    episode,
+                ),
+            )
+        )
+
+    def end_episode(
+        self, episode: str, ending: str, *, cause: str | None = None, calls: int | None = None
+    ) -> None:
+        """Mark an episode as over, and forget its sandboxes and its tools.
+
+        `cause`: the error behind the ending. `calls`: how many were sent; without it, what was
+        written before stays.
+        """
+        self._write(
+            (
+                (
+                    "UPDATE episodes SET phase = ?, ending = ?, ended_at = ?, tools = NULL, cause = ?,"
+                    " calls = coalesce(?, calls), outcome = CASE WHEN status IS NULL THEN ? ELSE outcome END"
+                    " WHERE id = ?"
+                ),
+                (
+                    ENDED,
+                    ending,
+                    time.time(),
+                    cause and cause[:MAX_CAUSE_CHARACTERS],
+                    calls,
+                    Outcome.LOST,
+                    episode,
+                ),
             ),
             ("DELETE FROM sandboxes WHERE episode = ?", (episode,)),
         )
+
+    def add_ended(self, row: EpisodeRow, ending: str, *, cause: str | None, calls: int) -> None:
+        """Write an episode that is over, with its verdict. What cannot be written is logged."""
+        try:
+            # The ids of requests are known to the server that ran it alone.
+            self.insert_episode(replace(row, operation=None))
+        except DecathlonError as error:
+            _log.error("the row of an episode is lost", extra=fields(why=error.message))
+            return
+        if row.verdict is not None:
+            self.set_verdict(row.id, row.verdict)
+        self.end_episode(row.id, ending, cause=cause, calls=calls)
 
     def episode(self, episode: str) -> EpisodeRow | None:
         """The episode with this handle."""
@@ -344,28 +466,63 @@ class Store:
         return {str(row[0]) for row in self._rows("SELECT id FROM episodes")}
 
     def find_episodes(self, prefix: str, limit: int) -> list[EpisodeRow]:
-        """The episodes whose handle begins like that."""
-        return list(self._episodes("WHERE substr(id, 1, ?) = ? LIMIT ?", (len(prefix), prefix, limit)))
+        """The episodes whose public id begins like that."""
+        # `g` comes after every hexadecimal digit.
+        return list(
+            self._episodes("WHERE public_id >= ? AND public_id < ? LIMIT ?", (prefix, f"{prefix}g", limit))
+        )
 
     def ended_episodes(self, limit: int) -> list[EpisodeRow]:
         """The episodes that ended last, newest first; also those of other servers."""
         return list(self._episodes("WHERE phase = ? ORDER BY ended_at DESC LIMIT ?", (ENDED, limit)))
 
-    def ended_before(self, unix_seconds: float, limit: int) -> list[str]:
-        """Handles of episodes that ended before that time, the oldest first."""
+    def old_episodes(self, ended_before: float, limit: int) -> list[str]:
+        """Handles of episodes with files that ended before that time and are not pinned, the oldest first."""
         rows = self._rows(
-            "SELECT id FROM episodes WHERE phase = ? AND ended_at < ? ORDER BY ended_at LIMIT ?",
-            (ENDED, unix_seconds, limit),
+            "SELECT id FROM episodes WHERE ended_at IS NOT NULL AND has_files AND ended_at < ? AND NOT pinned"
+            " ORDER BY ended_at LIMIT ?",
+            (ended_before, limit),
         )
         return [str(row[0]) for row in rows]
 
+    def forget_files(self, episode: str) -> None:
+        """Note that the files of an episode that is over were deleted: only its numbers and labels stay."""
+        self._write(
+            (
+                (
+                    "UPDATE episodes SET has_files = 0, operation = NULL, verdict = NULL, spec = '{}',"
+                    " progress = '{}' WHERE id = ? AND phase = ?"
+                ),
+                (episode, ENDED),
+            )
+        )
+
+    def ended_of_run(self, run: str, owner: str | None, limit: int) -> list[str]:
+        """Handles of a run's episodes that are over, of that token if one is given."""
+        where, values = ("", ()) if owner is None else (" AND token = ?", (owner,))
+        rows = self._rows(
+            f"SELECT id FROM episodes WHERE run = ? AND phase = ?{where} LIMIT ?",
+            (run, ENDED, *values, limit),
+        )
+        return [str(row[0]) for row in rows]
+
+    def pin_run(self, run: str, *, pinned: bool, owner: str | None = None) -> None:
+        """Keep the files of a run's episodes from `--keep-days`, or no longer.
+
+        `owner`: only episodes of that token. Episodes that start later are as the newest of their run.
+        """
+        where, values = ("", ()) if owner is None else (" AND token = ?", (owner,))
+        self._write((f"UPDATE episodes SET pinned = ? WHERE run = ?{where}", (pinned, run, *values)))
+
     def delete_ended(self, episode: str) -> None:
-        """Delete an episode that is over."""
+        """Delete the row of an episode that is over."""
         self._write(("DELETE FROM episodes WHERE id = ? AND phase = ?", (episode, ENDED)))
 
     def servers(self) -> set[str]:
-        """The servers that have episodes which are not over."""
-        rows = self._rows("SELECT DISTINCT server FROM episodes WHERE phase <> ?", (ENDED,))
+        """The servers that have sessions, or episodes which are not over."""
+        rows = self._rows(
+            "SELECT server FROM episodes WHERE phase <> ? UNION SELECT server FROM sessions", (ENDED,)
+        )
         return {str(row[0]) for row in rows}
 
     def adopt(self, dead: Collection[str]) -> None:
@@ -458,6 +615,12 @@ class Store:
         """Delete the sessions of a server."""
         self._write(("DELETE FROM sessions WHERE server = ?", (server,)))
 
+    def session_counts(self) -> dict[str, int]:
+        """How many sessions each server has."""
+        return {
+            str(row[0]): row[1] for row in self._rows("SELECT server, count(*) FROM sessions GROUP BY server")
+        }
+
     def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
         """This server's sessions that no server has started or written since that time."""
         columns = "id, server, address, path, episode, used_at, data"
@@ -478,7 +641,8 @@ class Store:
     def _episodes(self, where: str, values: Sequence[Any]) -> Generator[EpisodeRow]:
         columns = (
             "id, agent_id, server, suite, task, token, operation, phase, started_at, ended_at, ending, spec,"
-            " progress, tools, verdict"
+            " progress, tools, verdict, labels, calls, turns, reward, success, status, cause, is_derived,"
+            " pinned, has_files"
         )
         for row in self._rows(f"SELECT {columns} FROM episodes {where}", values):
             yield EpisodeRow(
@@ -497,6 +661,16 @@ class Store:
                 progress=_object(row[12]),
                 tools=None if row[13] is None else _object(row[13]),
                 verdict=None if row[14] is None else _object(row[14]),
+                labels=_object(row[15]),
+                calls=row[16],
+                turns=row[17],
+                reward=row[18],
+                success=None if row[19] is None else bool(row[19]),
+                status=row[20],
+                cause=row[21],
+                is_derived=bool(row[22]),
+                pinned=bool(row[23]),
+                has_files=bool(row[24]),
             )
 
     def _rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
@@ -542,6 +716,25 @@ class Store:
 
     def _set_timeout(self, seconds: float) -> None:
         self._execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+
+
+@contextmanager
+def read_only_connection(state: Path) -> Generator[sqlite3.Connection | None]:
+    """A connection that reads the database of a state folder while servers write; None if there is none.
+
+    Raises SettingsError if it cannot be read, or has another schema; also for errors in the body.
+    """
+    file = state / FILE_NAME
+    if not file.is_file():
+        yield None
+        return
+    with _errors_named(file):
+        connection = sqlite3.connect(
+            f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
+        )
+        with closing(connection):
+            _refuse_other_schema(_schema_version(connection), file)
+            yield connection
 
 
 def _connect(file: Path) -> sqlite3.Connection:
@@ -639,6 +832,21 @@ def _unusable(file: Path, error: sqlite3.Error) -> SettingsError:
     else:
         cure = "choose another folder"
     return SettingsError(f"--state: {file} cannot be used: {error}; {cure}")
+
+
+def _outcome(verdict: JsonObject) -> Outcome:
+    if verdict.get("success"):
+        return Outcome.SUCCEEDED
+    return Outcome.LOST if verdict.get("reward") is None else Outcome.FAILED
+
+
+def _number(text: str | None) -> float | None:
+    """The finite number that a text is; None if it is none."""
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _text(value: JsonObject) -> str:

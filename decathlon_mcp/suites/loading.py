@@ -1,19 +1,21 @@
-"""Loading a suite from a checkout: its settings, its servers and its tasks."""
+"""Loading a suite from a checkout: its settings, its servers, its tasks and their splits."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.suites.documents import read_yaml
 from decathlon_mcp.suites.profile import packaged_profiles
 from decathlon_mcp.suites.resources import SuiteResources
 from decathlon_mcp.suites.servers import read_servers
 from decathlon_mcp.suites.sharing import read_conflicts, shared_resources
-from decathlon_mcp.suites.splits import splits_of
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import read_suite_file
 from decathlon_mcp.suites.tasks import (
@@ -32,6 +34,8 @@ from decathlon_mcp.types import JsonObject, Language
 log = logging.getLogger("decathlon.suites")
 
 STARTER = Path(__file__).parent.parent / "starter" / "suite"
+PACKAGED = Path(__file__).parent / "profiles" / "splits"
+TRAIN_PERCENT = 80
 
 
 def load_suite(where: str | Path, language: Language = "en") -> Suite:
@@ -132,3 +136,29 @@ def _no_suite(path: Path) -> SuiteError:
     nearby = next((place for place in (*path.parents[:3], *entries) if find_task_folders(place)), None)
     hint = f"; did you mean {nearby}?" if nearby else ""
     return SuiteError(f"{path} is not a checkout in Toolathlon's layout: {looked_for}; found {content}{hint}")
+
+
+@cache
+def packaged_splits(profile: str) -> Mapping[str, str]:
+    """The split of each task that this package lists for a profile. `docs/splits.py` makes the lists."""
+    path = PACKAGED / f"{profile}.yaml"
+    lists = read_yaml(path) if path.is_file() else {}
+    return {task_id: split for split, tasks in lists.items() for task_id in tasks}
+
+
+def splits_of(task_id: str, lists: Mapping[str, Sequence[str]], profile: str = "") -> tuple[str, ...]:
+    """The splits of a task: those of the suite's own lists, else of the package's list for its profile.
+
+    A task that neither lists is in `train` or `test`, by a hash of its id, 80 to 20.
+    """
+    # The folder below `tasks/` is no split in this sense: upstream keeps all its tasks in `finalpool`.
+    if lists:
+        return tuple(
+            name
+            for name, patterns in lists.items()
+            if any(fnmatchcase(task_id, pattern) for pattern in patterns)
+        )
+    if (split := packaged_splits(profile).get(task_id)) is not None:
+        return (split,)
+    number = int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:8], "big") % 100
+    return ("train",) if number < TRAIN_PERCENT else ("test",)

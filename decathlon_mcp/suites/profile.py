@@ -103,6 +103,9 @@ class SuiteProfile:
     """Whether `environment` overrides the `env` in a server's YAML file."""
     server_cwd: Literal["root", "workspace"] = "root"
     """The working directory of servers whose YAML file has no `cwd`."""
+    launchers_at_root: bool = False
+    """Whether npx and uv look for programs in `root` for servers that start in the workspace, in which they
+    would look otherwise."""
     request_seconds: float = 60.0
     """Limit for one request to a server whose YAML file has no `client_session_timeout_seconds`."""
     extra_args: Pairs[tuple[str, ...]] = ()

@@ -35,6 +35,28 @@ LOCAL_TOOLS = (
 )
 """The local tools that this server offers, as Toolathlon's models see them without the prefix `local-`."""
 
+_VERIFIED_LOCAL_TOOLS = (
+    *LOCAL_TOOLS,
+    "ai_webpage_summary",
+    "browse_history",
+    "check_context_status",
+    "claim-done",
+    "history_stats",
+    "manage_context",
+    "search_history",
+    "search_in_turn",
+    "smart_context_truncate",
+    "view_history_turn",
+)
+"""The local tools whose names upstream rewrites in a system prompt, with a misspelling of its prompts."""
+
+
+def _any_of(names: Collection[str]) -> str:
+    """A regular expression for any of the names, the longest first."""
+    return "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+
+
+_VERIFIED_NAME = re.compile(rf"(?<![A-Za-z0-9_-]){LOCAL}-({_any_of(_VERIFIED_LOCAL_TOOLS)})(?![A-Za-z0-9_-])")
 _CLAIM_SENTENCE = re.compile(
     r"If you believe the task is completed, you can either call the `?[\w-]*claim_done`? tool "
     r"or respond without calling any tool to indicate completion\."
@@ -72,7 +94,10 @@ def read_prompt(
     """
     suffix = language_suffix(language)
     system_file = folder / "docs" / f"agent_system_prompt{suffix}.md"
-    task = respell(read_text(folder / "docs" / f"task{suffix}.md"), names, servers)
+    task = read_text(folder / "docs" / f"task{suffix}.md")
+    if names != "verified":
+        # Upstream's runner of Toolathlon-Verified rewrites the system prompt only.
+        task = respell(task, names, servers)
     if not system_file.exists():
         return Prompt(_claim_sentence(names, language), task)
     values = {
@@ -94,9 +119,10 @@ def read_prompt(
 def respell(text: str, names: Names, servers: Collection[str]) -> str:
     """Rewrite tool names in a text from Toolathlon's spelling or our default one to the spelling `names`.
 
-    Rewritten are the full names of local tools, and in backticks `claim_done`, `<server>__<tool>` for the
-    task's servers, and `<server>-<tool>` where the tool's name contains an underscore (`read_file`). Anything
-    else may be an ordinary word.
+    `verified` rewrites what upstream does (`rewrite_tool_name_references`): the full names of local tools.
+    In the other spellings, rewritten are the full names of local tools, and in backticks `claim_done`,
+    `<server>__<tool>` for the task's servers, and `<server>-<tool>` where the tool's name contains an
+    underscore (`read_file`). Anything else may be an ordinary word.
     """
 
     def local_tool(match: re.Match[str]) -> str:
@@ -105,6 +131,8 @@ def respell(text: str, names: Names, servers: Collection[str]) -> str:
     def server_tool(match: re.Match[str]) -> str:
         return f"`{spell(names, match.group(1), match.group(2) or match.group(3))}`"
 
+    if names == "verified":
+        return _VERIFIED_NAME.sub(local_tool, text)
     text = text.replace(f"`{CLAIM}`", f"`{spell(names, LOCAL, CLAIM)}`")
     text = re.sub(
         rf"(?<![\w-]){LOCAL}(?:-|__)({_any_of(LOCAL_TOOLS)})(?![\w-])", local_tool, text, flags=re.ASCII
@@ -117,11 +145,6 @@ def respell(text: str, names: Names, servers: Collection[str]) -> str:
             flags=re.ASCII,
         )
     return text
-
-
-def _any_of(names: Collection[str]) -> str:
-    """A regular expression for any of the names, the longest first."""
-    return "|".join(sorted(map(re.escape, names), key=len, reverse=True))
 
 
 def language_suffix(language: Language) -> str:

@@ -98,16 +98,42 @@ class ServerConfig:
 
         own = {key: filled(value) for key, value in self.env}
         shared = dict(profile.environment)
-        cwd = profile.workspace if profile.server_cwd == "workspace" else PurePosixPath()
+        default = profile.workspace if profile.server_cwd == "workspace" else PurePosixPath()
+        cwd = root / (default if self.cwd is None else filled(self.cwd))
+        command, args = filled(self.command), [*map(filled, self.args)]
+        if profile.launchers_at_root and cwd.is_relative_to(root / profile.workspace):
+            args, launcher = _at_root(command, args, root)
+            own = {**launcher, **own}
         return {
             "name": self.name,
             "request_seconds": self.request_seconds or profile.request_seconds,
-            "command": filled(self.command),
-            "args": [*map(filled, self.args), *dict(profile.extra_args).get(self.name, ())],
+            "command": command,
+            "args": [*args, *dict(profile.extra_args).get(self.name, ())],
             "env": {**own, **shared} if profile.environment_wins else {**shared, **own},
             "inherit": profile.servers_inherit,
-            "cwd": str(root / (cwd if self.cwd is None else filled(self.cwd))),
+            "cwd": str(cwd),
         }
+
+
+def _at_root(command: str, args: list[str], root: PurePosixPath) -> tuple[list[str], dict[str, str]]:
+    """The arguments and further environment with which a launcher looks for programs in `root` only.
+
+    npx and uv look for a project, and Python for modules, in the folder in which they start, which is the
+    agent's. Upstream starts all servers before the agent acts; here most start later.
+    """
+    # Tried on 2026-11-24 (uv 0.9.2 and 0.13.9, npm 11.19) in a workspace with a `package.json`, `.npmrc`,
+    # `node_modules`, `pyproject.toml`, `uv.toml`, `.python-version`, `.venv`, and modules with common names.
+    # `uvx` looks for none of them.
+    match PurePosixPath(command).name:
+        case "npx":
+            # npm reads a prefix for this only from its arguments, not from the environment.
+            return ["--prefix", str(root), *args], {"npm_config_script_shell": "/bin/sh"}
+        case "uv" if args[:1] == ["run"]:
+            project = {"UV_PROJECT": str(root)}
+            # Not for scripts, which may import what is beside them.
+            return args, {**project, "PYTHONSAFEPATH": "1"} if "-m" in args else project
+        case _:
+            return args, {}
 
 
 def read_server(path: Path) -> ServerConfig | None:

@@ -14,11 +14,10 @@ from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.suites import checkout as archives
 from decathlon_mcp.suites.checkout import revision
-from decathlon_mcp.suites.credentials import credential_archives, service_archive
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.prompts import Prompt, read_prompt
 from decathlon_mcp.suites.release import DESCRIPTIONS, Release, find_release
-from decathlon_mcp.suites.resources import SuiteResources
+from decathlon_mcp.suites.resources import SuiteResources, credential_archives, service_archive
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig
 from decathlon_mcp.suites.sharing import SharedResource

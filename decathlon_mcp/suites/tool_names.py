@@ -1,7 +1,8 @@
-"""Tool names as players see them, in one of three spellings.
+"""Tool names as players see them, in one of four spellings.
 
-`decathlon`: `arxiv_local__search`. `toolathlon`: `arxiv_local-search`, upstream's spelling
-(`utils/openai_agents_monkey_patch/custom_mcp_util.py`). `raw`: `search`, toolathlon_gym's spelling.
+`decathlon`: `arxiv_local__search`. `toolathlon`: `arxiv_local-search`, upstream's spelling until June 2026
+(`utils/openai_agents_monkey_patch/custom_mcp_util.py`). `verified`: `arxiv_local_search`, upstream's since
+commit 18fcc2e7, in which every `-` is `_` (`tool_name_aliases.py` there). `raw`: `search`, toolathlon_gym's.
 """
 
 from __future__ import annotations
@@ -23,13 +24,19 @@ _HASH_CHARACTERS = 8
 def spell(names: Names, server: str, tool: str) -> str:
     """The name of a tool, at most 64 characters long; see `shorten`.
 
-    `evaluate` (which Toolathlon does not have) never gets a prefix, `claim_done` only in its spelling.
+    `evaluate` (which Toolathlon does not have) never gets a prefix, `claim_done` only in its spellings.
     """
-    if server == LOCAL and (tool == EVALUATE or (tool == CLAIM and names != "toolathlon")):
+    if server == LOCAL and (tool == EVALUATE or (tool == CLAIM and names in ("decathlon", "raw"))):
         return tool
-    if names == "raw":
-        return shorten(tool)
-    return shorten(f"{server}__{tool}" if names == "decathlon" else f"{server}-{tool}")
+    match names:
+        case "decathlon":
+            return shorten(f"{server}__{tool}")
+        case "toolathlon":
+            return shorten(f"{server}-{tool}")
+        case "verified":
+            return shorten(f"{server}-{tool}".replace("-", "_"))
+        case "raw":
+            return shorten(tool)
 
 
 def shorten(name: str) -> str:

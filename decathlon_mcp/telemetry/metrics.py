@@ -12,6 +12,7 @@ catalogue. Nothing that a client sends becomes one.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from time import perf_counter
 from typing import Literal, TypeAlias
 
@@ -60,56 +61,38 @@ class Metrics:
     ) -> None:
         self.by_task = by_task
         self.registry = registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        phases = partial(Histogram, registry=registry, buckets=PHASE_BUCKETS_SECONDS)
         subject = self.subject_labels
         # Episodes.
-        self.started = Counter(
-            "decathlon_episodes_started", "Episodes that clients have started.", subject, registry=registry
+        self.started = counter("decathlon_episodes_started", "Episodes that clients have started.", subject)
+        self.ended = counter(
+            "decathlon_episodes_ended", "Episodes that have ended, by the reason.", (*subject, "ending")
         )
-        self.ended = Counter(
-            "decathlon_episodes_ended",
-            "Episodes that have ended, by the reason.",
-            (*subject, "ending"),
-            registry=registry,
-        )
-        self._recovered = Counter(
+        self._recovered = counter(
             "decathlon_episodes_recovered",
             "Episodes of a dead server that this one found, by what became of them.",
             ("result",),
-            registry=registry,
         )
         for result in RECOVERY_RESULTS:
             self._recovered.labels(result)
-        self.queue_seconds = Histogram(
-            "decathlon_queue_seconds",
-            "Time from an episode's start until it may open its sandbox.",
-            buckets=PHASE_BUCKETS_SECONDS,
-            registry=registry,
+        self.queue_seconds = phases(
+            "decathlon_queue_seconds", "Time from an episode's start until it may open its sandbox."
         )
-        self.opening_seconds = Histogram(
+        self.opening_seconds = phases(
             "decathlon_opening_seconds",
             "Time from when it may open its sandbox until its tools can be called, if the set-up succeeds.",
-            buckets=PHASE_BUCKETS_SECONDS,
-            registry=registry,
         )
-        self.verdicts = Counter(
+        self.verdicts = counter(
             "decathlon_evaluations",
             "Verdicts by status, also those of episodes that were not evaluated.",
             (*subject, "status"),
-            registry=registry,
         )
-        self.evaluation_seconds = Histogram(
-            "decathlon_evaluation_seconds",
-            "Time from the end of an attempt to its verdict.",
-            buckets=PHASE_BUCKETS_SECONDS,
-            registry=registry,
+        self.evaluation_seconds = phases(
+            "decathlon_evaluation_seconds", "Time from the end of an attempt to its verdict."
         )
         # Calls.
-        calls = Counter(
-            "decathlon_tool_calls",
-            "Calls that were sent to tasks' MCP servers.",
-            ("outcome",),
-            registry=registry,
-        )
+        calls = counter("decathlon_tool_calls", "Calls that were sent to tasks' MCP servers.", ("outcome",))
         self.calls = {outcome: calls.labels(outcome) for outcome in OUTCOMES}
         call_seconds = Histogram(
             "decathlon_tool_call_seconds",
@@ -125,36 +108,24 @@ class Metrics:
         # HTTP.
         self.open_connections = 0
         """Number of open HTTP connections."""
-        connections = Gauge("decathlon_http_connections", "Open HTTP connections.", registry=registry)
+        connections = gauge("decathlon_http_connections", "Open HTTP connections.")
         connections.set_function(lambda: self.open_connections)
-        self.responses = Counter(
-            "decathlon_http_responses",
-            "HTTP responses that were begun, by status.",
-            ("status",),
-            registry=registry,
+        self.responses = counter(
+            "decathlon_http_responses", "HTTP responses that were begun, by status.", ("status",)
         )
         self.responses.labels(200)
-        self.request_bytes = Counter(
-            "decathlon_http_request_bytes", "Bytes of the bodies of MCP requests.", registry=registry
-        )
-        self.response_bytes = Counter(
-            "decathlon_http_response_bytes", "Bytes of the bodies of all HTTP responses.", registry=registry
+        self.request_bytes = counter("decathlon_http_request_bytes", "Bytes of the bodies of MCP requests.")
+        self.response_bytes = counter(
+            "decathlon_http_response_bytes", "Bytes of the bodies of all HTTP responses."
         )
         # The server and its machine.
-        self._generation = Gauge(
-            "decathlon_generation", "Number of servers so far on this state folder.", registry=registry
-        )
-        self._sweeps = Counter(
-            "decathlon_sweeps", "Sweeps for sandboxes that no episode has.", registry=registry
-        )
-        self._swept_sandboxes = Counter(
-            "decathlon_swept_sandboxes", "Sandboxes that sweeps have removed.", registry=registry
-        )
-        self._openings = Counter(
+        self._generation = gauge("decathlon_generation", "Number of servers so far on this state folder.")
+        self._sweeps = counter("decathlon_sweeps", "Sweeps for sandboxes that no episode has.")
+        self._swept_sandboxes = counter("decathlon_swept_sandboxes", "Sandboxes that sweeps have removed.")
+        self._openings = counter(
             "decathlon_sandbox_openings",
             "Sandboxes for agents and graders: `warm` if they had been opened ahead.",
             ("opening",),
-            registry=registry,
         )
         for opening in OPENINGS:
             self._openings.labels(opening)

@@ -214,10 +214,10 @@ def _unpack(step: Params) -> Step:
     return lambda arrangement: archives.unpack(folder, archive, arrangement.check_cancelled)
 
 
-def _check_absent(unwanted: list[str], under: str, excepted: list[str]) -> Step:
+def _check_absent(forbidden: list[str], under: str, excepted: list[str]) -> Step:
     def check(arrangement: Arrangement) -> None:
-        names = {name for name in unwanted if not name.startswith("/")}
-        paths = {_resolve_parent(name) for name in unwanted if name.startswith("/")}
+        names = {name for name in forbidden if not name.startswith("/")}
+        paths = {_resolve_parent(name) for name in forbidden if name.startswith("/")}
         skipped = {os.path.realpath(folder) for folder in excepted}
         pending = [os.path.realpath(under)]
         while pending:

@@ -195,7 +195,8 @@ class _WaitingStart:
 class Startup:
     """One `start` request: succeeds once all servers run, or stops all of them after the first failure.
 
-    `waiting`: requests that want some of the same servers, in the order of their arrival.
+    A few start at a time, each with `deadline_seconds` from the moment at which it may. `waiting`: requests
+    that want some of the same servers, in the order of their arrival.
     """
 
     def __init__(
@@ -215,22 +216,13 @@ class Startup:
         self.waiting: list[_WaitingStart] = []
         self._infos: dict[str, dict[str, Any]] = {}
         self._opened: list[Server] = []
+        self._deadlines: dict[str, Timer] = {}
         self._ended = False
 
     def begin(self) -> None:
         cancelled = RequestError(wire.CANCELLED, "the start was cancelled")
         self._request.on_cancel = lambda: self.fail(cancelled)
-        self._deadline = self._loop.call_later(self._deadline_seconds, self._on_deadline)
-        for server in self._servers:
-            server.on_lost = lambda lost: self.fail(_with_details(lost.error, lost))
-            try:
-                server.open()
-            except RequestError as error:
-                self.fail(error)
-                return
-            self._opened.append(server)
-        for server in self._servers:
-            self._begin_handshake(server)
+        self._open_next()
         self._succeed_if_complete()
 
     def fail(self, error: RequestError) -> None:
@@ -255,19 +247,40 @@ class Startup:
         if not self._opened:
             on_stopped()
 
+    def _open_next(self) -> None:
+        """Open servers until as many start as may."""
+        while (
+            not self._ended
+            and len(self._opened) < len(self._servers)
+            and len(self._opened) - len(self._infos) < wire.STARTS_AT_ONCE
+        ):
+            server = self._servers[len(self._opened)]
+            server.on_lost = lambda lost: self.fail(_with_details(lost.error, lost))
+            try:
+                server.open()
+            except RequestError as error:
+                self.fail(error)
+                return
+            self._opened.append(server)
+            self._deadlines[server.name] = self._loop.call_later(
+                self._deadline_seconds, lambda silent=server: self._on_deadline(silent)
+            )
+            self._begin_handshake(server)
+
     def _begin_handshake(self, server: Server) -> None:
         def on_success(info: dict[str, Any]) -> None:
             if self._ended:
                 return
             seconds = round(time.monotonic() - server.started_at, 6)
             self._infos[server.name] = {**info, "seconds": seconds}
+            self._deadlines.pop(server.name).cancel()
+            self._open_next()
             self._succeed_if_complete()
 
         def on_failure(error: RequestError) -> None:
             self.fail(_with_details(error, server))
 
-        if not self._ended:
-            Handshake(server.session, on_success, on_failure).start()
+        Handshake(server.session, on_success, on_failure).start()
 
     def _succeed_if_complete(self) -> None:
         if self._ended or len(self._infos) < len(self._servers):
@@ -279,14 +292,14 @@ class Startup:
         self._request.reply({"servers": self._infos})
         self._let_others_go_on(None)
 
-    def _on_deadline(self) -> None:
-        silent = next(server for server in self._servers if server.name not in self._infos)
+    def _on_deadline(self, silent: Server) -> None:
         message = f"server {silent.name} was not up after {self._deadline_seconds:g} s"
         self.fail(_with_details(RequestError(wire.SERVER, message), silent))
 
     def _end(self) -> None:
         self._ended = True
-        self._deadline.cancel()
+        for deadline in self._deadlines.values():
+            deadline.cancel()
 
     def _let_others_go_on(self, error: RequestError | None) -> None:
         self._on_end(self)

@@ -95,8 +95,9 @@ Requests: params -> result
             plus `env`. `path` replaces the inherited PATH, but not a PATH in `env`. The program is looked up
             in the resulting PATH.
 `start`     {"names": [NAME...], "deadline_seconds": NUM, "again": BOOL?} -> {"servers": {NAME: INFO}}
-            Makes sure that these servers run. Those that do not are started concurrently, initialized, and
-            asked for their tools (all pages); the result has them only. One that another request is starting
+            Makes sure that these servers run. Those that do not are started, STARTS_AT_ONCE of them at a
+            time, initialized, and asked for their tools (all pages); the result has them only. Each has
+            `deadline_seconds` from the moment at which it is started. One that another request is starting
             is waited for. One that ran and has ended fails the request (code SERVER, "ended": true in its
             data), unless `again` is true.
             INFO: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
@@ -201,6 +202,8 @@ NOTIFICATIONS_PER_SECOND = 100
 NOTIFICATIONS_BURST = 1000
 WINDOW_BYTES = 256 * 1024
 CHUNK_BYTES = 48 * 1024
+STARTS_AT_ONCE = 3
+"""Servers of one `start` that start at the same time: on a busy machine, more only take each other's time."""
 
 # methods
 ARRANGE = "arrange"

@@ -235,6 +235,8 @@ def test_a_credential_that_only_some_slots_have_is_missing(checkout: Checkout) -
 SERVERS: dict[str, tuple[str, Sequence[str]]] = {
     "installed": ("npx", ["-y", "@scope/installed@1.2"]),
     "gone": ("npx", ["-y", "@scope/gone@1.2"]),
+    "prefixed": ("npx", ["--prefix", "${local_servers_paths}/..", "-y", "@scope/installed@1.2"]),
+    "prefixed-gone": ("npx", ["--prefix", "${local_servers_paths}/..", "-y", "@scope/gone@1.2"]),
     "tool": ("uvx", ["--from", "Some_Tool", "serve"]),
     "no-tool": ("uvx", ["other-tool"]),
     "module": ("uv", ["run", "-m", "good.part"]),
@@ -280,6 +282,7 @@ def test_the_probe_finds_missing_programs_without_starting_any(probed: tuple[Sui
     root = suite.path.parent / "root"
     assert json.loads(output) == {
         "gone": ["the npm package @scope/gone", True],
+        "prefixed-gone": ["the npm package @scope/gone", True],
         "no-tool": ["the Python tool other-tool", True],
         "no-module": ["the Python module bad", True],
         "no-script": [f"the file {root}/local_servers/one/gone.py", False],

@@ -38,6 +38,13 @@ def way(checkout: Checkout, host: HostInfo | None = None) -> WayToRun:
         (("emails", "fetch"), (), "with a recording", "with a recording and private mail"),
         (("canvas", "emails"), (), "missing", "missing: the service canvas"),
         (("github", "fetch"), (), "missing", "missing: github_token"),
+        (("github", "fetch"), ("web_search",), "missing", "missing: github_token, serper_api_key"),
+        (
+            ("snowflake",),
+            (),
+            "missing",
+            "missing: snowflake_account, snowflake_user, configs/snowflake_rsa_key.p8",
+        ),
         (
             ("google_calendar",),
             (),

@@ -12,6 +12,7 @@ import anyio
 from mcp import Client
 
 from decathlon_mcp.sandboxes.conformance import paths
+from decathlon_mcp.types import public_id
 from tests.probe.clients import connected
 from tests.probe.serving import Served
 
@@ -41,9 +42,9 @@ class Agent:
     episode_id: str
 
     @property
-    def label(self) -> str:
-        """The label in the names of the episode's sandboxes."""
-        return self.episode_id[:12]
+    def public_id(self) -> str:
+        """The id in the names of the episode's sandboxes."""
+        return public_id(self.episode_id)
 
     async def echo(self, text: str) -> str:
         """Call a tool that returns its argument."""

@@ -48,7 +48,7 @@ async def test_sandbox_cannot_reach_another_by_network(networked: CheatServer) -
         address = (await other.python(LISTENER)).strip()
         assert await other.python(f"{REACHED_FUNCTION}print(reached({address!r}, 7777))") == "True\n"
         async with networked.unrewarded_episode() as agent:
-            names = (address, f"decathlon-{other.label}-agent", other.label)
+            names = (address, f"decathlon-{other.public_id}-agent", other.public_id)
             assert (
                 await agent.python(f"{REACHED_FUNCTION}print([n for n in {names} if reached(n, 7777)])")
                 == "[]\n"

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import pytest
 
-from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import SetUpError
 from tests.cheats.agent import SOLUTIONS, Agent, CheatServer
 

@@ -51,7 +51,7 @@ async def test_killing_the_driver_while_no_server_runs_forfeits_the_attempt(
             await episode.call("root__shell", {"command": command})
             server.process.kill()
             await server.process.wait()
-            await until_it_has_ended(provider, docker_engine, state, f"{episode.id[:12]}-agent")
+            await until_it_has_ended(provider, docker_engine, state, f"{episode.public_id}-agent")
             await servers.enter_async_context(serve(server.port))
             verdict = await episode.evaluate()
             assert verdict.status == "forfeited"

@@ -6,9 +6,10 @@ The replies are generated from the SDK's schema, with one fault each, and go thr
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import anyio
 import pytest
 from decathlon_client import Decathlon
 from decathlon_client.errors import RequestError
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
 
+from tests.cheats.agent import SUITE
 from tests.fuzz.results import results
-from tests.probe.clients import connected, start
+from tests.probe.clients import ERAS, connected, start
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
@@ -51,23 +55,48 @@ def replies(step: int) -> list[str]:
 async def test_no_reply_makes_an_sdk_client_raise(server: Served, place: str) -> None:
     started = await start(server, "sum-prices")
     address = server.lobby if place == "lobby" else started["address"]
-    refused, errors = 0, list[Any]()
     async with connected(address, "sessionless" if place == "sessionless" else "handshake") as agent:
-        for members in replies(SAMPLE):
-            name, arguments = "root__reply", {"members": members}
+
+        async def call(name: str, arguments: dict[str, Any]) -> Any:
             if place == "lobby":
                 arguments = {"episode": started["episode"], "name": name, "arguments": arguments}
                 name = "call_tool"
-            try:
-                result: Any = await agent.call_tool(name, arguments)
-            except MCPError as error:
-                errors.append(error.error)
-            else:
-                refused += result.is_error and "is not MCP" in result.content[0].text
+            return await agent.call_tool(name, arguments)
+
+        await relay_replies(call)
+    server.find(started["episode"]).close()
+
+
+@pytest.mark.parametrize("era", sorted(ERAS))
+@pytest.mark.parametrize("place", ["server", "bridge"])
+async def test_no_reply_over_stdio_makes_an_sdk_client_raise(
+    server: Served, place: str, era: str, tmp_path: Path
+) -> None:
+    options = ["--url", server.url]
+    if place == "server":
+        options = ["--suite", SUITE, "--provider", "local", "--state", str(tmp_path)]
+    parameters = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "decathlon_mcp.cli", "stdio", "--task", "sum-prices", *options],
+        env=dict(os.environ),
+    )
+    async with Client(stdio_client(parameters), mode=ERAS[era]) as agent:
+        await relay_replies(agent.call_tool)
+
+
+async def relay_replies(call: Callable[[str, dict[str, Any]], Awaitable[Any]]) -> None:
+    """Have the tool reply with each of `replies`; the client gets a result or the task's error for each."""
+    refused, errors = 0, list[Any]()
+    for members in replies(SAMPLE):
+        try:
+            result = await call("root__reply", {"members": members})
+        except MCPError as error:
+            errors.append(error.error)
+        else:
+            refused += result.is_error and "is not MCP" in result.content[0].text
     assert refused > 20
     assert {error.code for error in errors} == {-32602, -32603}
     assert all(error.data["source"] == "task" and "code" not in error.data for error in errors)
-    server.find(started["episode"]).close()
 
 
 async def test_no_reply_makes_our_client_lose_the_episode(server: Served) -> None:

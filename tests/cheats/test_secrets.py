@@ -119,7 +119,14 @@ async def test_memory_and_descriptors_of_the_driver_are_inaccessible(cheats: Che
 async def test_environment_has_no_secrets(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
         environment = await agent.shell("cat /proc/*/environ /proc/1/cmdline | tr '\\0' '\\n'; hostname")
-        for secret in (agent.episode_id, agent.label, str(cheats.served.state), "TOKEN", "SECRET", "DOCKER"):
+        for secret in (
+            agent.episode_id,
+            agent.public_id,
+            str(cheats.served.state),
+            "TOKEN",
+            "SECRET",
+            "DOCKER",
+        ):
             assert secret not in environment
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.sandboxes.local.process_table import ProcessTable
+from decathlon_mcp.sandboxes.processes.table import ProcessTable
 from tests.cheats.agent import CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -101,7 +101,7 @@ async def test_no_process_survives_the_claim(
         await agent.python(f"{background}\n{lines}")
         await agent.claim()
         await agent.verdict()
-        name = f"{agent.label}-agent"
+        name = f"{agent.public_id}-agent"
         if provider == "docker":
             label = {"label": f"decathlon.sandbox={name}"}
             assert docker_engine.containers(all=True, filters=label) == []

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.app import bootstrap
+from decathlon_mcp.catalogue.recordings import recording_id
 from decathlon_mcp.cli.readiness import require_ready
-from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.web import recording_id
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import NotRunnableError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template

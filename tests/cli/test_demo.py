@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,6 +34,7 @@ def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
         "→ evaluate",
         "verdict   the attempt succeeded",
         "reward    1.0",
+        "look      decathlon-mcp view --open ",
     ]
     positions = [output.find(step) for step in steps]
     assert -1 not in positions, steps[positions.index(-1)]
@@ -50,17 +50,15 @@ def test_a_task_without_a_script_gets_the_list_of_scripts(shell: Shell) -> None:
 @pytest.mark.slow
 def test_a_signal_also_stops_the_server(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> None:
     temporary = tmp_path_factory.mktemp("demo")
-    environment = {**shell.environment, "TMPDIR": str(temporary)}
-    states: list[Path] = []
+    environment = {**shell.environment, "XDG_STATE_HOME": str(temporary)}
     with subprocess.Popen(
         [*COMMAND, "demo"], cwd=shell.folder, env=environment, stdout=subprocess.PIPE, text=True
     ) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
             if "· minute 6 of 60" in line:
-                states += temporary.glob("decathlon-demo-*")
                 demo.terminate()
         assert demo.wait(60) == 128 + signal.SIGTERM
-    (state,) = states
+    state = temporary / "decathlon-mcp" / "demo"
     assert processes_marked(state) == []
-    assert not state.exists()
+    assert list(state.glob("episodes/*/trajectory.jsonl"))

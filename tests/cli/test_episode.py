@@ -66,6 +66,11 @@ def steps(capsys: pytest.CaptureFixture[str]) -> Steps:
     return Steps(capsys)
 
 
+async def test_an_episode_has_the_labels_of_its_start(steps: Steps, served: Served) -> None:
+    started = await steps.output("start", "find-answer", "--label", "run=a", "--label", "step=7")
+    assert dict(served.find(started["episode"]).spec.labels) == {"run": "a", "step": "7"}
+
+
 async def test_steps_in_separate_processes_share_an_episode(shell: Shell, served: Served) -> None:
     async def step(*arguments: str) -> tuple[int, dict[str, Any]]:
         done = await anyio.to_thread.run_sync(

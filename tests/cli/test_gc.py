@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +21,12 @@ import pytest
 from decathlon_mcp.cli.gc import collect
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
-from decathlon_mcp.sandboxes.local import resources
-from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
-from decathlon_mcp.sandboxes.local.removal import remove_folder
+from decathlon_mcp.sandboxes.processes import resources
+from decathlon_mcp.sandboxes.processes.resources import remove_folder
+from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
+from decathlon_mcp.storage.instance import Successor, instance_lock
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
+from decathlon_mcp.types import public_id
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +40,7 @@ from pathlib import Path, PurePosixPath
 import anyio
 
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
 
@@ -195,7 +198,7 @@ def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
     kept = shell.run("gc").stdout
     assert kept.startswith(f"kept 1 episode of server {dead.name}, which died")
     printed = shell.run("gc", "--abandon", "--dry-run").stdout
-    parts = "1 sandbox, 1 folder of archives, 1 unfinished episode"
+    parts = "1 sandbox, 1 folder of archives, 1 unfinished episode, 1 session"
     assert f"would remove {parts} of server {dead.name}, which died\n" == printed
     assert dead.is_running_a_sandbox
     assert len(dead.leftovers) == 3
@@ -205,7 +208,7 @@ def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
     assert running.is_running_a_sandbox
     with Store.open_read_only(dead.state) as store:
         assert store is not None
-        (row,) = store.find_episodes(dead.handle, 2)
+        (row,) = store.find_episodes(public_id(dead.handle), 2)
         assert (row.phase, row.ending) == (ENDED, Ending.NOT_CONTINUED)
         assert store.sandboxes(dead.handle) == []
         assert [row.id for row in store.unfinished_episodes()] == [running.handle]
@@ -222,8 +225,10 @@ def test_a_sandbox_that_has_ended_is_removed_and_its_episode_left_to_the_next_se
     dead.end_sandbox()
     report = json.loads(shell.run("gc", "--json").stdout)
     assert report["removed"] == [
-        {"server": dead.name, "sandboxes": 1, "scratch": 1, "abandoned": 0, "failed": 0}
+        {"server": dead.name, "sandboxes": 1, "scratch": 1, "abandoned": 0, "sessions": 0, "failed": 0}
     ]
+    assert report["kept"] == {dead.name: 1}
+    assert shell.run("gc").stdout.startswith(f"kept 1 episode of server {dead.name}, which died")
     assert [path.name for path in dead.leftovers] == [dead.name]  # by which the next server finds it
     with Store.open_read_only(dead.state) as store:
         assert store is not None
@@ -246,8 +251,56 @@ def test_what_belongs_to_a_server_without_a_file_is_removed(
     dead = server("ended")
     dead.kill()
     (dead.state / "servers" / dead.name).unlink()
-    assert "removed 1 sandbox, 1 folder of archives" in shell.run("gc").stdout
+    assert "removed 1 sandbox, 1 folder of archives, 1 session" in shell.run("gc").stdout
     assert dead.leftovers == []
+    assert shell.run("gc").stdout.startswith("nothing is left")
+
+
+def test_episodes_of_a_server_without_a_file_are_kept_unless_abandoned(
+    shell: Shell, server: Callable[..., RunningServer]
+) -> None:
+    dead = server("claimed")
+    dead.kill()
+    dead.end_sandbox()
+    (dead.state / "servers" / dead.name).unlink()
+    assert shell.run("gc").stdout.startswith(f"kept 1 episode of server {dead.name}")
+    assert "1 unfinished episode, 1 session of server" in shell.run("gc", "--abandon").stdout
+    assert shell.run("gc", "--abandon").stdout.startswith("nothing is left")
+    with Store.open_read_only(dead.state) as store:
+        assert store is not None
+        assert (store.unfinished_episodes(), store.servers()) == ([], set())
+
+
+def test_only_a_session_that_is_left_is_named(shell: Shell, server: Callable[..., RunningServer]) -> None:
+    dead = server("ended")
+    dead.kill()
+    dead.end_sandbox()
+    for folder in dead.leftovers:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+    printed = shell.run("gc", "--dry-run").stdout
+    assert printed == f"would remove 1 session of server {dead.name}, which died\n"
+    assert shell.run("gc").stdout == printed.replace("would remove", "removed")
+    assert dead.leftovers == []
+
+
+def test_a_server_that_is_being_started_again_is_not_touched(
+    shell: Shell, server: Callable[..., RunningServer]
+) -> None:
+    dead = server()
+    dead.kill()
+    file = dead.state / "servers" / dead.name
+    with instance_lock(
+        dead.state, ["local"], survives=True, successor=Successor.of_this_process(os.getpid(), None, 300)
+    ):
+        content = file.read_bytes()
+    assert json.loads(content)["successor"]["supervisor"] == os.getpid()
+    printed = shell.run("gc", "--abandon").stdout
+    assert printed == (
+        f"left server {dead.name}, which died, to its supervisor: process {os.getpid()} starts it again\n"
+    )
+    assert dead.is_running_a_sandbox
+    assert len(dead.leftovers) == 3
 
 
 @pytest.mark.docker
@@ -288,9 +341,7 @@ def containers(engine: Any, image: str, owners: list[str]) -> Generator[list[str
                 engine.remove_container(one, force=True)
 
 
-def test_episodes_are_listed_with_shortened_handles(
-    shell: Shell, server: Callable[..., RunningServer]
-) -> None:
+def test_episodes_are_listed_with_public_ids(shell: Shell, server: Callable[..., RunningServer]) -> None:
     running, dead = server(), server("claimed")
     dead.kill()
     with Store.open(running.state, running.name) as store:
@@ -308,7 +359,7 @@ def test_episodes_are_listed_with_shortened_handles(
             )
         )
         store.set_verdict("over-since-long-ago", {"reward": 0.5})
-        store.end_episode("over-since-long-ago", "scored")
+        store.end_episode("over-since-long-ago", "scored", calls=7)
     folder = running.state / "episodes" / running.handle
     folder.mkdir()
     (folder / "trajectory.jsonl").write_text(
@@ -318,13 +369,17 @@ def test_episodes_are_listed_with_shortened_handles(
     )
     lines = [line.split("\t") for line in shell.run("episodes").stdout.splitlines()]
     by_id = {line[0]: line[1:] for line in lines}
-    assert by_id[running.handle[:12]][:3] == ["tune-reactor", "ready", "alice"]
-    assert by_id[running.handle[:12]][4:] == ["2", "", str(running.process.pid)]
-    assert by_id[dead.handle[:12]][-1] == "none"
-    assert by_id["over-since-l"] == ["t", "ended", "", "2 h", "", "reward 0.5", ""]
+    live, lost, over = map(public_id, (running.handle, dead.handle, "over-since-long-ago"))
+    assert by_id[live][:4] == ["tune-reactor", "", "ready", "alice"]
+    assert by_id[live][5:] == ["", "", str(running.process.pid)]
+    assert by_id[lost][-1] == "none"
+    assert by_id[over] == ["t", "", "ended", "", "2 h", "7", "reward 0.5", ""]
     assert running.handle in shell.run("episodes", "--handles").stdout
-    listed = json.loads(shell.run("episodes", "--json").stdout)["episodes"]
-    assert {one["id"] for one in listed} == {running.handle, dead.handle, "over-since-long-ago"}
+    document = shell.run("episodes", "--json").stdout
+    assert {one["id"] for one in json.loads(document)["episodes"]} == {live, lost, over}
+    assert running.handle not in document
+    listed = json.loads(shell.run("episodes", "--json", "--handles").stdout)["episodes"]
+    assert {one["handle"] for one in listed} == {running.handle, dead.handle, "over-since-long-ago"}
 
 
 def test_an_episode_is_shown_without_its_secrets(shell: Shell, server: Callable[..., RunningServer]) -> None:
@@ -337,8 +392,8 @@ def test_an_episode_is_shown_without_its_secrets(shell: Shell, server: Callable[
         for seq in range(1, 9)
     )
     (folder / "trajectory.jsonl").write_text(calls)
-    output = shell.run("show", running.handle[:12]).stdout
-    assert f"id: {running.name}…\n" in output
+    output = shell.run("show", public_id(running.handle)[:12]).stdout
+    assert f"id: {public_id(running.handle)}\n" in output
     assert "phase: ready\n" in output
     assert "  policy: visible\n" in output
     assert "calls: 8\n" in output
@@ -347,8 +402,9 @@ def test_an_episode_is_shown_without_its_secrets(shell: Shell, server: Callable[
     assert output.count('"seconds": 0.1') == 5
     for secret in (running.handle, f"agent-{running.name}", "a-secret-session", "\x1b"):
         assert secret not in output
-    document = json.loads(shell.run("show", running.handle, "--json").stdout)
-    assert document["id"] == running.handle
+    text = shell.run("show", public_id(running.handle), "--json").stdout
+    assert running.handle not in text
+    document = json.loads(text)
     assert document["server"] == {"name": running.name, "pid": running.process.pid}
     assert document["spec"]["owner"]["session"] == "…"
 

@@ -14,6 +14,7 @@ import pytest
 
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
+from decathlon_mcp.types import public_id
 from tests.grading.support import make_attempt
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served, serving
@@ -134,7 +135,7 @@ def test_a_verdict_in_the_folder_of_another_episode_does_not_verify(
     place.parent.mkdir(exist_ok=True)
     real = shell.folder / "elsewhere"
     real.mkdir()
-    (real / "verdict.json").write_text(json.dumps(scored(signer, episode="ab" * 24)))
+    (real / "verdict.json").write_text(json.dumps(scored(signer, episode=public_id("ab" * 24))))
     if linked == "folder":
         place.symlink_to(real)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -17,6 +18,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from decathlon_mcp.types import public_id
 from tests.cli.conftest import COMMAND
 from tests.probe.clients import connected, playing
 from tests.probe.leftovers import processes_marked
@@ -59,6 +61,10 @@ class Kept:
     def folder(self, number: int) -> Path:
         return self.state / "episodes" / self.handles[number]
 
+    def id(self, number: int) -> str:
+        """The public id."""
+        return public_id(self.handles[number])
+
     def pass_everything(self) -> None:
         (self.suite / FIND_ANSWER).write_text("")
 
@@ -96,7 +102,7 @@ def test_a_line_per_episode_shows_what_changed(kept: Kept) -> None:
     assert done.returncode == 0, done
     assert done.stderr == "2 graded again, 2 of them with another result\n"
     rows = {cells[1]: cells for cells in (line.split("\t") for line in done.stdout.splitlines())}
-    assert rows["find-answer"][0] == kept.handles[0][:12]
+    assert rows["find-answer"][0] == kept.id(0)
     assert rows["find-answer"][2:5] == ["failed → passed", "0 → 1", "success 0 → 1"]
     assert rows["dense"][2:5] == ["failed", "0.75 → 2", "calls < 3 1 → none"]
     assert all("→" in cell for row in rows.values() for cell in row[5:])
@@ -128,8 +134,8 @@ def test_every_command_says_that_there_is_no_engine(kept: Kept) -> None:
 
 def test_json_has_both_results_and_the_signed_verdict(kept: Kept) -> None:
     kept.pass_everything()
-    (line,) = kept.lines(kept.handles[0][:6])
-    assert (line["episode"], line["task"], line["suite"]) == (kept.handles[0], "find-answer", "probe")
+    (line,) = kept.lines(kept.id(0)[:6])
+    assert (line["episode"], line["task"], line["suite"]) == (kept.id(0), "find-answer", "probe")
     assert line["changed"] == ["success", "reward", "metrics", "evaluator_digest", "suite_revision"]
     assert (line["before"]["reward"], line["after"]["reward"], line["file"]) == (0.0, 1.0, None)
     verdict = kept.shell.folder / "again.json"
@@ -143,8 +149,8 @@ def test_json_has_both_results_and_the_signed_verdict(kept: Kept) -> None:
 def test_written_verdicts_are_next_to_the_first_and_verify(kept: Kept) -> None:
     first = (kept.folder(0) / "verdict.json").read_bytes()
     kept.pass_everything()
-    assert [line["file"] for line in kept.lines(kept.handles[0], "--write")] == ["verdict-2.json"]
-    assert [line["file"] for line in kept.lines(kept.handles[0], "--write")] == ["verdict-3.json"]
+    assert [line["file"] for line in kept.lines(kept.id(0), "--write")] == ["verdict-2.json"]
+    assert [line["file"] for line in kept.lines(kept.id(0), "--write")] == ["verdict-3.json"]
     assert (kept.folder(0) / "verdict.json").read_bytes() == first
     files = [str(kept.folder(0) / name) for name in ("verdict.json", "verdict-2.json", "verdict-3.json")]
     done = kept.shell.run("verify", *files, "--state", str(kept.state))
@@ -167,39 +173,43 @@ def test_attempts_are_selected_by_task(kept: Kept) -> None:
 
 def test_an_episode_that_cannot_be_graded_does_not_stop_the_others(kept: Kept) -> None:
     (kept.folder(1) / "attempt.json").unlink()
-    lines = kept.lines("feed", kept.handles[1], kept.handles[0], status=1)
+    lines = kept.lines("feed", kept.id(1), kept.id(0), status=1)
     errors = {line["episode"]: line["error"] for line in lines if "error" in line}
     assert errors["feed"] == {
         "code": "unknown_episode",
         "message": "the state folder has no episode 'feed'",
     }
-    assert errors[kept.handles[1]]["message"].startswith("nothing of it was kept")
+    assert errors[kept.id(1)]["message"].startswith("nothing of it was kept")
     assert [line["after"]["status"] for line in lines if "after" in line] == ["scored"]
-    done = kept.regrade(kept.handles[1])
+    done = kept.regrade(kept.id(1))
     assert done.returncode == 1
-    assert f"decathlon-mcp: {kept.handles[1][:12]}: nothing of it was kept" in done.stderr
+    assert f"decathlon-mcp: {kept.id(1)}: nothing of it was kept" in done.stderr
 
 
-def test_a_beginning_of_several_handles_is_an_error(kept: Kept) -> None:
-    for number in range(2):
-        shutil.copytree(kept.folder(0), kept.state / "episodes" / f"abcd{number}{'0' * 43}")
-    (line,) = kept.lines("abcd", status=1)
-    assert line["error"]["message"] == "2 episodes begin with 'abcd': write more of the handle"
-    (line,) = kept.lines("abcd0", status=1)
+def test_a_beginning_of_several_ids_is_an_error(kept: Kept) -> None:
+    handles = (f"{number:048x}" for number in itertools.count())
+    alike = itertools.islice((handle for handle in handles if public_id(handle).startswith("abc")), 2)
+    ids: list[str] = []
+    for handle in alike:
+        shutil.copytree(kept.folder(0), kept.state / "episodes" / handle)
+        ids.append(public_id(handle))
+    (line,) = kept.lines("abc", status=1)
+    assert line["error"]["message"] == "2 episodes begin with 'abc': write more of the id"
+    (line,) = kept.lines(ids[0], status=1)
     assert line["error"]["message"].startswith("attempt.json is that of another episode")
 
 
 def test_an_evaluation_without_a_score_is_no_grade_and_writes_no_verdict(kept: Kept) -> None:
     (kept.suite / "tasks/probe/dense/evaluation/rubric.yaml").write_text("weights: nothing")
-    (line,) = kept.lines(kept.handles[1], "--write", status=1)
+    (line,) = kept.lines(kept.id(1), "--write", status=1)
     assert (line["after"]["status"], line["file"]) == ("evaluator_error", None)
-    assert f"{kept.handles[1][:12]}: evaluator_error: " in kept.regrade(kept.handles[1]).stderr
+    assert f"{kept.id(1)}: evaluator_error: " in kept.regrade(kept.id(1)).stderr
     assert not (kept.folder(1) / "verdict-2.json").exists()
 
 
 def test_an_evaluator_that_is_gone_is_an_error(kept: Kept) -> None:
     (kept.suite / FIND_ANSWER).unlink()
-    (line,) = kept.lines(kept.handles[0], status=1)
+    (line,) = kept.lines(kept.id(0), status=1)
     assert line["error"]["code"] == "bad_suite"
 
 
@@ -207,8 +217,8 @@ def test_damaged_files_are_errors(kept: Kept) -> None:
     (kept.folder(0) / "workspace.tar.gz").write_bytes(b"x")
     (kept.folder(1) / "attempt.json").write_text("{}")
     errors = {line["episode"]: line["error"]["message"] for line in kept.lines("--all", status=1)}
-    assert "workspace.tar.gz is broken" in errors[kept.handles[0]]
-    assert "attempt.json has version None" in errors[kept.handles[1]]
+    assert "workspace.tar.gz is broken" in errors[kept.id(0)]
+    assert "attempt.json has version None" in errors[kept.id(1)]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--all", "--task", "dense"), ("abc", "--all")])
@@ -241,7 +251,7 @@ async def test_a_running_episode_is_refused_by_name_and_skipped_by_all(shell: Sh
     ) as served:
         episode = await start_and_claim(served.url)
         await anyio.to_thread.run_sync(wait_for, (state / "episodes" / episode / "attempt.json").exists)
-        (line,) = await lines(episode, status=1)
+        (line,) = await lines(public_id(episode), status=1)
         assert line["error"]["message"].startswith("it is still running")
         assert [line["task"] for line in await lines("--all", status=0)] == ["dense"]
 
@@ -263,7 +273,7 @@ def test_a_server_that_is_killed_in_a_grading_loses_no_attempt(shell: Shell) -> 
         finally:
             server.kill()
     kept.pass_everything()
-    (line,) = kept.lines(kept.handles[0], "--write")
+    (line,) = kept.lines(kept.id(0), "--write")
     assert (line["before"], line["after"]["reward"], line["file"]) == (None, 1.0, "verdict-2.json")
     assert line["verdict"]["regrading"]["verdict"] is None
 
@@ -329,14 +339,14 @@ def test_an_interrupt_in_the_middle_leaves_no_sandbox(
 
 def sandboxes(kept: Kept, request: pytest.FixtureRequest) -> list[str]:
     """The sandboxes of the kept attempts' graders."""
-    labels = [handle[:12] for handle in kept.handles]
+    ids = [public_id(handle) for handle in kept.handles]
     if kept.provider == "local":
         folder = kept.state / "sandboxes"
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     else:
         containers = request.getfixturevalue("docker_engine").containers(all=True)
         names = [name for container in containers for name in container["Names"]]
-    return [name for name in names if any(label in name for label in labels)]
+    return [name for name in names if any(each in name for each in ids)]
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -94,6 +94,17 @@ def test_with_a_task_the_process_is_an_episode_and_stdout_carries_only_messages(
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in lines)
 
 
+@pytest.mark.parametrize("in_lobby", [False, True], ids=["task", "lobby"])
+def test_labels_of_the_command_are_those_of_its_episodes(shell: Shell, in_lobby: bool) -> None:
+    of_command = ["--label", "run=a", "--label", "model=m=1"]
+    with start_pipe(shell, *of_command, *([] if in_lobby else ["--task", "find-answer"])) as pipe:
+        if in_lobby:
+            pipe.call("start_episode", task="find-answer", labels={"step": "7"})
+        verdict = pipe.call("evaluate")["structuredContent"]
+    of_call = {"step": "7"} if in_lobby else {}
+    assert verdict["labels"] == {"run": "a", "model": "m=1", **of_call}
+
+
 def test_without_a_task_the_process_is_the_lobby(shell: Shell) -> None:
     with start_pipe(shell) as pipe:
         started = pipe.call("start_episode", task="find-answer")["structuredContent"]

@@ -24,7 +24,7 @@ async def test_variables_are_the_defaults_of_every_client(
         monkeypatch.setenv("DECATHLON_URL", served.url)
         monkeypatch.setenv("DECATHLON_TOKEN", secret)
         async with Decathlon() as d, d.episode("find-answer") as e:
-            assert served.find(e.id).owner.token == "player-one"
+            assert served.find(e.id).spec.owner.token == "player-one"
         managed = await ManagedEpisode.open("find-answer")
         assert managed.episode.address.startswith(served.url)
         await managed.close()

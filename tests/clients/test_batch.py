@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 import sys
 import time
@@ -30,7 +31,7 @@ from decathlon_mcp.episodes.state import Phase
 from tests.clients.processes import server_process
 from tests.clients.relay import relayed
 from tests.driver.peer import until
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served, folder_of, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -62,7 +63,9 @@ async def test_every_task_has_its_own_result(served: Served) -> None:
     kinds = [SetUpError, NoVerdictError, LookupError]
     assert [type(results[task].failure) for task in tasks[1:4]] == kinds
     episodes = [results[task].episode for task in tasks]
-    assert [served.find(str(episode)).task_name for episode in episodes] == tasks
+    handles = [folder_of(served.state, str(episode)).name for episode in episodes]
+    assert [served.find(handle).task_name for handle in handles] == tasks
+    assert {result.page for result in results.values()} == {None}  # this server has no page
     tally = batch.tally
     assert (tally.total, tally.done, tally.scored, tally.lost, tally.broken) == (5, 5, 2, 2, 1)
     assert (tally.opening, tally.playing, tally.grading) == (0, 0, 0)
@@ -80,7 +83,7 @@ async def test_episodes_whose_time_is_over_are_results_with_a_reward_of_zero(tmp
 
     async def expire(e: Episode, *, after_calls: int) -> None:
         episode = served.find(e.id)
-        await until(lambda: episode.was_ready and episode.calls == after_calls)
+        await until(lambda: episode.was_ready and episode.calls.sent == after_calls)
         episode.lease.start(elapsed_seconds=YEAR_SECONDS)
 
     async def player(e: Episode) -> None:
@@ -324,3 +327,33 @@ async def test_a_number_below_1_is_refused(concurrency: int, n: int, served: Ser
         with pytest.raises(ValueError, match="must be at least 1, not 0"):
             async with d.batch([], concurrency=concurrency, n=n):
                 pass
+
+
+async def test_a_batch_names_its_run_once_and_labels_its_episodes(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with Decathlon(served.url) as d:
+        async with d.batch(["find-answer"], concurrency=1, n=2, labels={"model": "m"}) as batch:
+            results = [result async for result in batch.run(solve)]
+        async with d.batch(["find-answer"], concurrency=1, run="a", progress=False) as named:
+            results += [result async for result in named.run(solve)]
+        with pytest.raises(ValueError, match="a batch sets the labels group itself"):
+            d.batch([], concurrency=1, labels={"group": "3"})
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-\d{6}-[a-z]{4}", batch.run_name)
+    assert capsys.readouterr().err.count(f"run {batch.run_name}\n") == 1
+    labels = [dict(result.verdict.raw["labels"]) for result in results if result.verdict is not None]
+    common = {"model": "m", "run": batch.run_name, "group": "0"}
+    assert sorted(labels[:2], key=lambda each: each["attempt"]) == [
+        {**common, "attempt": "0"},
+        {**common, "attempt": "1"},
+    ]
+    assert labels[2] == {"run": "a", "group": "0", "attempt": "0"}
+
+
+async def test_the_error_of_an_opening_names_its_episode(served: Served) -> None:
+    async with Decathlon(served.url) as d:
+        with pytest.raises(SetUpError) as raised:
+            async with d.episode("failing-preprocess", labels={"run": "a"}):
+                pass
+    folder = folder_of(served.state, str(raised.value.episode))
+    assert served.find(folder.name).spec.labels == {"run": "a"}

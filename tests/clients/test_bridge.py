@@ -65,6 +65,18 @@ async def bridged(
 
 
 @pytest.mark.parametrize("era", ERAS)
+async def test_labels_reach_the_server_whatever_their_characters(
+    era: str, shell: Shell, served: Served
+) -> None:
+    labels = {"run": "a, b=c%", "model": "größer"}
+    texts = [text for name, value in labels.items() for text in ("--label", f"{name}={value}")]
+    async with bridged(shell, "--url", served.url, *texts, era=era) as client:
+        started = await client.call_tool("start_episode", {"task": "find-answer"})
+        assert started.structured_content is not None
+        assert dict(served.find(started.structured_content["episode"]).spec.labels) == labels
+
+
+@pytest.mark.parametrize("era", ERAS)
 async def test_an_episode_works_with_progress_cancellation_and_tool_list_changes(
     era: str, shell: Shell, served: Served
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from decathlon_client import (
 )
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.http import held, node
+from decathlon_mcp.http import held_episodes, node
 from decathlon_mcp.http.authentication import Tokens, new_token
 from tests.clients.relay import relayed
 from tests.clients.scheduler import Scheduler, SchedulerNode, scheduling
@@ -79,6 +80,21 @@ def node_of(scheduler: Scheduler, e: Episode) -> SchedulerNode:
     return next(one for one in scheduler.nodes if e.address.startswith(f"{one.url}/"))
 
 
+async def test_nodes_pass_labels_on_by_argument_and_by_header(servers: Servers) -> None:
+    async with clustered(servers.first) as (_, d):
+        async with d.episode("find-answer", labels={"run": "a"}) as e:
+            (episode,) = [each for each in servers.first.episodes.live if each.public_id == e.public_id]
+            assert dict(episode.spec.labels) == {"run": "a"}
+    async with scheduling(servers.first.url) as (_, url), httpx2.AsyncClient() as http:
+        headers = {"Decathlon-Labels": "run=a%2Cb, step=7"}
+        start = http.stream("POST", f"{url}/episodes", json={"task": "find-answer"}, headers=headers)
+        async with start as response:
+            started = json.loads(await anext(response.aiter_lines()))
+            labels = servers.first.find(started["episode"]).spec.labels
+            assert dict(labels) == {"run": "a,b", "step": "7"}
+    await without_episodes(servers.first)
+
+
 async def test_a_batch_is_played_on_all_nodes(servers: Servers) -> None:
     async with clustered(servers.first, servers.second) as (scheduler, d):
         async with d.batch(["find-answer"] * 6, concurrency=3, progress=False) as batch:
@@ -106,7 +122,7 @@ async def test_attempts_on_a_lost_node_are_played_again_on_another(servers: Serv
                 all_play.set()
             await all_play.wait()
             if lost_node in scheduler.nodes and node_of(scheduler, e) is lost_node:
-                on_lost_node.append(e.id)
+                on_lost_node.append(e.public_id)
                 if len(on_lost_node) == 2:
                     scheduler.remove(lost_node)
                 await e.call("probe__sleep", {"seconds": 100, "note": "late"})
@@ -140,7 +156,7 @@ async def test_a_player_that_hides_the_loss_is_called_again(servers: Servers) ->
 async def test_a_node_that_is_silent_is_lost_and_nothing_waits_for_it(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(held_episodes, "HEARTBEAT_SECONDS", 0.2)
     monkeypatch.setattr(cluster, "SILENCE_SECONDS", 2.0)
     async with clustered(servers.first, servers.second) as (scheduler, d), d.episode("find-answer") as e:
         await anyio.sleep(2.5)
@@ -239,7 +255,7 @@ async def test_tokens_are_those_of_the_nodes(tmp_path: Path) -> None:
     async with serving(tmp_path / "state", provider="local", tokens=tokens) as served:
         async with scheduling(served.url) as (_, url), Decathlon(url, secret) as d:
             async with d.episode("find-answer") as e:
-                assert served.find(e.id).owner.token == "trainer"
+                assert served.find(e.id).spec.owner.token == "trainer"
                 await solve(e)
         async with scheduling(served.url) as (_, url):
             with pytest.raises(Exception, match="token"):

@@ -43,6 +43,12 @@ async def test_slots_are_played_one_turn_at_a_time(d: Decathlon) -> None:
         assert eps.live == []
 
 
+async def test_every_slot_has_the_labels(served: Served) -> None:
+    labels = {"run": "a", "step": "7"}
+    async with Decathlon(served.url) as d, d.lockstep(["find-answer"] * 2, labels=labels) as eps:
+        assert [dict(served.find(slot.episode.id).spec.labels) for slot in eps] == [labels] * 2
+
+
 async def test_an_episode_that_cannot_be_opened_does_not_affect_the_others(served: Served) -> None:
     tasks = ["failing-preprocess", "find-answer", "no-such-task", "lost-verdict"]
     async with Decathlon(served.url) as d, d.lockstep(tasks, tries=1) as eps:

@@ -21,12 +21,23 @@ PLAYER = Path(__file__).parent / "player.py"
 
 
 def test_all_lists_exactly_the_public_names() -> None:
+    assert all(getattr(decathlon_client, name) is not None for name in decathlon_client.__all__)
     public = {
         name
         for name, value in vars(decathlon_client).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+        if not name.startswith("_") and not isinstance(value, types.ModuleType) and name != "annotations"
     }
-    assert public == set(decathlon_client.__all__)
+    assert public == set(decathlon_client.__all__) == set(dir(decathlon_client))
+    with pytest.raises(AttributeError, match="no attribute 'Server'"):
+        _ = decathlon_client.Server  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_importing_the_forms_loads_no_mcp() -> None:
+    program = "import sys, decathlon_client.forms.values; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    packages = {name.partition(".")[0] for name in loaded.stdout.split()}
+    assert "jsonschema" in packages
+    assert not packages & {"mcp", "mcp_types", "textual", "anyio", "httpx2"}
 
 
 def test_the_hubs_package_has_the_clients_version_and_requirements() -> None:

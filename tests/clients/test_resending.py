@@ -1,27 +1,40 @@
-"""Requests whose connection is lost are sent again under their operation id, until the server answers."""
+"""Requests are sent again under their operation id: after a loss of the connection until the server answers,
+and while the server does not reach the sandbox.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import pytest
 from decathlon_client import (
     CallTimeoutError,
+    ClientError,
     ConnectionLostError,
     Decathlon,
     Episode,
     EpisodeEndedError,
     RequestError,
+    SandboxLostError,
     UnknownTaskError,
 )
+from decathlon_client.sync import Decathlon as SyncDecathlon
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client import link
+from decathlon_mcp.driver_client.link import Survival
 from tests.clients.relay import Relay, relayed
-from tests.probe.serving import Served
+from tests.driver.peer import until
+from tests.fakes.driver import FakeCall
+from tests.fakes.provider import FakeProvider
+from tests.http.test_lost_clients import served_by_fake
+from tests.probe.serving import Served, serving
+from tests.sandboxes.own_engine import OwnEngine
 from tests.survival.servers import SupervisedServer, supervised_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -279,3 +292,170 @@ async def test_a_batch_goes_on_while_its_server_is_killed_again_and_again(tmp_pa
 async def test_resend_seconds_is_at_least_0(seconds: float) -> None:
     with pytest.raises(ValueError, match="resend_seconds"):
         Decathlon("http://127.0.0.1:9", resend_seconds=seconds)
+
+
+@dataclass(slots=True)
+class Engine:
+    """An engine that can go away, and the tool of its sandboxes, which returns once `finish` is set."""
+
+    relay: Relay
+    url: str
+    provider: FakeProvider
+    runs: list[str] = field(default_factory=list[str])
+    running: anyio.Event = field(default_factory=anyio.Event)
+    finish: anyio.Event = field(default_factory=anyio.Event)
+
+    async def work(self, call: FakeCall) -> str:
+        self.runs.append("run")
+        self.running.set()
+        await self.finish.wait()
+        return f"run {len(self.runs)}"
+
+    def go(self) -> None:
+        self.provider.unavailable = True
+        for sandbox in self.provider.opened:
+            sandbox.break_stream()
+
+    def come_back(self) -> None:
+        self.provider.unavailable = False
+
+    async def be_away_for_tries(self, tries: int) -> None:
+        """Go away while a call runs that ends meanwhile, and come back once it was sent so often again."""
+        await self.running.wait()
+        before = len(self.relay.operations)
+        self.go()
+        self.finish.set()
+        await until(lambda: len(self.relay.operations) >= before + tries)
+        self.come_back()
+
+
+@asynccontextmanager
+async def engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, survive_seconds: int = 60
+) -> AsyncGenerator[Engine]:
+    """A server whose engine is a fake one. It answers the calls of a sandbox out of reach after 0.3 s."""
+    monkeypatch.setattr(link, "ABSENT_SECONDS", 0.3)
+
+    async def work(call: FakeCall) -> str:
+        return await engine.work(call)
+
+    provider = FakeProvider(tools={"probe": {"work": work}})
+    async with (
+        served_by_fake(tmp_path, provider, survival=Survival(survive_seconds)) as served,
+        relayed(served) as (relay, url),
+    ):
+        engine = Engine(relay, url, provider)
+        yield engine
+        engine.come_back()
+
+
+async def test_a_call_whose_sandbox_is_out_of_reach_is_sent_again_and_gets_its_only_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        engine(tmp_path, monkeypatch) as away,
+        Decathlon(away.url) as d,
+        d.episode("find-answer") as e,
+        anyio.create_task_group() as tasks,
+    ):
+        before = len(away.relay.operations)
+        tasks.start_soon(away.be_away_for_tries, 3)
+        assert (await e.call("probe__work")).text == "run 1"
+        operations = away.relay.operations[before:]
+        assert len(operations) >= 4
+        assert len(set(operations)) == 1
+        assert away.runs == ["run"]
+
+
+async def test_a_batch_and_the_synchronous_client_wait_for_sandboxes_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def player(e: Episode) -> str:
+        return (await e.call("probe__work")).text
+
+    def play(url: str) -> str:
+        with SyncDecathlon(url) as d, d.episode("find-answer") as e:
+            return e.call("probe__work").text
+
+    async with engine(tmp_path, monkeypatch) as away, anyio.create_task_group() as tasks:
+        tasks.start_soon(away.be_away_for_tries, 2)
+        async with Decathlon(away.url) as d, d.batch(["find-answer"], concurrency=1, progress=False) as batch:
+            assert [result.played async for result in batch.run(player)] == ["run 1"]
+        away.running, away.finish = anyio.Event(), anyio.Event()
+        tasks.start_soon(away.be_away_for_tries, 2)
+        assert await anyio.to_thread.run_sync(play, away.url) == "run 2"
+
+
+@pytest.mark.parametrize("resend_seconds", [0, 1])
+async def test_a_sandbox_out_of_reach_for_longer_than_resend_seconds_fails_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resend_seconds: float
+) -> None:
+    async with (
+        engine(tmp_path, monkeypatch) as away,
+        Decathlon(away.url, resend_seconds=resend_seconds) as d,
+        d.episode("find-answer") as e,
+    ):
+        before = len(away.relay.operations)
+        away.go()
+        with anyio.fail_after(20), pytest.raises(ClientError) as caught:
+            await e.call("probe__work")
+        tries = len(away.relay.operations) - before
+        away.come_back()
+        away.finish.set()
+        assert caught.value.code == "provider_unavailable"
+        assert caught.value.retryable
+        assert caught.value.data["absentSeconds"] >= resend_seconds
+        assert tries > 1 if resend_seconds else tries == 1
+        async with Decathlon(away.url) as patient, patient.attach(e.id) as same:
+            assert (await same.call("probe__work")).text.startswith("run ")
+
+
+async def test_a_call_whose_sandbox_is_given_up_gets_the_final_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        engine(tmp_path, monkeypatch, survive_seconds=1) as away,
+        Decathlon(away.url) as d,
+        d.episode("find-answer") as e,
+    ):
+        before = len(away.relay.operations)
+        away.go()
+        with anyio.fail_after(20), pytest.raises((SandboxLostError, EpisodeEndedError)):
+            await e.call("probe__work")
+        assert len(away.relay.operations) > before + 1
+
+
+async def test_a_timeout_ends_the_wait_for_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        engine(tmp_path, monkeypatch) as away,
+        Decathlon(away.url) as d,
+        d.episode("find-answer") as e,
+    ):
+        away.go()
+        with anyio.fail_after(20), pytest.raises(CallTimeoutError):
+            await e.call("probe__work", timeout=1)
+
+
+@pytest.mark.docker
+async def test_a_call_gets_its_reply_although_its_engine_was_killed_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_engine: OwnEngine
+) -> None:
+    monkeypatch.setattr(link, "ABSENT_SECONDS", 0.5)
+    async with (
+        serving(tmp_path / "state", provider="docker", survives=True) as served,
+        relayed(served) as (relay, url),
+        Decathlon(url) as d,
+        d.episode("find-answer") as e,
+        anyio.create_task_group() as tasks,
+    ):
+        before = len(relay.operations)
+
+        async def be_away() -> None:
+            await until(lambda: len(relay.operations) > before)
+            await own_engine.kill()
+            await until(lambda: len(relay.operations) >= before + 3)
+            await own_engine.start()
+
+        tasks.start_soon(be_away)
+        assert (await e.call("probe__shell", RUN_SLOWLY)).text.strip() == "1"
+        assert len(set(relay.operations[before:])) == 1

@@ -31,27 +31,31 @@ def result(task: str, reward: float | None) -> Result[None]:
 
 
 @pytest.mark.parametrize("successes", range(6))
-def test_pass_at_k_is_the_share_of_all_choices_of_k_attempts_with_a_success(successes: int) -> None:
-    rewards = [1.0] * successes + [0.0] * (5 - successes)
+@pytest.mark.parametrize("failure", [0.0, None])
+def test_pass_at_k_is_the_share_of_choices_with_a_success_and_pass_all_of_those_without_a_failure(
+    successes: int, failure: float | None
+) -> None:
+    rewards = [1.0] * successes + [failure] * (5 - successes)
     (task,) = Summary.of(result("a", reward) for reward in rewards).tasks
     for k in range(1, 6):
         choices = list(itertools.combinations(rewards, k))
-        expected = sum(1.0 in choice for choice in choices) / len(choices)
-        assert task.pass_at(k) == pytest.approx(expected)
-    assert task.pass_at(6) is None
+        assert task.pass_at(k) == pytest.approx(sum(1.0 in choice for choice in choices) / len(choices))
+        assert task.pass_all(k) == pytest.approx(sum({*choice} == {1.0} for choice in choices) / len(choices))
+    assert (task.pass_at(6), task.pass_all(6)) == (None, None)
 
 
 def test_pass_at_zero_is_refused() -> None:
     (task,) = Summary.of([result("a", 1.0)]).tasks
-    with pytest.raises(ValueError, match="k must be at least 1, not 0"):
-        task.pass_at(0)
+    for estimate in (task.pass_at, task.pass_all):
+        with pytest.raises(ValueError, match="k must be at least 1, not 0"):
+            estimate(0)
 
 
 def test_mean_and_spread_leave_out_episodes_without_a_reward() -> None:
     rewards = [0.25, None, 1.0, 0.5, None, 0.125]
     (task,) = Summary.of(result("a", reward) for reward in rewards).tasks
     scored = [reward for reward in rewards if reward is not None]
-    assert (task.episodes, task.scored, task.successes) == (6, 4, 1)
+    assert (task.episodes, task.scored, task.lost, task.successes) == (6, 4, 2, 1)
     assert task.mean is not None
     assert task.spread is not None
     assert math.isclose(task.mean, statistics.mean(scored))
@@ -63,20 +67,21 @@ def test_each_task_counts_the_same_in_the_sum() -> None:
     summary = Summary.of(result(task, reward) for task, given in rewards.items() for reward in given)
     assert summary.mean == 0.375
     assert summary.spread == pytest.approx(statistics.stdev([0.75, 0.0]))
-    assert summary.pass_at(1) == 0.375
-    assert summary.pass_at(8) == 1.0  # only "a" has eight rewards
-    assert summary.pass_at(9) is None
+    assert summary.pass_at(1) == summary.pass_all(1) == 0.25
+    assert summary.pass_at(8) == 1.0  # only "a" has eight episodes
+    assert summary.pass_all(8) == 0.0
+    assert summary.pass_at(9) is summary.pass_all(9) is None
 
 
 def test_the_table_has_a_line_for_each_task_and_the_sum() -> None:
     rewards = {"tune-reactor": [1.0, 0.0, 1.0], "audit": [0.5], "lost": [None]}
     summary = Summary.of(result(task, reward) for task, given in rewards.items() for reward in given)
     assert str(summary).splitlines() == [
-        "task          episodes  scored   mean  spread  pass@1  pass@2",
-        "audit                1       1  0.500       -   0.000       -",
-        "lost                 1       0      -       -       -       -",
-        "tune-reactor         3       3  0.667   0.577   0.667   1.000",
-        "3 tasks              5       4  0.583   0.118   0.333   1.000",
+        "task          episodes  lost   mean  spread  pass@1  pass@2",
+        "audit                1     0  0.500       -   0.000       -",
+        "lost                 1     1      -       -   0.000       -",
+        "tune-reactor         3     0  0.667   0.577   0.667   1.000",
+        "3 tasks              5     1  0.583   0.118   0.222   1.000",
     ]
 
 
@@ -84,6 +89,6 @@ def test_a_batch_without_a_result_has_an_empty_summary() -> None:
     summary = Summary.of([])
     assert (summary.mean, summary.spread, summary.pass_at(1)) == (None, None, None)
     assert str(summary).splitlines() == [
-        "task     episodes  scored  mean  spread",
-        "0 tasks         0       0     -       -",
+        "task     episodes  lost  mean  spread",
+        "0 tasks         0     0     -       -",
     ]

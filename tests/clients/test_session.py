@@ -229,13 +229,16 @@ async def test_a_reward_hidden_from_the_model_reaches_the_client(tmp_path: Path)
         assert (await e.evaluate()).reward == 0.0
 
 
-async def test_claim_done_works_with_toolathlons_tool_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "claim"), [("toolathlon", "local-claim_done"), ("verified", "local_claim_done")]
+)
+async def test_claim_done_works_with_toolathlons_tool_names(tmp_path: Path, names: str, claim: str) -> None:
     async with (
-        serving(tmp_path, provider="local", names="toolathlon") as served,
+        serving(tmp_path, provider="local", names=names) as served,
         Decathlon(served.url) as d,
         d.episode("say-answer") as e,
     ):
-        assert "local-claim_done" in [tool.name for tool in e.tools]
+        assert claim in [tool.name for tool in e.tools]
         await e.claim_done("forty-two")
         assert (await e.evaluate()).reward == 1.0
 

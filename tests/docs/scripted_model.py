@@ -75,14 +75,14 @@ def _normal(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", name)
 
 
-def chat_completion(request: JsonObject, steps: Sequence[Step]) -> JsonObject:
-    """The response of `POST /v1/chat/completions`."""
+def chat_completion(request: JsonObject, steps: Sequence[Step], thought: str | None = None) -> JsonObject:
+    """The response of `POST /v1/chat/completions`. `thought`: the text beside a tool call."""
     done = sum(_is_tool_result(message) for message in request["messages"])
     functions = {tool["function"]["name"]: tool["function"] for tool in request.get("tools", ())}
     move = next_move(steps, done, list(functions))
     if move.tool in functions:
         move = _with_defaults(move, functions[move.tool].get("parameters") or {})
-    message: JsonObject = {"role": "assistant", "content": None if move.tool else FINAL_MESSAGE}
+    message: JsonObject = {"role": "assistant", "content": thought if move.tool else FINAL_MESSAGE}
     if move.tool:
         function = {"name": move.tool, "arguments": json.dumps(move.arguments)}
         message["tool_calls"] = [{"id": f"call_{done}", "type": "function", "function": function}]
@@ -119,33 +119,40 @@ def chat_events(completion: JsonObject) -> bytes:
     return b"".join(b"data: %s\n\n" % json.dumps(chunk).encode() for chunk in chunks) + b"data: [DONE]\n\n"
 
 
-def response(request: JsonObject, steps: Sequence[Step]) -> JsonObject:
-    """The response of `POST /v1/responses`."""
+def response(request: JsonObject, steps: Sequence[Step], thought: str | None = None) -> JsonObject:
+    """The response of `POST /v1/responses`. `thought`: as above."""
     done = sum(item.get("type") == "function_call_output" for item in as_objects(request["input"]))
     move = next_move(steps, done, [tool["name"] for tool in request.get("tools", ()) if "name" in tool])
-    item: JsonObject = {
-        "type": "message",
-        "id": f"msg_{done}",
-        "role": "assistant",
-        "status": "completed",
-        "content": [{"type": "output_text", "text": FINAL_MESSAGE, "annotations": []}],
-    }
+    text = thought if move.tool else FINAL_MESSAGE
+    output: list[JsonObject] = []
+    if text:
+        output.append(
+            {
+                "type": "message",
+                "id": f"msg_{done}",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": text, "annotations": []}],
+            }
+        )
     if move.tool:
-        item = {
-            "type": "function_call",
-            "id": f"fc_{done}",
-            "call_id": f"call_{done}",
-            "name": move.tool,
-            "arguments": json.dumps(move.arguments),
-            "status": "completed",
-        }
+        output.append(
+            {
+                "type": "function_call",
+                "id": f"fc_{done}",
+                "call_id": f"call_{done}",
+                "name": move.tool,
+                "arguments": json.dumps(move.arguments),
+                "status": "completed",
+            }
+        )
     return {
         "id": f"resp_{done}",
         "object": "response",
         "created_at": int(time.time()),
         "model": request["model"],
         "status": "completed",
-        "output": [item],
+        "output": output,
         "parallel_tool_calls": False,
         "tool_choice": "auto",
         "tools": [],
@@ -161,11 +168,12 @@ def response(request: JsonObject, steps: Sequence[Step]) -> JsonObject:
 
 class _Handler(BaseHTTPRequestHandler):
     steps_for: ClassVar[ChooseSteps]
+    thought: ClassVar[str | None]
 
     def do_POST(self) -> None:
         request: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
         answer = response if self.path.endswith("/responses") else chat_completion
-        reply = answer(request, type(self).steps_for(request))
+        reply = answer(request, type(self).steps_for(request), self.thought)
         streams = answer is chat_completion and request.get("stream")
         body = chat_events(reply) if streams else json.dumps(reply).encode()
         self.send_response(200)
@@ -185,11 +193,16 @@ def scripted_model(task: str = TASK) -> AbstractContextManager[str]:
 
 
 @contextmanager
-def serve_model(choose: ChooseSteps) -> Generator[str]:
-    """Serve a model that plays the steps chosen for each request. Yields its base URL."""
+def serve_model(choose: ChooseSteps, thought: str | None = None) -> Generator[str]:
+    """Serve a model that plays the steps chosen for each request. Yields its base URL.
+
+    `thought`: a text that it says beside each tool call.
+    """
 
     class Handler(_Handler):
         steps_for = staticmethod(choose)
+
+    Handler.thought = thought
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -21,12 +21,12 @@ from decathlon_mcp.types import as_object
 from tests.docs.pages import PAGES, blocks, inline_code
 
 COMMAND = "decathlon-mcp"
-TEST_NAMES = ("require_docker", "test_every_provider")
+TEST_NAMES = ("require_browser", "require_docker", "require_mitmproxy", "test_every_provider")
 """Of variables that the tests read."""
 OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
     *("--fail-on-error", "--log-dir", "--max-samples", "--rm", "--sizes"),
-    *("--cn_mode", "--env", "--internal", "--add-mcp"),
+    *("--cn_mode", "--env", "--internal", "--add-mcp", "--prefix", "--directory"),
     *("--no-config", "--userns-remap", "--user", "--scope", "--resources"),
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }

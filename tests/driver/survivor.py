@@ -19,7 +19,7 @@ from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, Survi
 from decathlon_mcp.driver_client.replies import Reply
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.types import JsonObject
 from tests.fakes.calls import call_server
 

@@ -45,6 +45,25 @@ async def test_servers_start_and_answer_concurrently(peer: DriverPeer) -> None:
         await peer.cancel(number)
 
 
+async def test_of_many_servers_a_few_start_at_a_time(peer: DriverPeer) -> None:
+    names = [f"server-{number}" for number in range(wire.STARTS_AT_ONCE + 2)]
+    start = await peer.begin_start(*(peer.scripted_server("stopped", name) for name in names))
+    released: set[int] = set()
+    while len(released) < len(names):
+        expected = min(wire.STARTS_AT_ONCE, len(names) - len(released))
+        await until(lambda count=expected: len({*peer.living()} - released) >= count)
+        with pytest.raises(WireError):
+            # Answered after whatever the driver had to start.
+            await peer.request(wire.START, names=["nobody"], deadline_seconds=1)
+        starting = {*peer.living()} - released
+        assert len(starting) == expected
+        server = min(starting)
+        await until(lambda pid=server: " T " in Path(f"/proc/{pid}/stat").read_text())
+        os.kill(server, signal.SIGCONT)
+        released.add(server)
+    assert {*(await peer.result(start))["servers"]} == {*names}
+
+
 async def test_concurrent_calls_to_one_server_get_their_own_replies(peer: DriverPeer) -> None:
     await peer.start(peer.sdk_server())
     numbers = {await peer.begin_tool("sdk", "echo", words=f"w{count}"): f"w{count}" for count in range(50)}

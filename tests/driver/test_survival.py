@@ -22,7 +22,7 @@ from decathlon_sandbox import wire
 from decathlon_sandbox.resumable import ServerEnd
 
 from decathlon_mcp.driver_client.driver import Survival, boot_message, connect
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from tests.driver.peer import (
     BOUND_SECONDS,
     FIRST_ID,

@@ -19,7 +19,7 @@ from decathlon_sandbox import wire
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from tests.driver.peer import DriverPeer, WireError
 
 pytestmark = pytest.mark.anyio

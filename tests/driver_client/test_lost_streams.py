@@ -19,7 +19,13 @@ from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.heartbeat import MIN_BEAT_SECONDS, Heartbeat
 from decathlon_mcp.driver_client.link import DriverLink, Loss, Request, Survival
 from decathlon_mcp.driver_client.replies import Reply
-from decathlon_mcp.errors import CallTimeoutError, DecathlonError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.errors import (
+    CallTimeoutError,
+    DecathlonError,
+    LimitExceededError,
+    ProviderUnavailableError,
+    SandboxLostError,
+)
 from decathlon_mcp.sandboxes.streams import DirectStream
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
@@ -284,6 +290,33 @@ async def test_sender_waits_as_long_as_the_driver_acknowledges(monkeypatch: pyte
         with anyio.fail_after(20):
             while (await peer.receive())["method"] != "large":
                 pass
+
+
+async def test_link_that_is_closed_does_not_wait_for_a_stream_that_takes_nothing() -> None:
+    # The end of the connection waits for the task that writes.
+    with anyio.fail_after(link_module.SEND_SECONDS / 3):
+        async with narrow_connection() as (link, stream, _):
+            stream.room, stream.resume = 8, anyio.Event()
+            await link.notify("stuck", {})
+            await anyio.wait_all_tasks_blocked()
+            link.close("the episode ended")
+
+
+async def test_stream_is_opened_again_while_the_lost_one_takes_nothing() -> None:
+    with anyio.fail_after(link_module.SEND_SECONDS / 3):
+        async with surviving() as (link, source, tasks):
+            outcomes: list[Any] = []
+            # Everything is read from the first stream, and written to one that is stuck.
+            stuck, unread = stream_pair()
+            link._stream = slow = SlowStream(stuck._incoming, stuck._outgoing)  # pyright: ignore[reportPrivateUsage]
+            slow.resume = anyio.Event()
+            tasks.start_soon(outcome_of, link, outcomes)
+            await anyio.wait_all_tasks_blocked()
+            await source.peer.end()
+            await source.peer.reply(await source.peer.receive(), "fine")
+            await until(lambda: outcomes == ["fine"])
+            await stuck.aclose()
+            await unread.aclose()
 
 
 async def test_message_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -553,6 +586,28 @@ async def test_call_without_a_kept_reply_is_sent_again_under_its_id() -> None:
         await peer.reply(request, {"result": {"content": []}})
         await until(lambda: bool(outcomes))
         assert isinstance(outcomes[0], Reply)
+
+
+@pytest.mark.parametrize("is_sent", [True, False], ids=["the reply is held", "nothing has come"])
+async def test_call_that_is_cancelled_instead_of_sent_again_holds_no_reply(is_sent: bool) -> None:
+    reply, outcomes = payload(id=OLD_ID, result={"result": {"content": []}}), list[Any]()
+    async with taken_back(*[reply] * is_sent, unanswered=(OLD_ID,)) as (driver, peer):
+        await until(lambda: driver._link.ready)  # pyright: ignore[reportPrivateUsage]
+        driver.cancel(OLD_ID)
+        if not is_sent:
+            # It may still run.
+            assert (await peer.receive())["params"] == {"id": OLD_ID}
+            await peer.send_payloads(reply)
+        await until(lambda: peer.connection.first_unacknowledged == 2)
+        assert outcomes == []
+
+
+async def test_call_that_cannot_be_sent_again_holds_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with taken_back(payload(id=OLD_ID, result={}), unanswered=(OLD_ID,)) as (driver, peer):
+        monkeypatch.setattr(wire, "MAX_LINE_BYTES", 10)
+        with pytest.raises(LimitExceededError):
+            await driver.send(call(driver, ignore))
+        await until(lambda: peer.connection.first_unacknowledged == 2)
 
 
 async def test_server_that_was_replaced_loses_the_driver() -> None:

@@ -10,9 +10,8 @@ import pytest
 from msgspec import Raw
 
 from decathlon_mcp.driver_client.messages import read_message
-from decathlon_mcp.driver_client.replies import OWN_PREFIX, CallParams, Reply, read_reply
+from decathlon_mcp.driver_client.replies import OVERLONG_KEY, OWN_PREFIX, CallParams, Reply, read_reply
 from decathlon_mcp.errors import DriverError, LimitExceededError
-from decathlon_mcp.suites.truncation import OVERLONG_KEY
 
 LIMIT_BYTES = 1 << 20
 

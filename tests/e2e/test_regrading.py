@@ -18,8 +18,9 @@ from decathlon_mcp.episodes.regrading import Regraded, Regrader, read_kept
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskError
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.types import public_id
 from tests.probe.clients import Player, playing
-from tests.probe.serving import SUITE, serving
+from tests.probe.serving import SUITE, folder_of, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -72,7 +73,7 @@ class Checkout:
             yield player
 
     def folder(self, verdict: dict[str, Any]) -> Path:
-        return self.state / "episodes" / verdict["episode"]
+        return folder_of(self.state, verdict["episode"])
 
     async def regrade(self, verdict: dict[str, Any], **settings: Any) -> Regraded:
         folder = self.folder(verdict)
@@ -118,6 +119,19 @@ async def test_an_unchanged_checkout_gives_the_same_verdict(checkout: Checkout) 
     after = regraded.after.to_json()
     different = {name for name in after if after[name] != verdict.get(name)}
     assert different == {"regrading", "scored_at", "seconds", "signature"}
+
+
+async def test_the_verdict_before_is_that_of_the_row_and_not_of_the_file(checkout: Checkout) -> None:
+    played = await checkout.play("find-answer", **{"answer.txt": "wrong"})
+    file = checkout.folder(played) / "verdict.json"
+    for other in (json.dumps({**played, "reward": 1.0, "success": True}), "{}", None):
+        if other is None:
+            file.unlink()
+        else:
+            file.write_text(other)
+        regraded = await checkout.regrade(played)
+        assert regraded.before is not None
+        assert regraded.before.to_json() == played
 
 
 async def test_a_new_evaluator_reads_the_groundtruth_that_preprocess_made(checkout: Checkout) -> None:
@@ -185,13 +199,13 @@ async def test_the_attempt_is_kept_before_the_evaluator_runs(checkout: Checkout)
         with anyio.fail_after(60):
             while not (folder / "attempt.json").exists():  # noqa: ASYNC110  (the evaluator runs for long)
                 await anyio.sleep(0.02)
-        assert read_kept(folder).attempt.episode == player.episode_id
+        assert read_kept(folder).attempt.episode == public_id(player.episode_id)
     # The server stopped in the middle of the grading.
     assert json.loads((folder / "verdict.json").read_text())["status"] == "not_evaluated"
     shutil.copy(
         SUITE + "/tasks/probe/made-answer/evaluation/main.py", checkout.task("made-answer") / "evaluation"
     )
-    assert outcome(await checkout.regrade({"episode": folder.name})) == ("scored", True, 1.0)
+    assert outcome(await checkout.regrade({"episode": public_id(folder.name)})) == ("scored", True, 1.0)
 
 
 async def test_a_task_that_cannot_be_found_or_repeated_is_an_error(checkout: Checkout) -> None:

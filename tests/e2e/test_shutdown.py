@@ -16,6 +16,7 @@ import anyio
 import httpx2
 import pytest
 
+from decathlon_mcp.types import public_id
 from tests.probe.clients import connected
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
@@ -61,8 +62,8 @@ async def remaining_after_stop(server: RunningServer, docker: Any) -> list[str]:
             if docker is not None:
                 containers = docker.containers(all=True, filters={"label": "decathlon.owner"})
                 names = [name for container in containers for name in container["Names"]]
-                labels = [folder.name[:12] for folder in (server.state / "episodes").iterdir()]
-                remaining += [name for name in names if any(label in name for label in labels)]
+                ids = [public_id(folder.name) for folder in (server.state / "episodes").iterdir()]
+                remaining += [name for name in names if any(each in name for each in ids)]
             await anyio.sleep(0.1 if remaining else 0)
     return remaining
 

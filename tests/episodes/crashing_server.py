@@ -31,13 +31,13 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.link import Request
 from decathlon_mcp.driver_client.replies import CallParams, Reply
-from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.grading import attempt_of
 from decathlon_mcp.episodes.operations import Caller
-from decathlon_mcp.episodes.server_starts import ServerStarts
-from decathlon_mcp.episodes.specification import EpisodeSpec
+from decathlon_mcp.episodes.specification import EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.tools import ToolRouter, ToolSession
+from decathlon_mcp.episodes.tools.offered import OfferedTools, ToolRouter
+from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage import disk
@@ -84,6 +84,9 @@ class FolderDriver:
         self._ids = count(first)
         self._waits = waits
         folder.mkdir(exist_ok=True)
+
+    def on_absent(self, listener: Any) -> None:
+        pass
 
     def new_request_id(self) -> int:
         return next(self._ids)
@@ -157,7 +160,13 @@ def tools(folder: Path, crash: Crash, generation: int, *, waits: bool = False) -
     folder_driver = FolderDriver(folder / "sandbox", crash, generation << 32 | 1, waits=waits)
     driver = cast("DriverClient", folder_driver)
     starts = ServerStarts(driver, start_seconds=5, running=["probe"])
-    return ToolSession(driver, ToolRouter({"probe": [{"name": "tool"}]}, "decathlon"), starts)
+    return ToolSession(driver, starts)
+
+
+def make_ready(episode: Episode, session: ToolSession) -> None:
+    offered = OfferedTools({"probe": [{"name": "tool"}]}, {})
+    episode.tools.offer(offered, ToolRouter(offered.servers, "decathlon"))
+    episode.become_ready(session)
 
 
 def caller_of(operation: str) -> Caller:
@@ -168,46 +177,48 @@ async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
     """The first server: a call that is answered, and one in which the server dies."""
     episode, crash = episode_of(folder, Journal(folder / "journal")), Crash(step)
     episode.mark_opening()
-    episode.become_ready(tools(folder, Crash(0), 1, waits=waits))
-    async with episode.running_calls():
-        await episode.call("probe__tool", CallParams.of({}), caller=caller_of("before"))
+    make_ready(episode, tools(folder, Crash(0), 1, waits=waits))
+    async with episode.calls.running():
+        await episode.calls.call("probe__tool", CallParams.of({}), caller=caller_of("before"))
         session = tools(folder, crash, 2, waits=waits)
-        episode._calls.open(session)  # pyright: ignore[reportPrivateUsage]
+        episode.calls.open(session)
         journal_module.write_all = crash.write_all
         with suppress(CallTimeoutError):
-            await episode.call("probe__tool", CallParams.of(arguments), caller=caller_of("one"))
+            await episode.calls.call("probe__tool", CallParams.of(arguments), caller=caller_of("one"))
 
 
 async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     """The next server, and its client."""
     episode = episode_of(folder, Journal.reopen(folder / "journal"))
-    await episode.restore_calls()
-    counts = [episode.calls]
+    await episode.calls.restore()
+    counts = [episode.calls.sent]
     replies: list[str] = []
     if kind == "claim":
         episode.state.restore(Phase.CLAIMED)
-        episode.end_calls()
+        episode.calls.close()
     else:
         episode.mark_opening()
 
     async def repeat(operation: str, arguments: Any) -> None:
         try:
-            reply = await episode.call("probe__tool", CallParams.of(arguments), caller=caller_of(operation))
+            caller, params = caller_of(operation), CallParams.of(arguments)
+            reply = await episode.calls.call("probe__tool", params, caller=caller)
             replies.append(reply.decoded()["result"]["content"][0]["text"])
         except DecathlonError as error:
             replies.append(error.message)
 
-    async with episode.running_calls():
+    async with episode.calls.running():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(repeat, "one", arguments)
             await anyio.lowlevel.checkpoint()
             if kind != "claim":
-                episode.become_ready(tools(folder, Crash(0), 3))
+                make_ready(episode, tools(folder, Crash(0), 3))
             tasks.start_soon(repeat, "one", arguments)
         await repeat("one", arguments)
         await repeat("before", {})
-    records = [(call.seq, call.failed, call.result) for call in episode.attempt().calls]
-    counted = episode.attempt().call_counts
+    attempt = attempt_of(episode)
+    records = [(call.seq, call.failed, call.result) for call in attempt.calls]
+    counted = attempt.call_counts
     counts += [counted.calls, counted.failed, len(records)]
     events = [event["event"] for event in episode.journal.events("call")]
     runs = int((folder / "sandbox" / "runs").read_text())

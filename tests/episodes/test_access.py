@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from decathlon_mcp.episodes.access import Principal, choose_policy, may_evaluate
-from decathlon_mcp.episodes.episode import EpisodeAccess
+from decathlon_mcp.episodes.access import EpisodeAccess, choose_policy, may_evaluate
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AccessDeniedError
 from decathlon_mcp.settings import RewardPolicy
 from tests.episodes.environment import running_registry
@@ -76,6 +76,21 @@ async def test_a_handle_allows_evaluation_and_an_agent_id_never_does(tmp_path: P
         by_agent_id = EpisodeAccess.by_agent_id(episode)
     assert (by_handle.id, by_handle.can_evaluate) == (episode.id, True)
     assert (by_agent_id.id, by_agent_id.can_evaluate) == (episode.agent_id, False)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("policy", get_args(RewardPolicy))
+async def test_turns_are_believed_from_whoever_has_the_handle_only_where_no_agent_has_it(
+    tmp_path: Path, policy: RewardPolicy
+) -> None:
+    async with running_registry(tmp_path, FakeProvider(), reward=policy) as registry:
+        episode = registry.start("find-answer", NOBODY)
+        player = EpisodeAccess.by_handle(episode, NOBODY)
+        trainer = EpisodeAccess.by_handle(episode, CONTROLLER)
+        agent = EpisodeAccess.by_agent_id(episode)
+    assert player.reports_turns is (policy == "controller")
+    assert trainer.reports_turns
+    assert not agent.reports_turns
 
 
 @pytest.mark.anyio

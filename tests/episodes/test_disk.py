@@ -9,13 +9,17 @@ from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import pytest
 
 from decathlon_mcp.driver_client.replies import CallParams
-from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes import grading as grading_module
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import AtCapacityError, EpisodeClaimedError
 from decathlon_mcp.storage.disk import DiskSpace
+from tests.driver.peer import until
 from tests.episodes.environment import ended, exits_with, running_registry
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider
@@ -68,19 +72,19 @@ async def test_neighbour_that_fills_the_disk_does_not_take_the_honest_verdict(di
     async with running_registry(disk, provider, min_free_mib=FLOOR_MIB) as registry:
         honest = registry.start("find-answer", CLIENT)
         neighbour = registry.start("find-answer", CLIENT)
-        await honest.call("probe__small", CallParams.of({}))
+        await honest.calls.call("probe__small", CallParams.of({}))
         calls = 0
         while neighbour.claim is None:
             # A call that cannot be logged is not sent.
             with suppress(EpisodeClaimedError):
-                await neighbour.call("probe__big", CallParams.of({}))
+                await neighbour.calls.call("probe__big", CallParams.of({}))
                 calls += 1
         assert calls <= DISK_MIB // 2
         assert neighbour.claim.truncated_by == "log"
         with pytest.raises(AtCapacityError, match="disk is nearly full") as refused:
             registry.start("find-answer", CLIENT)
         assert refused.value.data["retryAfterSeconds"] == 60.0
-        await honest.call("probe__small", CallParams.of({}))
+        await honest.calls.call("probe__small", CallParams.of({}))
         verdict = await honest.evaluate()
         assert (verdict.status, verdict.reward, verdict.truncated) == ("scored", 1.0, False)
         assert verdict.metrics["calls"] == 2
@@ -93,7 +97,7 @@ async def test_verdict_is_kept_on_a_disk_without_a_free_block(disk: Path) -> Non
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(disk, provider, min_free_mib=0) as registry:
         episode = registry.start("find-answer", CLIENT)
-        await episode.call("probe__small", CallParams.of({}))
+        await episode.calls.call("probe__small", CallParams.of({}))
         fill(disk)
         episode.close()
         await ended(episode)
@@ -105,6 +109,67 @@ async def test_verdict_is_kept_on_a_disk_without_a_free_block(disk: Path) -> Non
         with pytest.raises(AtCapacityError, match="state folder"):
             registry.start("find-answer", CLIENT)
         assert sum(1 for _ in (disk / "state" / "episodes").iterdir()) == 1
+
+
+async def until_it_waits(episode: Episode) -> None:
+    await until(lambda: episode.waits_for == "space on the server's disk")
+
+
+async def test_attempts_that_are_claimed_on_a_full_disk_are_graded_once_there_is_space(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading_module, "ROOM_RETRY_SECONDS", 0.1)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(disk, provider, min_free_mib=0) as registry:
+        episodes = [registry.start("find-answer", CLIENT) for _ in range(8)]
+        for episode in episodes:
+            await episode.calls.call("probe__small", CallParams.of({}))
+        fill(disk)
+        for episode in episodes:
+            await episode.claim_done("the answer")
+        for episode in episodes:
+            await until_it_waits(episode)
+        (disk / "filler").unlink()
+        with anyio.fail_after(60):
+            verdicts = [await episode.evaluate() for episode in episodes]
+        assert [(verdict.status, verdict.reward) for verdict in verdicts] == [("scored", 1.0)] * 8
+        assert [episode.waits_for for episode in episodes] == [None] * 8
+
+
+async def test_attempt_is_graded_although_the_disk_is_full_when_its_grading_begins(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading_module, "ROOM_RETRY_SECONDS", 0.1)
+    mark_captured = Episode.mark_captured
+
+    def mark_and_fill(episode: Episode) -> None:
+        mark_captured(episode)
+        fill(disk)
+
+    monkeypatch.setattr(Episode, "mark_captured", mark_and_fill)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(disk, provider, min_free_mib=0) as registry:
+        episode = registry.start("find-answer", CLIENT)
+        await episode.ready()
+        await episode.claim_done("the answer")
+        await until_it_waits(episode)
+        (disk / "filler").unlink()
+        with anyio.fail_after(60):
+            assert (await episode.evaluate()).reward == 1.0
+
+
+async def test_attempt_without_space_for_too_long_has_no_verdict(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading_module, "ROOM_SECONDS", 0.0)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(disk, provider, min_free_mib=0) as registry:
+        episode = registry.start("find-answer", CLIENT)
+        await episode.ready()
+        fill(disk)
+        verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward) == ("not_evaluated", None)
+        assert "there is no room for the workspace" in verdict.detail
 
 
 def test_small_archives_have_room_until_the_disk_is_full(disk: Path) -> None:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.episodes.lease import Lease
-from decathlon_mcp.episodes.limits import EpisodeLimits
+from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.episodes.state import Ending
 
 pytestmark = pytest.mark.anyio

@@ -75,7 +75,7 @@ def test_calls_of_an_attempt_that_is_claimed_meanwhile_are_not_sent_again(tmp_pa
 async def test_the_oldest_operations_are_forgotten() -> None:
     operations, digest = Operations(), call_digest("tool", b"{}")
     for number in range(MAX_OPERATIONS + 1):
-        operations.remember(LoggedOperation(str(number), digest, number + 1))
+        operations.restore([LoggedOperation(str(number), digest, number + 1)], [])
     assert await operations.find(Origin("0"), digest) is None
     assert await operations.find(Origin("1"), digest) == 2
     with pytest.raises(BadRequestError, match="'1' was another call"):

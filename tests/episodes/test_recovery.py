@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
 from decathlon_sandbox import wire
 from pydantic import TypeAdapter
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.driver_client import link as link_module
+from decathlon_mcp.driver_client.driver import Survival, connect
+from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes import registry as registry_module
-from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.operations import Caller, call_digest
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.regrading import is_open
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
+from decathlon_mcp.storage.logged_calls import LoggedCalls, Origin
+from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
 from decathlon_mcp.types import JsonObject
+from tests.driver.peer import until
 from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory
-from tests.fakes.provider import FakeMachine, FakeProvider
+from tests.fakes.driver import FakeCall, Handler
+from tests.fakes.provider import FakeMachine, FakeProvider, FakeSandbox
+from tests.storage.journals import kill
 
 pytestmark = pytest.mark.anyio
 
@@ -50,17 +64,21 @@ async def recovered(
     engine_is_late: bool = False,
     agent: SandboxRow | None = None,
     machine: FakeMachine | None = None,
+    tools: Mapping[str, Mapping[str, Handler]] = TOOLS,
+    write: Callable[[Journal], object] = lambda journal: None,
+    damage: Callable[[Path], object] = lambda trajectory: None,
 ) -> AsyncGenerator[EpisodeRegistry]:
     """A registry that has taken over one episode, which a dead server left like this.
 
     `has_file`: whether that server's lock file is still there. `engine_is_late`: no engine answers at the
-    first start. `agent`: the row of the agent's sandbox, which is on `machine`.
+    first start. `agent`: the row of the agent's sandbox, which is on `machine`. `write`: writes its journal,
+    whose trajectory is then damaged by `damage`.
     """
     state = tmp_path / "state"
     settings = Settings.model_validate({"state": state})
     create_state_folder(state)
-    provider = FakeProvider(tools=TOOLS, run=exits_with(0), machine=machine)
-    factory = sandbox_factory(tmp_path, provider)
+    provider = FakeProvider(tools=tools, run=exits_with(0), machine=machine)
+    factory = replace(sandbox_factory(tmp_path, provider), survival=Survival(60, 2))
     limits = create_registry(Catalogue([]), {}, settings, tmp_path).options.limits
     with Store.open(state, "dead") as store:
         store.insert_episode(
@@ -78,18 +96,21 @@ async def recovered(
                     "policy": "visible",
                     "limits": asdict(limits),
                     "keeps_workspace": False,
-                    "held": False,
+                    "ends_with_response": False,
                 },
                 progress={},
             )
         )
-        store.update_episode(HANDLE, phase=phase, progress=progress, tools={"servers": {}, "local": {}})
+        offered = {"servers": {"probe": [{"name": "echo"}]}, "local": {}}
+        store.update_episode(HANDLE, phase=phase, progress=progress, tools=offered)
         if agent is not None:
             store.insert_sandbox(agent)
     journal = Journal(state / "episodes" / HANDLE)
     if verdict is not None:
         journal.write_verdict(verdict)
-    journal.close()
+    write(journal)
+    kill(journal)
+    damage(journal.folder / "trajectory.jsonl")
     (state / "servers").mkdir(exist_ok=True)
     if has_file:
         (state / "servers" / "dead").write_text('{"survives": true}')
@@ -139,6 +160,21 @@ async def test_episode_that_was_being_closed_ends_as_closed(tmp_path: Path) -> N
             with anyio.fail_after(10):
                 await ended(only(registry))
             assert only(registry).state.ending is Ending.CLOSED
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.READY])
+async def test_episode_that_cannot_be_restored_takes_no_place(tmp_path: Path, phase: Phase) -> None:
+    def make_unreadable(trajectory: Path) -> None:
+        trajectory.unlink()
+        trajectory.mkdir()
+
+    async with recovered(tmp_path, phase, {}, damage=make_unreadable) as registry:
+        assert registry.live == []
+        assert (registry.admission.active, registry.admission.queued) == (0, 0)
+        assert registry.store is not None
+        row = registry.store.episode(HANDLE)
+        assert row is not None
+        assert row.ending == Ending.NOT_CONTINUED
 
 
 async def test_ready_episode_without_a_sandbox_is_lost(tmp_path: Path) -> None:
@@ -209,19 +245,39 @@ async def test_episode_of_a_server_that_has_no_file_any_more_is_continued(tmp_pa
             await only(registry).state.reach(Phase.READY)
 
 
+async def test_sessions_of_a_server_that_has_no_file_any_more_do_not_stay(tmp_path: Path) -> None:
+    """It could not write that they were deleted."""
+    state = tmp_path / "state"
+    create_state_folder(state)
+    with Store.open(state, "other") as store:
+        store.server = "gone"
+        store.save_session(SessionRow(id="s", server="", address="lobby", path="/mcp", data={}))
+    async with recovered(tmp_path, Phase.QUEUED, {}, has_file=False) as registry:
+        assert registry.store is not None
+        assert registry.store.session("s") is not None
+    with Store.open(state, "next") as store:
+        assert store.servers() == set()
+
+
 @asynccontextmanager
 async def sandbox_of_the_dead_server(
-    tmp_path: Path, **row: Any
+    tmp_path: Path, tools: Mapping[str, Mapping[str, Handler]] = TOOLS, **row: Any
 ) -> AsyncGenerator[tuple[SandboxRow, FakeMachine]]:
     """The agent's sandbox on a machine whose server was killed. `row`: what its row has instead."""
     async with FakeMachine() as machine:
         opened = anyio.Event()
-        provider = FakeProvider("dead", tools=TOOLS, machine=machine)
+        provider = FakeProvider("dead", tools=tools, machine=machine)
         spec = replace(sandbox_factory(tmp_path, provider).spec("agent", "none"), survives=True)
         async with anyio.create_task_group() as tasks:
 
             async def serve() -> None:
-                async with provider, provider.open(spec):
+                async with (
+                    provider,
+                    provider.open(spec) as sandbox,
+                    connect(sandbox, survival=Survival(300, 1)) as driver,
+                ):
+                    await driver.define([{"name": "probe"}])
+                    await driver.start(["probe"], deadline_seconds=10)
                     opened.set()
                     await anyio.sleep_forever()
 
@@ -330,7 +386,170 @@ async def test_claimed_attempt_whose_trajectory_lacks_calls_is_lost_and_not_grad
         with anyio.fail_after(10):
             verdict = await only(registry).evaluate()
         assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
-        assert "2 of 2 calls are missing in its trajectory" in verdict.detail
+        assert "its trajectory, is damaged: 2 of 2 calls are missing" in verdict.detail
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda trajectory: os.truncate(trajectory, 200),
+    "emptied": lambda trajectory: os.truncate(trajectory, 0),
+    "a line is missing": lambda trajectory: trajectory.write_bytes(
+        b"".join(trajectory.read_bytes().splitlines(keepends=True)[:-1])
+    ),
+    "bytes changed": lambda trajectory: trajectory.write_bytes(
+        trajectory.read_bytes().replace(b"ran", b"\0\0\0")
+    ),
+}
+
+
+def write_calls(journal: Journal) -> None:
+    """Two calls that were answered, `one` and `two`."""
+    for seq, operation in enumerate(("one", "two"), 1):
+        journal.add_call(
+            seq=seq,
+            name="probe__echo",
+            server="probe",
+            tool="echo",
+            request=seq,
+            started_at=1.0,
+            digest=call_digest("probe__echo", None),
+            operation=operation,
+        )
+        result = {"content": [{"type": "text", "text": f"ran as {operation}"}]}
+        journal.add_reply(seq=seq, failed=False, seconds=1.0, result=result)
+
+
+async def call_again(episode: Episode, operation: str, outcomes: list[str]) -> None:
+    """Send a call again, as a client does that lost its server."""
+    try:
+        reply = await episode.calls.call("probe__echo", CallParams(), caller=Caller(origin=Origin(operation)))
+        outcomes.append(reply.decoded()["result"]["content"][0]["text"])
+    except DecathlonError as error:
+        outcomes.append(error.message)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_open_attempt_whose_trajectory_is_damaged_is_lost_and_repeats_no_call(
+    tmp_path: Path, damage: str
+) -> None:
+    runs, outcomes = list[str](), list[str]()
+
+    async def count(call: FakeCall) -> str:
+        runs.append("run")
+        return "ran again"
+
+    async with (
+        sandbox_of_the_dead_server(tmp_path) as (agent, machine),
+        recovered(
+            tmp_path,
+            Phase.READY,
+            READY,
+            agent=agent,
+            machine=machine,
+            tools={"probe": {"echo": count}},
+            write=write_calls,
+            damage=DAMAGES[damage],
+        ) as registry,
+    ):
+        episode = only(registry)
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call_again, episode, "two", outcomes)
+            await call_again(episode, "two", outcomes)
+            verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
+        assert "its trajectory, is damaged: it has " in verdict.detail
+        assert runs == []
+        for outcome in outcomes:
+            assert "is damaged: it has " in outcome
+        assert machine.sandboxes == {}
+
+
+async def test_episode_that_was_not_ready_is_lost_at_once_if_its_trajectory_is_damaged(
+    tmp_path: Path,
+) -> None:
+    outcomes = list[str]()
+    async with recovered(tmp_path, Phase.OPENING, {}, write=write_calls, damage=DAMAGES["cut"]) as registry:
+        with anyio.fail_after(10):
+            await call_again(only(registry), "two", outcomes)
+            verdict = await only(registry).evaluate()
+        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
+        assert ["is damaged: it has " in outcome for outcome in outcomes] == [True]
+
+
+async def test_call_that_comes_before_the_trajectory_was_read_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, resume, read_calls = anyio.Event(), threading.Event(), Journal.read_calls
+
+    def read_slowly(journal: Journal) -> LoggedCalls:
+        anyio.from_thread.run_sync(reading.set)
+        resume.wait(10)
+        return read_calls(journal)
+
+    monkeypatch.setattr(Journal, "read_calls", read_slowly)
+    outcomes = list[str]()
+    async with (
+        sandbox_of_the_dead_server(tmp_path) as (agent, machine),
+        recovered(tmp_path, Phase.READY, READY, agent=agent, machine=machine, write=write_calls) as registry,
+    ):
+        with anyio.fail_after(10):
+            await reading.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call_again, only(registry), "two", outcomes)
+                await anyio.wait_all_tasks_blocked()
+                resume.set()
+        assert outcomes == ["ran as two"]
+
+
+async def test_call_whose_sandbox_cannot_be_reached_fails_in_time_and_its_reply_can_be_had_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "ABSENT_SECONDS", 0.3)
+    runs, running, go_on = list[str](), anyio.Event(), anyio.Event()
+
+    async def count(call: FakeCall) -> str:
+        runs.append("run")
+        running.set()
+        await go_on.wait()
+        return f"run {len(runs)}"
+
+    async def no_engine(sandbox: object) -> None:
+        raise ProviderUnavailableError("no engine answers")
+
+    tools = {"probe": {"echo": count}}
+    async with (
+        sandbox_of_the_dead_server(tmp_path, tools) as (agent, machine),
+        recovered(tmp_path, Phase.READY, READY, agent=agent, machine=machine, tools=tools) as registry,
+    ):
+        calls, outcomes = only(registry).calls, list[str]()
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                for operation in ("one", "two"):
+                    tasks.start_soon(call_again, only(registry), operation, outcomes)
+                    await running.wait()
+                with monkeypatch.context() as patch:
+                    sandbox = registry_sandbox(calls)
+                    patch.setattr(sandbox, "reopen", partial(no_engine, sandbox))
+                    await sandbox.stream.aclose()
+                    await until(lambda: len(outcomes) == 2)
+                    # Those that come while it is away are told as well.
+                    await call_again(only(registry), "one", outcomes)
+                assert all("has not reached the sandbox for" in outcome for outcome in outcomes)
+                assert len(outcomes) == 3
+                go_on.set()
+                # On a busy machine the new stream may come after another report of its absence.
+                while outcomes[-1] != "run 2":
+                    await call_again(only(registry), "two", outcomes)
+        assert len(runs) == 2
+
+
+def registry_sandbox(calls: EpisodeCalls) -> FakeSandbox:
+    """The sandbox to which calls are sent."""
+    session = calls._session  # pyright: ignore[reportPrivateUsage]
+    assert session is not None
+    source = session.driver._link._source  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(source, FakeSandbox)
+    return source
 
 
 async def test_episode_that_is_taken_back_is_counted_as_continued(tmp_path: Path) -> None:
@@ -341,3 +560,51 @@ async def test_episode_that_is_taken_back_is_counted_as_continued(tmp_path: Path
         with anyio.fail_after(10):
             await only(registry).state.reach(Phase.READY)
         assert recoveries(registry) == {"continued": 1}
+
+
+async def test_files_do_not_change_whether_an_episode_with_a_row_is_open(tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "episodes" / HANDLE
+    async with (
+        sandbox_of_the_dead_server(tmp_path) as (agent, machine),
+        recovered(tmp_path, Phase.READY, READY, agent=agent, machine=machine) as registry,
+    ):
+        episode = only(registry)
+        with anyio.fail_after(10):
+            await episode.state.reach(Phase.READY)
+            (folder / "verdict.json").write_text("{}")
+            assert is_open(folder)
+            episode.close()
+            await ended(episode)
+        (folder / "verdict.json").unlink()
+        (folder / "trajectory.jsonl").write_text("")
+        assert not is_open(folder)
+
+
+def write_unanswered_call(journal: Journal) -> None:
+    """A call `one` that was sent, and whose reply never came."""
+    journal.add_call(
+        seq=1,
+        name="probe__echo",
+        server="probe",
+        tool="echo",
+        request=1,
+        started_at=1.0,
+        digest=call_digest("probe__echo", None),
+        operation="one",
+    )
+
+
+async def test_call_without_a_reply_ends_as_soon_as_its_claimed_attempt_is_recovered(tmp_path: Path) -> None:
+    outcomes = list[str]()
+    async with (
+        sandbox_of_the_dead_server(tmp_path, wire_version=99) as (agent, machine),
+        recovered(
+            tmp_path, Phase.CLAIMED, CLAIMED, agent=agent, machine=machine, write=write_unanswered_call
+        ) as registry,
+    ):
+        with anyio.fail_after(10):
+            assert (await only(registry).evaluate()).reward == 1.0
+            # The episode is still open for requests: nothing else would answer this one.
+            await call_again(only(registry), "one", outcomes)
+        assert only(registry).state.phase is Phase.SCORED
+    assert outcomes == ["this attempt was closed while the call ran"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes import registry as registry_module
-from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.records import EpisodeRecords
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (
     AccessDeniedError,
@@ -39,8 +40,8 @@ async def test_a_started_episode_has_two_ids_and_the_servers_defaults(tmp_path: 
         episode = registry.start("find-answer", ADA)
         assert (len(episode.id), len(episode.agent_id)) == (48, 48)
         assert episode.id != episode.agent_id
-        assert episode.spec.label == episode.id[:12]
-        assert (episode.task_name, episode.owner, episode.policy) == ("find-answer", ADA, "meta")
+        assert episode.public_id == hashlib.sha256(episode.id.encode()).hexdigest()[:16]
+        assert (episode.task_name, episode.spec.owner, episode.spec.policy) == ("find-answer", ADA, "meta")
         assert episode.spec.limits.max_calls == 7
         assert registry.start("find-answer", ADA, max_calls=2).spec.limits.max_calls == 2
 
@@ -113,12 +114,12 @@ async def test_a_queued_episode_says_what_it_waits_for_and_starts_when_it_is_fre
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS), max_sandboxes=1) as registry:
         first, second = (registry.start("find-answer", ADA) for _ in range(2))
         await first.ready()
-        assert first.waiting_for is None
+        assert first.ticket.waiting_for is None
         assert second.state.phase is Phase.QUEUED
-        assert (second.waiting_for or "").startswith("a sandbox: 1 of 1 are in use")
+        assert (second.ticket.waiting_for or "").startswith("a sandbox: 1 of 1 are in use")
         first.close()
         await second.ready()
-        assert second.waiting_for is None
+        assert second.ticket.waiting_for is None
 
 
 async def test_a_draw_gives_a_task_of_the_filters(tmp_path: Path) -> None:
@@ -132,15 +133,15 @@ async def test_a_policy_that_reveals_more_needs_a_controller(tmp_path: Path) -> 
             registry.start("find-answer", ADA, policy="visible")
         assert registry.admission.active == 0
         controller = Principal(token="trainer", role="controller")
-        assert registry.start("find-answer", controller, policy="visible").policy == "visible"
+        assert registry.start("find-answer", controller, policy="visible").spec.policy == "visible"
 
 
 async def test_the_call_that_exceeds_the_limit_closes_the_attempt(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         episode = registry.start("find-answer", ADA, max_calls=1)
-        await episode.call("probe__echo", CallParams.of({"text": "one"}))
+        await episode.calls.call("probe__echo", CallParams.of({"text": "one"}))
         with pytest.raises(EpisodeClaimedError, match="limit of 1 tool calls") as closed:
-            await episode.call("probe__echo", CallParams.of({"text": "two"}))
+            await episode.calls.call("probe__echo", CallParams.of({"text": "two"}))
         assert closed.value.data == {"truncated": True}
         verdict = await episode.evaluate()
     assert (verdict.claimed, verdict.truncated, verdict.metrics["calls"]) == (False, True, 1)
@@ -153,12 +154,12 @@ async def test_with_at_limit_fail_a_truncated_attempt_is_not_graded_and_its_rewa
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(tmp_path, provider, at_limit="fail") as registry:
         episode = registry.start("find-answer", ADA, max_calls=1)
-        await episode.call("probe__echo", CallParams.of({"text": "one"}))
+        await episode.calls.call("probe__echo", CallParams.of({"text": "one"}))
         if by == "client":
             assert await episode.claim_done(None, truncated=True)
         else:
             with pytest.raises(EpisodeClaimedError, match="this attempt is closed and counts as failed"):
-                await episode.call("probe__echo", CallParams.of({"text": "two"}))
+                await episode.calls.call("probe__echo", CallParams.of({"text": "two"}))
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward, verdict.success) == ("forfeited", 0.0, False)
         assert (verdict.claimed, verdict.truncated) == (False, True)

@@ -15,11 +15,11 @@ from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client import driver as driver_module
 from decathlon_mcp.driver_client.replies import CallParams
-from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (
     DecathlonError,
@@ -33,6 +33,8 @@ from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.kept_tools import KeptTools
+from decathlon_mcp.telemetry.metrics import EpisodeMetrics
 from tests.episodes.environment import (
     TOOLS,
     ended,
@@ -55,10 +57,10 @@ def sandbox_roles(provider: FakeProvider) -> list[str]:
 
 
 def trajectory(folder: Path, episode: Episode) -> list[dict[str, Any]]:
-    """The events in the episode's journal, without calls that wait for their server's start."""
+    """What was done: the events of the journal, without calls that wait and without the two first lines."""
     file = folder / "state" / "episodes" / episode.id / "trajectory.jsonl"
     events = [json.loads(line) for line in file.read_text().splitlines()]
-    return [event for event in events if event["event"] != "accepted"]
+    return [event for event in events if event["event"] not in ("start", "ready", "accepted")]
 
 
 async def test_an_episode_goes_from_queued_to_scored_in_two_sandboxes(tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ async def test_an_episode_goes_from_queued_to_scored_in_two_sandboxes(tmp_path: 
         assert episode.state.phase is Phase.QUEUED
         await episode.ready()
         assert len(provider.machine.sandboxes) == 1
-        assert episode.image_digest == "sha256:fake"
+        assert episode.records.progress.image_digest == "sha256:fake"
         await episode.claim_done("42")
         verdict = await episode.evaluate()
         assert verdict.reward == 1.0
@@ -107,15 +109,15 @@ async def test_an_evaluation_without_a_claim_closes_the_attempt(tmp_path: Path) 
         verdict = await episode.evaluate()
         assert not verdict.claimed
         with pytest.raises(EpisodeClaimedError):
-            await episode.call("probe__echo", CallParams.of({}))
+            await episode.calls.call("probe__echo", CallParams.of({}))
 
 
 async def test_an_unknown_tool_is_not_counted_as_a_call(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         episode = registry.start("find-answer", PLAYER)
         with pytest.raises(UnknownToolError, match="did you mean probe__echo"):
-            await episode.call("probe_echo", CallParams.of({}))
-        assert episode.calls == 0
+            await episode.calls.call("probe_echo", CallParams.of({}))
+        assert episode.calls.sent == 0
 
 
 async def test_a_sandbox_that_does_not_open_is_the_error_of_every_request(tmp_path: Path) -> None:
@@ -125,7 +127,7 @@ async def test_a_sandbox_that_does_not_open_is_the_error_of_every_request(tmp_pa
         with pytest.raises(ImageError, match="no such image"):
             await episode.ready()
         with pytest.raises(ImageError):
-            await episode.call("probe__echo", CallParams.of({}))
+            await episode.calls.call("probe__echo", CallParams.of({}))
         with pytest.raises(ImageError):
             await episode.claim_done(None)
         assert (await episode.evaluate()).status == "set_up_failed"
@@ -136,7 +138,7 @@ async def test_an_attempt_that_exhausts_its_memory_in_a_call_is_forfeited(tmp_pa
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         episode = registry.start("find-answer", PLAYER)
         with pytest.raises(EpisodeClaimedError, match=r"closed while the call ran: .*out of memory"):
-            await episode.call("probe__die", CallParams.of({}))
+            await episode.calls.call("probe__die", CallParams.of({}))
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward, verdict.claimed) == ("forfeited", 0.0, False)
         assert "out of memory" in verdict.detail
@@ -164,7 +166,7 @@ async def test_a_sandbox_killed_from_outside_in_a_call_gives_no_reward(tmp_path:
     async with running_registry(tmp_path, FakeProvider(tools={"probe": {"die": die}})) as registry:
         episode = registry.start("find-answer", PLAYER)
         with pytest.raises(SandboxLostError, match="exit code 137"):
-            await episode.call("probe__die", CallParams.of({}))
+            await episode.calls.call("probe__die", CallParams.of({}))
         await ended(episode)
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
@@ -190,7 +192,7 @@ async def test_a_sandbox_lost_between_calls_ends_the_episode(tmp_path: Path) -> 
         await ended(episode)
         assert episode.state.ending is Ending.SANDBOX_LOST
         with pytest.raises(SandboxLostError):
-            await episode.call("probe__echo", CallParams.of({}))
+            await episode.calls.call("probe__echo", CallParams.of({}))
 
 
 async def test_a_lost_grader_gives_no_reward(tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ async def test_invalid_messages_and_failing_removals_do_not_stop_an_episode(tmp_
     provider = FakeProvider(tools=TOOLS, run=exits_with(1), faults=faults)
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
-        reply = await episode.call("probe__echo", CallParams.of({"text": "through"}))
+        reply = await episode.calls.call("probe__echo", CallParams.of({"text": "through"}))
         assert reply.decoded()["result"]["content"][0]["text"] == "through"
         assert (await episode.evaluate()).reward == 0.0
 
@@ -264,7 +266,7 @@ async def test_a_call_in_flight_when_the_attempt_is_claimed_fails_and_says_so(tm
 
         async def call() -> None:
             try:
-                await episode.call("probe__hang", CallParams.of({}))
+                await episode.calls.call("probe__hang", CallParams.of({}))
             except DecathlonError as error:
                 failures.append(error)
 
@@ -287,14 +289,32 @@ async def test_a_cancelled_call_is_recorded_and_the_episode_continues(tmp_path: 
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(episode.call, "probe__hang", CallParams())
+            tasks.start_soon(episode.calls.call, "probe__hang", CallParams())
             await running.wait()
             tasks.cancel_scope.cancel()
-        await episode.call("probe__echo", CallParams.of({"text": "still here"}))
+        await episode.calls.call("probe__echo", CallParams.of({"text": "still here"}))
     call, reply, second_call, second_reply, _ = trajectory(tmp_path, episode)
     assert (reply["seq"], reply["failed"], reply["failure"]["message"]) == (1, True, "cancelled")
     assert (call["seq"], second_call["seq"]) == (1, 2)
     assert (second_reply["seq"], second_reply["failed"]) == (2, False)
+
+
+@pytest.mark.parametrize("part", ["called", "add_reply"])
+async def test_a_call_whose_end_cannot_be_recorded_ends_for_its_callers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def explode(*values: object, **more: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.ready()
+        with monkeypatch.context() as patch:
+            patch.setattr(EpisodeMetrics if part == "called" else Journal, part, explode)
+            with anyio.fail_after(10), pytest.raises(DecathlonError, match="a fault of the server: Runtime"):
+                await episode.calls.call("probe__echo", CallParams.of({}))
+        await episode.calls.call("probe__echo", CallParams.of({"text": "still here"}))
+        assert (await episode.evaluate()).reward == 1.0
 
 
 async def test_an_episode_that_raises_ends_alone(tmp_path: Path) -> None:
@@ -311,14 +331,14 @@ async def test_an_episode_that_raises_ends_alone(tmp_path: Path) -> None:
         await ended(broken)
         assert broken.state.ending is Ending.FAULT
         with pytest.raises(EpisodeEndedError, match="a fault of the server"):
-            await broken.call("probe__echo", CallParams.of({}))
+            await broken.calls.call("probe__echo", CallParams.of({}))
         assert (await registry.start("find-answer", PLAYER).evaluate()).reward == 1.0
 
 
 async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         episode = registry.start("find-answer", PLAYER)
-        await episode.call("probe__echo", CallParams.of({"text": "kept"}))
+        await episode.calls.call("probe__echo", CallParams.of({"text": "kept"}))
         await episode.claim_done("the answer")
         await episode.evaluate()
         episode.close()
@@ -336,7 +356,7 @@ async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
 async def test_a_failing_disk_ends_no_other_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         broken, other = (registry.start("find-answer", PLAYER) for _ in range(2))
-        await broken.call("probe__echo", CallParams.of({"text": "kept in memory only"}))
+        await broken.calls.call("probe__echo", CallParams.of({"text": "kept in memory only"}))
         with (broken.journal.folder / "trajectory.jsonl").open("ab") as file:
             file.write(b'{"event": "call", "torn')
         await broken.claim_done(None)
@@ -392,7 +412,7 @@ async def test_the_idle_lease_ends_a_queued_episode(tmp_path: Path) -> None:
     provider = FakeProvider(tools=TOOLS)
     async with running_registry(tmp_path, provider, max_sandboxes=1, idle_seconds=0.5) as registry:
         playing = registry.start("find-answer", PLAYER)
-        with playing.hold():
+        with playing.lease.hold():
             queued = registry.start("find-answer", PLAYER)
             await ended(queued)
             assert queued.state.ending is Ending.LEASE_EXPIRED
@@ -411,7 +431,7 @@ async def test_the_idle_lease_ends_an_episode_that_is_being_set_up(tmp_path: Pat
 async def test_the_idle_lease_ends_a_ready_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS), idle_seconds=0.3) as registry:
         episode = registry.start("find-answer", PLAYER)
-        with episode.hold():
+        with episode.lease.hold():
             await episode.ready()
         await ended(episode)
         assert episode.state.ending is Ending.LEASE_EXPIRED
@@ -421,7 +441,7 @@ async def test_the_idle_lease_ends_a_ready_episode(tmp_path: Path) -> None:
 async def test_the_absolute_limit_ends_an_episode_that_is_in_use(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS), episode_seconds=0.3) as registry:
         episode = registry.start("find-answer", PLAYER)
-        with episode.hold():
+        with episode.lease.hold():
             await ended(episode)
         assert episode.state.ending is Ending.TIME_OVER
         assert episode.verdict is not None
@@ -440,7 +460,7 @@ async def test_the_idle_lease_does_not_interrupt_a_grading(tmp_path: Path) -> No
     provider = FakeProvider(tools=TOOLS, run=run)
     async with running_registry(tmp_path, provider, idle_seconds=0.5) as registry:
         episode = registry.start("find-answer", PLAYER)
-        with episode.hold():
+        with episode.lease.hold():
             await episode.claim_done(None)
         await evaluating.wait()
         await anyio.sleep_until(episode.lease.deadline + 0.05)
@@ -452,7 +472,7 @@ async def test_the_idle_lease_ends_a_scored_episode_as_scored(tmp_path: Path) ->
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(tmp_path, provider, idle_seconds=0.5) as registry:
         episode = registry.start("find-answer", PLAYER)
-        with episode.hold():
+        with episode.lease.hold():
             await episode.evaluate()
         await ended(episode)
         assert episode.state.ending is Ending.SCORED
@@ -520,11 +540,16 @@ async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, t
     scratch.mkdir()
     settings = Settings.model_validate({"state": tmp_path / "state"})
     registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, scratch)
+    kept_tools = KeptTools(tmp_path / "tools")
     async with provider:
         for step in range(400):
             episode = new_episode(registry, factory, tmp_path / "journals", step, task)
             runner = EpisodeRunner(
-                episode, admission=registry.admission, signer=registry.signer, scratch=scratch
+                episode,
+                admission=registry.admission,
+                signer=registry.signer,
+                scratch=scratch,
+                kept_tools=kept_tools,
             )
             scored = False
             async with anyio.create_task_group() as tasks:

@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.records import EpisodeRecords
+from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.services import SERVICE_ROOT, Services, open_services, read_credentials
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.episodes.suite_probe import probe_suite
 from decathlon_mcp.errors import DriverError, ImageError, SandboxLostError, SetUpError
@@ -48,7 +48,7 @@ async def services_of(
     async with provider:
         task = factory.suite.tasks["dense"]
         async with open_services(
-            factory, task, "label", start_seconds=5, records=EpisodeRecords(None, "label")
+            factory, task, "label", start_seconds=5, records=SandboxRecords(None, "label")
         ) as services:
             yield factory, services
 
@@ -96,7 +96,7 @@ async def test_the_files_of_a_service_are_in_its_working_folder(tmp_path: Path) 
     (suite / "data" / "users.json").write_text("[]")
     provider = FakeProvider()
     factory = sandbox_factory(tmp_path, provider, suite=suite)
-    records = EpisodeRecords(None, "label")
+    records = SandboxRecords(None, "label")
     async with (
         provider,
         open_services(factory, factory.suite.tasks["dense"], "label", start_seconds=5, records=records),

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import ImageError, SetUpError
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -44,7 +44,7 @@ async def test_the_workspace_is_filled_and_the_answers_are_removed(tmp_path: Pat
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
         await episode.ready()
-        scratch = registry.options.scratch / episode.spec.label
+        scratch = registry.options.scratch / episode.spec.public_id
         assert scratch.stat().st_mode & 0o777 == 0o700
         (sandbox,) = provider.opened
         workspace = sandbox.root / episode.sandbox_factory.suite.profile.workspace
@@ -132,7 +132,7 @@ async def test_preprocess_runs_in_a_sandbox_that_is_removed_before_the_agents_op
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("made-answer", PLAYER)
         await episode.ready()
-        label = episode.spec.label
+        label = episode.spec.public_id
         assert open_at_preprocess == [f"{label}-preprocess"]
         assert list(provider.machine.sandboxes) == [f"{label}-agent"]
         assert [sandbox.spec.image for sandbox in provider.opened] == ["fake", "sha256:fake"]
@@ -228,7 +228,7 @@ async def test_preprocess_can_run_in_the_agents_sandbox(tmp_path: Path, settings
         episode = registry.start("made-answer", PLAYER)
         await episode.ready()
         (sandbox,) = provider.opened
-        assert sandbox.spec.name == f"{episode.spec.label}-agent"
+        assert sandbox.spec.name == f"{episode.spec.public_id}-agent"
         assert "/tmp/answer" not in sandbox.tree
 
 

@@ -15,14 +15,13 @@ import pytest
 
 from decathlon_mcp.app import create_tool_lists
 from decathlon_mcp.driver_client.replies import CallParams
-from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.records import OfferedTools
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.episodes.tool_lists import shared_router
+from decathlon_mcp.episodes.tools.offered import OfferedTools, shared_router
 from decathlon_mcp.errors import EpisodeClaimedError, SandboxLostError, SetUpError
-from decathlon_mcp.sandboxes.local.environment import LocalEnvironment
+from decathlon_mcp.sandboxes.local import LocalEnvironment
 from tests.episodes.environment import (
     TOOLS,
     echo,
@@ -100,9 +99,9 @@ async def test_servers_start_with_their_first_call_once_the_lists_are_known(tmp_
         assert on.provider.starts == ["probe", "second"]
         second = await on.ready()
         assert on.provider.starts == ["probe", "second"]
-        assert second.router is first.router  # one object for all episodes with these tools
+        assert second.tools.router is first.tools.router  # one object for all episodes with these tools
         for _ in range(2):
-            reply = await second.call("second__echo", CallParams.of({"text": "late"}))
+            reply = await second.calls.call("second__echo", CallParams.of({"text": "late"}))
             assert reply.decoded()["result"]["content"][0]["text"] == "late"
         assert on.provider.starts == ["probe", "second", "second"]
         assert (await second.evaluate()).reward == 1.0
@@ -113,9 +112,9 @@ async def test_tools_are_listed_before_there_is_a_sandbox(tmp_path: Path) -> Non
         playing = await on.ready()
         queued = on.registry.start("find-answer", PLAYER)
         with anyio.fail_after(20):
-            router = await queued.known_tools()
+            router = await queued.tools.known()
         assert queued.state.phase is Phase.QUEUED
-        assert router is playing.router
+        assert router is playing.tools.router
 
 
 async def test_eager_servers_all_start_at_set_up_and_their_lists_are_kept(tmp_path: Path) -> None:
@@ -145,10 +144,10 @@ async def test_servers_ahead_start_without_a_call_while_no_tool_is_called(tmp_pa
         async with anyio.create_task_group() as tasks:
             async with on.registry.admission.set_ups:
                 episode = on.registry.start("find-answer", PLAYER)
-                await episode.known_tools()
+                await episode.tools.known()
             await episode.ready()
-            tasks.start_soon(episode.call, "probe__slow", CallParams())
-            while episode.calls == 0:  # noqa: ASYNC110
+            tasks.start_soon(episode.calls.call, "probe__slow", CallParams())
+            while episode.calls.sent == 0:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             finish.set()
         assert on.provider.starts[0] == "probe"
@@ -179,16 +178,16 @@ async def test_other_tools_than_the_cached_ones_are_noticed_and_the_episode_keep
         await on.play()
         tools["second"] = {"echo": echo, "added": echo}
         episode = await on.ready()
-        given = [tool["name"] for tool in (await episode.known_tools()).tools]
-        await episode.call("probe__echo", CallParams.of({"text": "same"}))
+        given = [tool["name"] for tool in (await episode.tools.known()).tools]
+        await episode.calls.call("probe__echo", CallParams.of({"text": "same"}))
         assert len(on.kept()) == 1
-        await episode.call("second__echo", CallParams.of({"text": "still there"}))
+        await episode.calls.call("second__echo", CallParams.of({"text": "still there"}))
         assert on.kept() == []
-        assert [tool["name"] for tool in (await episode.known_tools()).tools] == given
+        assert [tool["name"] for tool in (await episode.tools.known()).tools] == given
         on.provider.starts.clear()
         after = await on.ready()
         assert on.provider.starts == ["probe", "second"]
-        assert "second__added" in [tool["name"] for tool in (await after.known_tools()).tools]
+        assert "second__added" in [tool["name"] for tool in (await after.tools.known()).tools]
 
 
 class FailingStarts(dict[str, str]):
@@ -211,7 +210,7 @@ async def test_server_that_does_not_start_is_started_once_more(tmp_path: Path) -
         await on.play()
         failing.failures = 1
         episode = await on.ready()
-        assert (await episode.call("second__echo", CallParams.of({"text": "up"}))).decoded()["result"][
+        assert (await episode.calls.call("second__echo", CallParams.of({"text": "up"}))).decoded()["result"][
             "content"
         ][0]["text"] == "up"
         assert on.provider.starts == ["second", "second"]
@@ -225,7 +224,7 @@ async def test_server_that_never_starts_loses_an_episode_without_calls(tmp_path:
         failing.failures = 2
         episode = await on.ready()
         with pytest.raises(SandboxLostError, match="server second did not come up; stderr: no memory"):
-            await episode.call("second__echo", CallParams.of({}))
+            await episode.calls.call("second__echo", CallParams.of({}))
         await ended(episode)
         assert episode.state.ending is Ending.SANDBOX_LOST
         verdict = await episode.evaluate()
@@ -242,10 +241,10 @@ async def test_server_that_never_starts_forfeits_an_attempt_with_calls(tmp_path:
     async with scene(tmp_path, faults=Faults(servers_that_fail=failing)) as on:
         await on.play()
         episode = await on.ready()
-        await episode.call("probe__echo", CallParams.of({"text": "something"}))
+        await episode.calls.call("probe__echo", CallParams.of({"text": "something"}))
         failing.failures = 2
         with pytest.raises(EpisodeClaimedError, match="closed while the call ran"):
-            await episode.call("second__echo", CallParams.of({}))
+            await episode.calls.call("second__echo", CallParams.of({}))
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
         assert verdict.detail is not None
@@ -258,7 +257,7 @@ async def test_calls_that_wait_for_the_same_start_share_it(tmp_path: Path) -> No
         episode = await on.ready()
         async with anyio.create_task_group() as tasks:
             for number in range(5):
-                tasks.start_soon(episode.call, "second__echo", CallParams.of({"text": str(number)}))
+                tasks.start_soon(episode.calls.call, "second__echo", CallParams.of({"text": str(number)}))
         assert on.provider.starts == ["second"]
 
 

@@ -15,17 +15,16 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, ServerInfo, connect
 from decathlon_mcp.driver_client.link import Request
-from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
-from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.records import OfferedTools
-from decathlon_mcp.episodes.server_starts import ServerStarts
+from decathlon_mcp.driver_client.replies import OVERLONG_FOLDER, OVERLONG_KEY, CallParams, Cut, Reply
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.tools import ORIGINAL_KEY, LocalTools, ToolRoute, ToolRouter, ToolSession
+from decathlon_mcp.episodes.tools.cache import LocalTools
+from decathlon_mcp.episodes.tools.offered import ORIGINAL_KEY, OfferedTools, ToolRoute, ToolRouter
+from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.suites.loading import load_suite
-from decathlon_mcp.suites.truncation import FOLDER, OVERLONG_KEY
 from decathlon_mcp.types import JsonObject, Names
 from tests.episodes.environment import echo, running_registry
 from tests.fakes.calls import call_tool
@@ -97,6 +96,19 @@ def test_raw_names_of_two_servers_that_clash_fail_the_set_up() -> None:
         router("raw", files=[tool("read")], web=[tool("read")])
 
 
+def test_verified_names_that_differ_only_in_a_dash_fail_the_set_up() -> None:
+    with pytest.raises(SetUpError, match="two tools are called 'mail_read_all'"):
+        router("verified", mail=[tool("read-all"), tool("read_all")])
+
+
+def test_a_verified_name_leads_to_the_tool_and_tells_its_own_name() -> None:
+    offered = router("verified", **{"pdf-tools": [tool("read-page")]})
+    definition, claim = offered.tools
+    assert claim["name"] == "local_claim_done"
+    assert definition["_meta"] == {ORIGINAL_KEY: {"server": "pdf-tools", "tool": "read-page"}}
+    assert offered.route(definition["name"]) == ToolRoute("pdf-tools", "read-page")
+
+
 def test_a_schema_without_a_type_gets_one_and_other_fields_are_unchanged() -> None:
     definition, _ = router(files=[{"name": "read", "inputSchema": {}, "x-unknown": [1]}]).tools
     assert definition["inputSchema"] == {"type": "object"}
@@ -136,7 +148,7 @@ def tool_session(
 ) -> ToolSession:
     """A session with a server `local`, which may end and is started again."""
     starts = ServerStarts(driver, start_seconds=start_seconds, optional=optional)
-    return ToolSession(driver, router(), starts, **options)
+    return ToolSession(driver, starts, **options)
 
 
 def text_of(reply: Reply) -> str:
@@ -286,10 +298,10 @@ async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> 
 @pytest.mark.anyio
 async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
     async with connected() as (sandbox, driver):
-        session = tool_session(driver, cut=Cut(LIMIT_CHARACTERS, WORKSPACE / FOLDER))
+        session = tool_session(driver, cut=Cut(LIMIT_CHARACTERS, WORKSPACE / OVERLONG_FOLDER))
         reply = await call_tool(session, ToolRoute("files", "big"), CallParams())
         saved = reply.meta[OVERLONG_KEY]
-        assert PurePosixPath(saved["path"]).parent == WORKSPACE / FOLDER
+        assert PurePosixPath(saved["path"]).parent == WORKSPACE / OVERLONG_FOLDER
         assert json.loads(sandbox.tree.text(saved["path"]))["text"] == "x" * (LIMIT_CHARACTERS + 1)
     assert "Only the first 100000 characters are shown" in text_of(reply)
 
@@ -297,7 +309,7 @@ async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
 @pytest.mark.anyio
 async def test_overlong_replies_of_local_tools_and_without_a_limit_are_passed_on_whole() -> None:
     async with connected() as (_, driver):
-        cutting = tool_session(driver, cut=Cut(LIMIT_CHARACTERS, WORKSPACE / FOLDER))
+        cutting = tool_session(driver, cut=Cut(LIMIT_CHARACTERS, WORKSPACE / OVERLONG_FOLDER))
         local = await call_tool(cutting, ToolRoute("local", "big"), CallParams())
         raw = await call_tool(tool_session(driver), ToolRoute("files", "big"), CallParams())
     assert text_of(local) == text_of(raw) == "x" * (LIMIT_CHARACTERS + 1)
@@ -363,5 +375,5 @@ async def test_an_episode_goes_on_without_the_server_of_its_local_tools(tmp_path
         await episode.ready()
         for _ in range(2):
             with pytest.raises(DriverError, match="server local did not come up"):
-                await episode.call(f"local__{needs.local_tools[0]}_tool", CallParams())
+                await episode.calls.call(f"local__{needs.local_tools[0]}_tool", CallParams())
         assert episode.state.phase is Phase.READY

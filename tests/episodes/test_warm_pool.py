@@ -14,11 +14,10 @@ import pytest
 
 from decathlon_mcp.app import create_sandbox_factory
 from decathlon_mcp.episodes import warm_pool
-from decathlon_mcp.episodes.access import Principal
-from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.memory import MemoryFloor
-from decathlon_mcp.episodes.records import EpisodeRecords
+from decathlon_mcp.episodes.admission import Admission, MemoryFloor
+from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import (
@@ -27,7 +26,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
 )
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder
 from decathlon_mcp.storage.store import Store
@@ -73,12 +72,12 @@ class Pooled:
 
     @asynccontextmanager
     async def opened(
-        self, network: Network = "none", *, image: str | None = None, records: EpisodeRecords | None = None
+        self, network: Network = "none", *, image: str | None = None, records: SandboxRecords | None = None
     ) -> AsyncGenerator[str]:
         """Open a sandbox for an admitted episode; yields its name."""
         admission = self.admission
         async with admission.admit(admission.reserve("task")):
-            records = records or EpisodeRecords(None, "e")
+            records = records or SandboxRecords(None, "e")
             async with self.factory.open(
                 f"own-{next(NUMBERS)}", network, image=image, records=records, opening=admission.opening
             ) as (sandbox, driver):
@@ -125,7 +124,7 @@ async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: 
     async with running_registry(tmp_path, provider, warm=1) as registry:
         first = registry.start("find-answer", PLAYER)
         await first.state.reach(Phase.READY)
-        assert first.records.progress.agent == f"{first.spec.label}-agent"
+        assert first.records.progress.agent == f"{first.spec.public_id}-agent"
         await until(lambda: registry.pool.idle == 1)
         await first.claim_done(None)
         assert (await first.evaluate()).reward == 1.0
@@ -155,7 +154,7 @@ async def test_nothing_is_opened_ahead_unless_a_number_is_set(tmp_path: Path) ->
         episode.close()
         await ended(episode)
     names = [box.spec.name for box in provider.opened]
-    assert names == [f"{episode.spec.label}-agent", f"{episode.spec.label}-grader1"]
+    assert names == [f"{episode.spec.public_id}-agent", f"{episode.spec.public_id}-grader1"]
 
 
 async def test_the_kind_that_most_tasks_need_is_open_before_the_first_episode(tmp_path: Path) -> None:
@@ -192,7 +191,7 @@ async def test_the_episode_is_in_the_store_before_it_has_the_sandbox(
     create_state_folder(tmp_path / "state")
     with Store.open(tmp_path / "state", "server") as store:
         async with pooled(tmp_path, 1) as pool:
-            async with pool.opened(records=(records := EpisodeRecords(store, "e"))):
+            async with pool.opened(records=(records := SandboxRecords(store, "e"))):
                 await pool.until_idle(1)
             async with pool.opened(records=records) as name:
                 assert is_pooled(name)
@@ -436,6 +435,6 @@ async def test_local_sandboxes_are_not_opened_ahead(tmp_path: Path) -> None:
         factory = replace(factory, pool=pool)
         spec = factory.first_spec(suite.tasks["find-answer"])
         await factory.expect(spec)
-        async with factory.open("own-agent", "none", records=EpisodeRecords(None, "e")) as (sandbox, _):
+        async with factory.open("own-agent", "none", records=SandboxRecords(None, "e")) as (sandbox, _):
             assert sandbox.spec.name == "own-agent"
         assert (pool.idle, pool.opening) == (0, 0)

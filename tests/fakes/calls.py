@@ -10,7 +10,8 @@ import anyio
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.driver_client.replies import CallParams, Reply
-from decathlon_mcp.episodes.tools import ToolRoute, ToolSession
+from decathlon_mcp.episodes.tools.offered import ToolRoute
+from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import DecathlonError, DriverError
 from decathlon_mcp.types import JsonObject
 

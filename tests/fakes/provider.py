@@ -325,6 +325,10 @@ class FakeProvider:
     async def environment(self, image: str | None) -> str | None:
         return None if self.unavailable else _digest(image)
 
+    @property
+    def is_available(self) -> bool:
+        return not self.unavailable
+
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return False
 

@@ -14,10 +14,9 @@ from decathlon_sandbox.resumable import DriverEnd, Limits
 
 from decathlon_mcp.driver_client.link import DriverLink, Loss, Request
 from decathlon_mcp.driver_client.messages import MAX_DEPTH, Message, Notification
-from decathlon_mcp.driver_client.replies import OWN_PREFIX, Reply, read_reply, without_own_keys
+from decathlon_mcp.driver_client.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_keys
 from decathlon_mcp.driver_client.tunnels import MAX_TUNNELS
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
-from decathlon_mcp.suites.truncation import OVERLONG_KEY
 from decathlon_mcp.types import as_json, as_object
 from tests.fuzz.long_run import main
 

@@ -9,7 +9,7 @@ from secrets import token_hex
 import pytest
 
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from tests.grading.support import SandboxGrader
 
 

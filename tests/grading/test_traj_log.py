@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from decathlon_sandbox.truncation import cut
 
+from decathlon_mcp.driver_client.replies import OVERLONG_KEY
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.traj_log import TrajectoryLog, eval_res, task_status
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
 from decathlon_mcp.suites.suite_file import read_suite_file
-from decathlon_mcp.suites.truncation import OVERLONG_KEY
 from tests.grading.support import PAPER, make_attempt, make_call, write_suite
 
 ROOT = PurePosixPath("/workspace")

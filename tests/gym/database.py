@@ -157,8 +157,8 @@ async def test_databases_of_episodes_are_separate_and_agents_are_not_superusers(
 async def test_a_lost_database_gives_no_reward(served: Served, docker_engine: Any) -> None:
     async with playing(served, "ordering", "task") as player:
         await player.text("probe__echo", text="ready")
-        episode = served.episodes.find(player.episode_id, served.episodes.live[-1].owner)
-        docker_engine.kill(f"decathlon-{episode.spec.label}-postgres")
+        episode = served.episodes.find(player.episode_id, served.episodes.live[-1].spec.owner)
+        docker_engine.kill(f"decathlon-{episode.spec.public_id}-postgres")
         await episode.state.reach(Phase.ENDED)
     assert episode.verdict is not None
     assert (episode.verdict.status, episode.verdict.reward) == ("sandbox_lost", None)

@@ -55,7 +55,7 @@ def test_allowed_hosts_are_loopback_the_host_and_the_configured_names(tmp_path: 
     _, line = new_token("ada", "player")
     (tmp_path / "tokens").write_text(line)
     tokens = Tokens.read(tmp_path / "tokens")
-    loopback = ("127.0.0.1", "localhost", "[::1]")
+    loopback = ("127.0.0.1", "localhost", "[::1]", "decathlon.localhost")
     assert hosts_for("0.0.0.0", ("box.example",), tokens).names == (*loopback, "box.example")
     assert hosts_for("192.0.2.7", (), tokens).names == (*loopback, "192.0.2.7")
 

@@ -28,7 +28,9 @@ from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.settings import Settings
+from tests.episodes.environment import sandbox_factory
 from tests.episodes.test_disk import DISK_MIB, FLOOR_MIB, disk, fill
+from tests.fakes.provider import FakeProvider
 from tests.http.messages import ACCEPT, INITIALIZE
 from tests.http.server_process import server_process
 from tests.probe.clients import connected, playing, refused
@@ -102,7 +104,7 @@ async def test_an_episode_changes_the_metrics(tmp_path: Path, http: httpx2.Async
             await player.call("probe__write", path="answer.txt", text="x")
             await player.call("claim_done", answer="42")
             await player.call("evaluate")
-        episode = served.episodes.find(player.episode_id, served.find(player.episode_id).owner)
+        episode = served.episodes.find(player.episode_id, served.find(player.episode_id).spec.owner)
         await episode.state.reach(Phase.ENDED)
         assert episode.verdict is not None
         after = await scrape(http, served.url)
@@ -275,14 +277,23 @@ async def test_a_server_is_ready_once_it_has_started_and_recovered(
             assert await ready(http, url) == (503, "recovering")
             registry.recovering = False
             assert await ready(http, url) == (200, "ready")
+            (suite,) = registry.catalogue.suites
+            provider = registry.sandbox_factory(suite.name).provider
+            assert isinstance(provider, FakeProvider)
+            provider.unavailable = True
+            assert await ready(http, url) == (503, "no_engine")
+            provider.unavailable = False
+            assert await ready(http, url) == (200, "ready")
         assert await ready(http, url) == (503, "draining")
 
 
 @asynccontextmanager
 async def registry_served(tmp_path: Path) -> AsyncGenerator[tuple[EpisodeRegistry, str]]:
-    """A registry without suites that is served but does not run yet, and the URL."""
+    """A registry that is served but does not run yet, and the URL."""
     settings = Settings.model_validate({"state": tmp_path})
-    registry = create_registry(Catalogue([]), {}, settings, tmp_path)
+    factory = sandbox_factory(tmp_path, FakeProvider())
+    suites = {factory.suite.name: factory}
+    registry = create_registry(Catalogue([factory.suite]), suites, settings, tmp_path)
     listener = listen("127.0.0.1", 0)
     listening, stop = anyio.Event(), anyio.Event()
 

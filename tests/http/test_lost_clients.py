@@ -238,7 +238,7 @@ async def test_client_killed_during_a_call_does_not_keep_its_sandbox(
         meta = {"_meta": {"progressToken": 1}} if progress else {}
         await sender.send(url, "tools/call", {"name": "probe__hang", **meta}, session=session)
         episode = await started(served.episodes, 1)
-        await until(lambda: episode.calls == 1)
+        await until(lambda: episode.calls.sent == 1)
         await anyio.sleep(0.5)
         assert episode.state.phase is Phase.READY
         stream.close(reset=True)
@@ -353,7 +353,7 @@ async def test_container_of_a_killed_client_is_removed_within_the_grace(
     async with serving(tmp_path, provider="docker", image=test_image, grace_seconds=1) as served:
         async with client_process(served.task("find-answer")) as client:
             episode = await started(served.episodes, 1)
-            name = f"{episode.spec.label}-agent"
+            name = f"{episode.spec.public_id}-agent"
             assert [name in container["Names"][0] for container in containers_of(docker_engine, name)] == [
                 True
             ]

@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 from decathlon_mcp.episodes import operations
 from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
 from decathlon_mcp.protocol.lobby import EPISODE_KEY
-from decathlon_mcp.protocol.tool_requests import OPERATION_KEY
+from decathlon_mcp.protocol.requests import OPERATION_KEY
 from tests.clients.relay import relayed
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider

@@ -241,11 +241,11 @@ async def test_answers_can_be_fetched_for_a_while_after_the_end_of_the_episode(
         events = events_of(await lobby.post("tools/call", {"name": "probe__hang"}, request_id=5))
         episode.close()
         await episode.state.reach(Phase.ENDED)
-        episode.forget_old_calls()
+        episode.calls.forget_old()
         assert text_of(await lobby.resume(events[0]["id"])) == "through"
         monkeypatch.setattr(calls, "ANSWER_SECONDS", 0.0)
         await anyio.sleep(0.01)
-        episode.forget_old_calls()
+        episode.calls.forget_old()
         answer = answer_of(await lobby.resume(events[0]["id"]))
         assert answer["error"]["data"]["code"] == "unanswered"
 

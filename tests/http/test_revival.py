@@ -15,7 +15,7 @@ import pytest
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.protocol import revival, sdk
+from decathlon_mcp.protocol import sdk, sessions
 from decathlon_mcp.storage.store import FILE_NAME
 from tests.http.messages import INITIALIZE
 from tests.http.restarting import RawSession, Restartable, answer_of, restartable
@@ -226,13 +226,13 @@ async def test_sessions_that_nobody_revives_expire(tmp_path: Path, http: httpx2.
         await RawSession.open(http, server.served.lobby)
         await RawSession.open(http, server.served.task(TASK))
         (episode,) = server.registry.live
-        with episode.hold():
+        with episode.lease.hold():
             await server.restart()
             assert rows(server) == 2
             with anyio.fail_after(20):
                 while rows(server) != 1:  # noqa: ASYNC110  (a periodic task)
                     await anyio.sleep(0.05)
-            revival.delete_unused(server.registry, {})
+            sessions.delete_unused(server.registry, {})
             assert rows(server) == 1, "a task's session lasts as long as its episode"
         await episode.state.reach(Phase.ENDED)
         with anyio.fail_after(20):

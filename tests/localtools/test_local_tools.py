@@ -164,7 +164,13 @@ async def test_a_task_with_a_tool_without_code_is_not_runnable(served: Served) -
 
 
 @pytest.mark.parametrize(
-    ("names", "spelled"), [("toolathlon", "local-shout"), ("raw", "shout"), ("decathlon", "local__shout")]
+    ("names", "spelled"),
+    [
+        ("toolathlon", "local-shout"),
+        ("verified", "local_shout"),
+        ("raw", "shout"),
+        ("decathlon", "local__shout"),
+    ],
 )
 async def test_tool_names_follow_the_configured_spelling(tmp_path: Path, names: str, spelled: str) -> None:
     async with (

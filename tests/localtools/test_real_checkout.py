@@ -18,14 +18,14 @@ import pytest
 from decathlon_sandbox.truncation import CutResult, cut
 
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver_client.replies import OVERLONG_FOLDER, CallParams
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.server_starts import ServerStarts
-from decathlon_mcp.episodes.tools import LocalTools, ToolRoute, ToolRouter, ToolSession
+from decathlon_mcp.episodes.tools.cache import LocalTools
+from decathlon_mcp.episodes.tools.offered import ToolRoute
+from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.local_tools import ToolDescriptions, local_spec
 from decathlon_mcp.suites.tasks import Needs, Task
-from decathlon_mcp.suites.truncation import FOLDER
 from decathlon_mcp.types import JsonObject
 from tests.fakes.calls import call_tool
 from tests.probe.serving import serving
@@ -94,7 +94,7 @@ class LocalToolsSandbox:
         return str(self.sandbox.root / self.sandbox_factory.suite.profile.workspace)
 
     def truncate(self, content: list[JsonObject]) -> CutResult | None:
-        return cut({"content": content}, f"{self.workspace}/{FOLDER}", LIMIT_CHARACTERS)
+        return cut({"content": content}, f"{self.workspace}/{OVERLONG_FOLDER}", LIMIT_CHARACTERS)
 
     async def call_server(self, name: str, **arguments: Any) -> str:
         reply = await call_tool(self.session, ToolRoute("local", name), CallParams.of(arguments))
@@ -148,7 +148,7 @@ async def local_tools(
             spec = local_spec(suite.profile, descriptions, sandbox.root)
             await driver.define([spec])
             starts = ServerStarts(driver, start_seconds=60, optional=["local"])
-            session = ToolSession(driver, ToolRouter({}, "decathlon"), starts)
+            session = ToolSession(driver, starts)
             yield LocalToolsSandbox(sandbox_factory, sandbox, driver, descriptions, session)
 
 
@@ -233,7 +233,7 @@ async def test_results_are_truncated_as_upstream_truncates_them(
     assert name is not None
     assert item["text"].replace(Path(truncated.path).stem, name.group(1)) == upstream
     saved = await local_tools.driver.run(
-        ["cat", f"{local_tools.workspace}/{FOLDER}/{name.group(1)}.json"],
+        ["cat", f"{local_tools.workspace}/{OVERLONG_FOLDER}/{name.group(1)}.json"],
         cwd="/",
         timeout_seconds=10,
         output_bytes=1 << 20,

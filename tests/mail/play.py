@@ -154,7 +154,7 @@ def evaluate_upstream(
     episode = served.find(player.episode_id)
     # The sandbox of preprocess, if processes that it left running keep it.
     agent = f"decathlon-{episode.records.progress.agent}:/workspace/dumps/workspace"
-    mail_server = f"decathlon-{episode.spec.label}-poste"
+    mail_server = f"decathlon-{episode.spec.public_id}-poste"
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         for part in ("configs", "utils", "scripts", f"{TASKS}/{task}"):

@@ -152,10 +152,10 @@ async def test_nothing_is_left_of_a_closed_episode(served: Served, docker_engine
     async with playing(served, "mailing", "task") as player:
         await player.text("probe__echo", text="ready")
         episode = served.find(player.episode_id)
-        assert containers(docker_engine, episode.spec.label)
+        assert containers(docker_engine, episode.spec.public_id)
     await episode.state.reach(Phase.ENDED)
     with anyio.fail_after(30):
-        while containers(docker_engine, episode.spec.label):  # noqa: ASYNC110
+        while containers(docker_engine, episode.spec.public_id):  # noqa: ASYNC110
             await anyio.sleep(0.05)
 
 

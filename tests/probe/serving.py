@@ -12,15 +12,17 @@ import anyio
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.episodes.access import Principal
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.http.server import serve_http
+from decathlon_mcp.http.watching import create_page
 from decathlon_mcp.settings import Settings
+from decathlon_mcp.types import public_id
 
 SUITE = str(Path(__file__).parent / "suite")
 
@@ -48,6 +50,12 @@ class Served:
         return self.episodes.find(episode_id, Principal(role="admin"))
 
 
+def folder_of(state: Path, episode: str) -> Path:
+    """The folder of the episode with this public id."""
+    (folder,) = [folder for folder in (state / "episodes").iterdir() if public_id(folder.name) == episode]
+    return folder
+
+
 @asynccontextmanager
 async def serving(
     state: Path,
@@ -55,9 +63,11 @@ async def serving(
     tokens: Tokens | None = None,
     limits: ConnectionLimits | None = None,
     origins: tuple[str, ...] = (),
+    page: bool = False,
+    survives: bool = False,
     **settings: Any,
 ) -> AsyncGenerator[Served]:
-    """Serve until the context exits, then drain as after SIGTERM."""
+    """Serve until the context exits, then drain as after SIGTERM. `survives`: see `bootstrap`."""
     # Eager, so that an episode that lists its tools is ready. Without isolation, so that tests see the files
     # of local sandboxes; others choose "auto", as users do.
     defaults = {
@@ -71,15 +81,18 @@ async def serving(
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     configured = Settings.model_validate(values)
-    async with bootstrap(configured) as episodes, background_tasks() as tasks:
+    async with bootstrap(configured, survives=page or survives) as episodes, background_tasks() as tasks:
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def serve() -> None:
+            hosts = hosts_for("127.0.0.1", (), Tokens(), origins)
+            shown = create_page(episodes, state, tokens or Tokens(), hosts) if page else None
             app = http_app(
                 episodes,
                 tokens=tokens,
-                hosts=hosts_for("127.0.0.1", (), Tokens(), origins),
+                hosts=hosts,
                 max_body_bytes=configured.max_body_mib << 20,
+                page=shown,
             )
             await serve_http(
                 app,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.protocol.envelopes import CALL, LIST, Envelope, McpRequest
+from decathlon_mcp.protocol.requests import CALL, LIST, Envelope, McpRequest
 
 
 def body(method: Any = "tools/call", **params: Any) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.protocol.events import EventId, Kind
+from decathlon_mcp.protocol.requests import EventId, Kind
 
 
 @pytest.mark.parametrize("request_id", [0, -1, 7, "7", "", "a.b", 'ü\n%2E"', "last"])

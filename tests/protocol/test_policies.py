@@ -16,8 +16,8 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
 
-from decathlon_mcp.episodes.access import Role
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Role
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens, new_token
 from decathlon_mcp.protocol.streams import serve_streams

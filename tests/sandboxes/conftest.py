@@ -29,8 +29,8 @@ from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTes
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.inventory import NAMESPACES_FOLDER
-from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 from decathlon_mcp.types import Network
 from tests.fakes.driver import FakeRun, RunReply
 from tests.fakes.provider import FakeMachine, FakeProvider

@@ -20,7 +20,7 @@ from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import LastStep
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.inventory import NAMESPACES_FOLDER
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin
 
 

@@ -13,7 +13,7 @@ import anyio
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 
 
 async def main(owner: str, image: str | None, folder: str) -> None:

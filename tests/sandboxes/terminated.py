@@ -1,4 +1,8 @@
-"""A test to terminate: has a sandbox, and waits. Collected only by `test_termination.py`."""
+"""A test to end by a signal: has two sandboxes, and waits. Collected only by `test_termination.py`.
+
+The program of the first ends with its input, as all programs in tests' sandboxes must: nobody else ends them
+after a kill.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ async def test_sandbox_is_open_until_the_end(tmp_path: Path) -> None:
     bench = local_bench(os.environ["TERMINATED_OWNER"], tmp_path)
     async with (
         bench.provider,
-        bench.provider.open(bench.spec("sleep", "1000")),
+        bench.provider.open(bench.spec("cat")),
         bench.provider.open(bench.spec()) as sandbox,
         connect(sandbox) as driver,
     ):

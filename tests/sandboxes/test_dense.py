@@ -12,10 +12,11 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.driver_client.merging import check_merging
+from decathlon_mcp.sandboxes.bubblewrap.seccomp import FIXED_ADDRESSES
+from decathlon_mcp.sandboxes.docker.container import dense_profile
 from decathlon_mcp.sandboxes.docker.engine import engine_address
-from decathlon_mcp.sandboxes.docker.limits import check_engine_limits
-from decathlon_mcp.sandboxes.docker.seccomp import FIXED_ADDRESSES, dense_profile
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.kernel_limits import check_engine_limits
+from decathlon_mcp.sandboxes.local import LocalProvider
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio

@@ -20,6 +20,7 @@ from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.engine import live_restore_keeps_auto_remove
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
+from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench, docker_bench
 from tests.sandboxes.own_engine import OwnEngine
 from tests.sandboxes.test_docker import image_with_users
@@ -191,6 +192,7 @@ async def test_sandboxes_go_on_when_their_engine_is_killed_and_started_again(
             await count(sandbox, 2 * round_ + 1)
             await own_engine.kill()
             assert await receive_all(sandbox) == b""
+            await until(lambda: not bench.provider.is_available)
             with pytest.raises(ProviderUnavailableError):
                 await sandbox.reopen()
             assert not await sandbox.is_running()
@@ -198,6 +200,7 @@ async def test_sandboxes_go_on_when_their_engine_is_killed_and_started_again(
                 tasks.start_soon(own_engine.start)
                 await reopen_when_possible(sandbox)
             await count(sandbox, 2 * round_ + 2)
+            await until(lambda: bench.provider.is_available)
             assert await sandbox.is_running()
             assert await sandbox.cause_of_end() is None
         # Events are followed again.

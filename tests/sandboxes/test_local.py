@@ -22,9 +22,9 @@ from decathlon_mcp.errors import BadRequestError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
-from decathlon_mcp.sandboxes.local import process_signals, resources
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
-from decathlon_mcp.sandboxes.local.resources import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
+from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.processes import resources, signals
+from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -165,7 +165,7 @@ async def test_processes_that_do_not_end_delay_no_other_removal(
     local: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel delivers no signal to an uninterruptible process; here none is sent to some."""
-    monkeypatch.setattr(process_signals, "SIGNAL_SECONDS", 4.0)
+    monkeypatch.setattr(signals, "SIGNAL_SECONDS", 4.0)
     kill: Any = os.kill
     unkillable: set[int] = set()
 
@@ -252,21 +252,21 @@ time.sleep(1000)
 
 async def test_first_process_of_a_dead_server_is_killed_without_its_marker(local: Bench) -> None:
     """A stopped driver does not notice its server's end, and only root can read its environment."""
-    spec = local.spec("env", "-i", "sleep", "1000")
+    spec = local.spec("env", "-i", "cat")
     with anyio.fail_after(30):
         async with local.provider.open(spec) as sandbox:
             leader = leader_of(sandbox)
             command_line = Path(f"/proc/{leader}/cmdline")
-            await until(lambda: command_line.read_bytes() == b"sleep\x001000\x00")
+            await until(lambda: command_line.read_bytes() == b"cat\x00")
             os.kill(leader, signal.SIGSTOP)
             assert await local.create_second().sweep(local.owner) == 1
             assert await sandbox.cause_of_end() == "exit code 137"
 
 
 async def test_another_process_with_the_pid_of_a_dead_servers_is_not_killed(local: Bench) -> None:
-    spec = local.spec("sleep", "1000")
+    spec = local.spec("cat")
     with anyio.fail_after(30):
-        async with local.provider.open(local.spec("env", "-i", "sleep", "1000")) as stranger:
+        async with local.provider.open(local.spec("env", "-i", "cat")) as stranger:
             async with local.provider.open(spec) as sandbox:
                 file = Path(sandbox.root).parent / LEADER_FILE
                 pid, started_ticks, boot_id = file.read_text().split()
@@ -426,7 +426,7 @@ async def test_sandbox_that_replaced_its_pipes_is_lost(local: Bench, name: str, 
 async def test_another_process_with_the_pid_of_a_surviving_one_is_not_taken_back(local: Bench) -> None:
     spec = local.new_spec(survives=True)
     await local.leave_behind([spec], "none")
-    async with local.provider.open(local.spec("env", "-i", "sleep", "1000")) as stranger:
+    async with local.provider.open(local.spec("env", "-i", "cat")) as stranger:
         leader = folder_of(local, spec) / LEADER_FILE
         _, started_ticks, boot_id = leader.read_text().split()
         leader.write_text(f"{leader_of(stranger)} {int(started_ticks) - 100} {boot_id}")

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.app import bootstrap, check_provider, create_provider, host_info, read_catalogue
-from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.settings import PROVIDER_GROUP, Settings
@@ -23,7 +23,7 @@ from tests.probe.serving import SUITE
 PAGE = "docs/write-a-provider.md"
 PLUGINS = """
 from pathlib import Path
-from decathlon_mcp.sandboxes.local.provider import LocalProvider
+from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.plugins import ProviderPlugin
 
 class Mine(LocalProvider):

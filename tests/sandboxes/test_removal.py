@@ -23,12 +23,11 @@ from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.container import Container
-from decathlon_mcp.sandboxes.local import resources as resources_module
-from decathlon_mcp.sandboxes.local.first_process import FirstProcess
-from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
-from decathlon_mcp.sandboxes.local.process_table import ProcessTable
-from decathlon_mcp.sandboxes.local.removal import remove_folder
-from decathlon_mcp.sandboxes.local.resources import OWNER_FILE, ProcessResources
+from decathlon_mcp.sandboxes.processes import resources as resources_module
+from decathlon_mcp.sandboxes.processes.first_process import FirstProcess
+from decathlon_mcp.sandboxes.processes.resources import OWNER_FILE, ProcessResources, remove_folder
+from decathlon_mcp.sandboxes.processes.signals import ProcessSignaller
+from decathlon_mcp.sandboxes.processes.table import ProcessTable
 from decathlon_mcp.sandboxes.streams import PipeStream
 from tests.sandboxes.conftest import Bench, open_bench
 

@@ -1,4 +1,4 @@
-"""What a pytest that is terminated leaves on this machine."""
+"""What a pytest that is terminated or killed leaves on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
+from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 from tests.driver.peer import until
 
 pytestmark = pytest.mark.anyio
@@ -20,16 +20,22 @@ pytestmark = pytest.mark.anyio
 PROGRAM = Path(__file__).parent / "terminated.py"
 
 
-async def test_terminated_pytest_leaves_no_process_of_a_sandbox(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+async def test_pytest_that_is_ended_leaves_no_process_of_a_sandbox(
+    tmp_path: Path, signal_number: signal.Signals
+) -> None:
     owner, ready = f"test-{secrets.token_hex(4)}", tmp_path / "ready"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(PROGRAM)]
+    command += ["--basetemp", str(tmp_path / "here")]
     environment = {**os.environ, "TERMINATED_OWNER": owner, "TERMINATED_READY": str(ready)}
     with (tmp_path / "log").open("wb") as log:
         process = await anyio.open_process(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
     async with process:
         await until(ready.exists)
         assert len(sandboxes_with_processes(owner)) == 2
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal_number)
         await process.wait()
     await until(lambda: not sandboxes_with_processes(owner))
-    assert "KeyboardInterrupt" in (tmp_path / "log").read_text()
+    is_orderly = signal_number is signal.SIGTERM
+    assert ("KeyboardInterrupt" in (tmp_path / "log").read_text()) == is_orderly
+    assert (list((tmp_path / "here").glob("**/sandboxes/*")) == []) == is_orderly

@@ -28,7 +28,7 @@ from decathlon_mcp.sandboxes.conformance import (
     processes,
     streams,
 )
-from decathlon_mcp.sandboxes.local.process_table import sandboxes_with_processes
+from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 
 USER = 1_000_000
 CHECKS = (

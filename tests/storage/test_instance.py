@@ -8,13 +8,24 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.storage.instance import MAX_DEAD_SERVERS, count_running_servers, instance_lock
+from decathlon_mcp.storage.instance import (
+    ALIVE_SECONDS,
+    MAX_DEAD_SERVERS,
+    InstanceLock,
+    Successor,
+    count_running_servers,
+    instance_lock,
+)
 
 PROCESSES, STARTS = 20, 1_000
 WORKER = """
@@ -175,3 +186,103 @@ def test_only_servers_that_run_are_counted(tmp_path: Path) -> None:
         dead_server(tmp_path)
         assert count_running_servers(tmp_path) == 2
     assert count_running_servers(tmp_path) == 0
+
+
+def at(address: str | None, supervisor: int | None = None, wait_seconds: float = 300.0) -> Successor:
+    return Successor.of_this_process(supervisor, address, wait_seconds)
+
+
+@contextmanager
+def server_at(state: Path, successor: Successor) -> Generator[InstanceLock]:
+    with instance_lock(state, ["local"], survives=True, successor=successor) as lock:
+        yield lock
+
+
+def killed_server_at(state: Path, successor: Successor, silent_seconds: float = 0.0) -> Path:
+    """The file of a server that was killed; it last said that it was alive that long ago."""
+    with server_at(state, successor) as lock:
+        content = (state / "servers" / lock.name).read_bytes()
+    file = state / "servers" / "abc"
+    file.write_bytes(content)
+    modified = time.time() - silent_seconds
+    os.utime(file, (modified, modified))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("dead", "own", "silent_seconds", "is_taken"),
+    [
+        ("http://one", "http://one", 0, True),
+        ("http://one", "http://two", 0, False),
+        ("http://one", None, 0, False),
+        (None, "http://two", 0, True),
+        (None, None, 0, True),
+        # Its sandboxes have ended by then.
+        ("http://one", "http://two", 300 + ALIVE_SECONDS, True),
+        # The clock was set back.
+        ("http://one", "http://two", -600, True),
+    ],
+)
+def test_episodes_of_a_server_with_a_fixed_address_wait_for_a_start_at_that_address(
+    tmp_path: Path, dead: str | None, own: str | None, silent_seconds: float, is_taken: bool
+) -> None:
+    killed_server_at(tmp_path, at(dead), silent_seconds)
+    with server_at(tmp_path, at(own)) as lock:
+        assert (lock.dead, list(lock.awaited)) == ((["abc"], []) if is_taken else ([], ["abc"]))
+
+
+def test_episodes_wait_as_long_as_the_supervisor_of_their_server_runs(tmp_path: Path) -> None:
+    supervisor = subprocess.Popen(["sleep", "600"])
+    try:
+        successor = at(None, supervisor.pid)
+        killed_server_at(tmp_path, successor, silent_seconds=1e6)
+        for other in (at(None), at("http://two"), at(None, os.getpid())):
+            with server_at(tmp_path, other) as lock:
+                assert lock.dead == []
+                assert lock.awaited == {"abc": successor}
+        # `gc`, which is no server.
+        with instance_lock(tmp_path, ["local"], survives=True) as lock:
+            assert lock.dead == []
+        with server_at(tmp_path, at(None, supervisor.pid)) as lock:
+            assert lock.dead == ["abc"]
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    with server_at(tmp_path, at(None)) as lock:
+        assert lock.dead == ["abc"]
+
+
+def test_another_process_with_the_number_of_the_supervisor_is_not_waited_for(tmp_path: Path) -> None:
+    killed_server_at(tmp_path, replace(at(None, os.getpid()), supervisor_ticks=1))
+    with server_at(tmp_path, at(None)) as lock:
+        assert lock.dead == ["abc"]
+
+
+def test_what_a_server_has_taken_over_waits_for_that_servers_successor(tmp_path: Path) -> None:
+    file = killed_server_at(tmp_path, at("http://one-with-a-long-name"), silent_seconds=1e6)
+    with server_at(tmp_path, at("http://two")) as lock:
+        assert lock.dead == ["abc"]
+        lock.mark_alive()
+        content, modified = file.read_bytes(), file.stat().st_mtime
+    file.write_bytes(content)
+    os.utime(file, (modified, modified))
+    for address, dead in (("http://one-with-a-long-name", []), ("http://two", ["abc"])):
+        with server_at(tmp_path, at(address)) as lock:
+            assert lock.dead == dead
+            if dead:
+                assert json.loads(file.read_bytes())["providers"] == ["local"]
+
+
+def test_running_server_says_that_it_is_alive(tmp_path: Path) -> None:
+    with server_at(tmp_path, at("http://one")) as lock:
+        file = tmp_path / "servers" / lock.name
+        os.utime(file, (0, 0))
+        lock.mark_alive()
+        assert abs(file.stat().st_mtime - time.time()) < 60
+
+
+@pytest.mark.parametrize("successor", [[], {"supervisor": "x", "address": 7, "wait_seconds": []}, None])
+def test_successor_that_cannot_be_read_is_not_waited_for(tmp_path: Path, successor: Any) -> None:
+    dead_server(tmp_path, providers=["local"], survives=True, successor=successor)
+    with server_at(tmp_path, at("http://one")) as lock:
+        assert lock.dead == ["abc"]

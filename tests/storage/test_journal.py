@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.journal import VERDICT_BYTES, Journal
 from decathlon_mcp.storage.logged_calls import NOT_KEPT, UNANSWERED, CallPositions, LoggedOperation, Positions
+from tests.storage.journals import kill
 
 
 def test_events_are_read_back_as_written(tmp_path: Path) -> None:
@@ -164,6 +167,62 @@ def test_a_torn_last_line_is_removed_when_the_journal_is_reopened(tmp_path: Path
     trajectory.write_bytes(torn)
     Journal.reopen(folder).close()
     assert trajectory.read_bytes() == b""
+
+
+def without_line(number: int) -> Callable[[bytes], bytes]:
+    def remove(data: bytes) -> bytes:
+        lines = data.splitlines(keepends=True)
+        del lines[number]
+        return b"".join(lines)
+
+    return remove
+
+
+CHANGES: list[tuple[Callable[[bytes], bytes], str | None]] = [
+    (lambda data: data, None),
+    (lambda data: data + b'{"event": "call", "torn', None),
+    (lambda data: data + b'{"event": "call", "seq": 9}\n', None),
+    (lambda data: data[:200], "bytes of 5"),
+    (lambda data: b"", "bytes of 5"),
+    (without_line(0), "bytes of 5"),
+    (without_line(1), "bytes of 5"),
+    (without_line(-1), "bytes of 5"),
+    (lambda data: data.replace(b"xxx", b"xyx", 1), "other bytes than were written"),
+    (lambda data: data.replace(b"xxx", b"\0\0\0", 1), "other bytes than were written"),
+    (lambda data: data.replace(b"xxx", b"x\nx", 1), "other bytes than were written"),
+    (lambda data: data[:300] + bytes(4096) + data[300:], "other bytes than were written"),
+]
+
+
+@pytest.mark.parametrize(("change", "damage"), CHANGES)
+def test_lines_that_are_missing_or_were_changed_before_a_journal_is_reopened_are_noticed(
+    tmp_path: Path, change: Callable[[bytes], bytes], damage: str | None
+) -> None:
+    trajectory = tmp_path / "one" / "trajectory.jsonl"
+    journal = Journal(tmp_path / "one")
+    for seq in range(1, 5):
+        journal.add_call(seq=seq, text="x" * 1250)
+    kill(journal)
+    trajectory.write_bytes(change(trajectory.read_bytes()))
+    # Also by the server after the next one.
+    for _ in range(2):
+        again = Journal.reopen(tmp_path / "one")
+        found = again.read_calls().damage
+        assert (found is None) == (damage is None)
+        assert (damage or "") in (found or "")
+        again.add_call(seq=10, text="x")
+        kill(again)
+
+
+def test_journal_that_was_changed_while_it_is_open_is_damaged(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "one")) as journal:
+        journal.add_call(seq=1)
+        assert journal.damage() is None
+        trajectory = tmp_path / "one" / "trajectory.jsonl"
+        os.truncate(trajectory, 10)
+        assert journal.damage() == f"it has 10 bytes of {journal.add_call(seq=2)} that were written"
+        trajectory.unlink()
+        assert journal.damage() == "it cannot be read: No such file or directory"
 
 
 def test_calls_are_read_back_with_their_operations_and_those_without_a_reply(tmp_path: Path) -> None:

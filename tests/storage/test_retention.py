@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.storage.retention import delete_old_episodes
+from decathlon_mcp.storage.history.episode_history import EpisodeHistory
+from decathlon_mcp.storage.history.values import EpisodeQuery
+from decathlon_mcp.storage.retention import delete_old_episodes, delete_run
 from decathlon_mcp.storage.store import EpisodeRow, Store
+from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +70,60 @@ async def test_ended_episodes_are_deleted_with_their_folders_once_they_are_old(
     assert await delete_old_episodes(store, folder, -1) == 1
     assert not ended.exists()
     assert live.exists()
-    assert store.handles() == {"live"}
+    row = store.episode("ended")
+    assert row is not None
+    assert (row.phase, row.has_files, row.spec) == ("ended", False, {})
+    assert await delete_old_episodes(store, folder, -1) == 0
+
+
+async def test_a_run_keeps_its_numbers_when_its_files_are_deleted(tmp_path: Path) -> None:
+    add_run(tmp_path, "r", {"a": [1.0, 0.0, LOST]})
+    name = add_episode(tmp_path, "one", labels={"run": "r"}, started_at=2.0)
+    history = EpisodeHistory([tmp_path])
+    before = history.run("r")
+    with Store.open(tmp_path, "me") as store:
+        assert await delete_old_episodes(store, tmp_path / "episodes", -1) == 4
+        assert history.run("r") == before
+    summary = history.episodes(EpisodeQuery(), limit=1).items[0]
+    assert (summary.public_id, summary.reward, summary.has_files) == (name, 1.0, False)
+    details = history.episode(name)
+    assert details is not None
+    assert (details.verdict, details.calls) == (None, 0)
+
+
+async def test_files_of_a_pinned_run_are_kept_also_of_episodes_that_start_later(tmp_path: Path) -> None:
+    folder = tmp_path / "episodes"
+    add_run(tmp_path, "r", {"a": [1.0]})
+    add_episode(tmp_path, "other", labels={"run": "other"})
+    with Store.open(tmp_path, "me") as store:
+        store.pin_run("r", pinned=True)
+    add_episode(tmp_path, "later", labels={"run": "r"}, started_at=2.0)
+    report = EpisodeHistory([tmp_path]).run("r")
+    assert report is not None
+    assert report.summary.pinned
+    with Store.open(tmp_path, "me") as store:
+        assert await delete_old_episodes(store, folder, -1) == 1
+        store.pin_run("r", pinned=False, owner="somebody else")
+        assert await delete_old_episodes(store, folder, -1) == 0
+        store.pin_run("r", pinned=False)
+        assert await delete_old_episodes(store, folder, -1) == 2
+
+
+async def test_a_run_is_deleted_with_its_rows_and_files_but_not_what_plays(
+    store: Store, folder: Path
+) -> None:
+    for name in ("one", "two"):
+        add(folder, name, None)
+        add_episode(folder.parent, name, labels={"run": "r"}, token=name)
+    add(folder, "live", None)
+    live = add_episode(folder.parent, "live", labels={"run": "r"}, reward=LIVE)
+    kept = add(folder, "kept", store)
+    assert await delete_run(store, folder, "r", owner="one") == 1
+    assert names_in(folder) == ["kept", "live", "two"]
+    assert await delete_run(store, folder, "r") == 1
+    page = EpisodeHistory([folder.parent]).episodes(EpisodeQuery(run="r"))
+    assert [summary.public_id for summary in page.items] == [live]
+    assert kept.exists()
 
 
 async def test_a_round_is_bounded(store: Store, folder: Path) -> None:

@@ -69,7 +69,9 @@ def test_rows_are_read_back_as_written(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me") as store:
         (row,) = store.live_episodes()
         written = episode(operation="s:1", phase="ready", token="alice")
-        written = replace(written, progress={"calls": 1}, tools={"files": []}, verdict={"reward": 1.0})
+        written = replace(
+            written, progress={"calls": 1}, tools={"files": []}, verdict={"reward": 1.0}, reward=1.0
+        )
         assert row == written
         assert store.episode_of_operation("s:1") == row
         store.end_episode("one", "closed")
@@ -77,6 +79,27 @@ def test_rows_are_read_back_as_written(tmp_path: Path) -> None:
         assert [(ended.id, ended.phase, ended.ending) for ended in store.ended_episodes(5)] == [
             ("one", ENDED, "closed")
         ]
+
+
+def test_columns_of_labels_and_verdict_are_read_back(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(replace(episode(), labels={"run": "a", "step": "7"}))
+        store.insert_episode(replace(episode("two"), labels={"replay_of": "0123456789abcdef"}))
+        store.update_episode("one", phase="claimed", progress={}, calls=3)
+        verdict = {"status": "scored", "success": False, "reward": 0.5, "metrics": {"turns": 4.0}}
+        store.set_verdict("one", verdict)
+        store.end_episode("one", "scored")
+        store.end_episode("two", "its set-up failed", cause="no such image" + "x" * 1_000, calls=0)
+        one, two = store.episode("one"), store.episode("two")
+    assert one is not None
+    assert (one.labels, one.run) == ({"run": "a", "step": "7"}, "a")
+    assert (one.calls, one.turns, one.status, one.success, one.reward) == (3, 4, "scored", False, 0.5)
+    assert (one.is_derived, one.pinned, one.has_files, one.cause) == (False, False, True, None)
+    assert two is not None
+    assert (two.run, two.calls, two.status, two.success, two.reward) == (None, 0, None, None, None)
+    assert two.is_derived
+    assert two.cause is not None
+    assert len(two.cause) == store_module.MAX_CAUSE_CHARACTERS
 
 
 def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
@@ -125,16 +148,16 @@ def test_sessions_of_a_server_that_ended_by_itself_are_deleted(tmp_path: Path) -
         assert store.session("s") is None
 
 
-def test_episodes_that_ended_long_ago_are_deleted(tmp_path: Path) -> None:
+def test_files_of_episodes_that_ended_long_ago_are_forgotten(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me") as store:
         for name in ("old", "live"):
             store.insert_episode(episode(name))
         store.end_episode("old", "closed")
-        assert store.ended_before(0.0, 5) == []
-        assert store.ended_before(1e12, 5) == ["old"]
+        assert store.old_episodes(0.0, 5) == []
+        assert store.old_episodes(1e12, 5) == ["old"]
         for handle in ("old", "live"):
-            store.delete_ended(handle)
-        assert store.ended_before(1e12, 5) == []
+            store.forget_files(handle)
+        assert store.old_episodes(1e12, 5) == []
         assert [row.id for row in store.live_episodes()] == ["live"]
 
 
@@ -306,7 +329,7 @@ def test_damaged_row_does_not_hide_the_others(tmp_path: Path) -> None:
         store.insert_episode(episode("two"))
         with closing(sqlite3.connect(tmp_path / "store.db")) as other, other:
             other.execute("UPDATE episodes SET spec = '{' WHERE id = 'one'")
-        assert [(row.id, bool(row.spec)) for row in store.live_episodes()] == [("one", False), ("two", True)]
+        assert {row.id: bool(row.spec) for row in store.live_episodes()} == {"one": False, "two": True}
 
 
 def test_second_episode_of_an_operation_is_refused(tmp_path: Path) -> None:

@@ -124,6 +124,24 @@ def test_tool_names_in_a_prompt_follow_the_configured_spelling(
     assert prompt(checkout, names, task=text).task == f"Use {spelled}"
 
 
+def test_verified_names_rewrite_local_tools_in_the_system_prompt_and_leave_the_task(
+    checkout: Checkout,
+) -> None:
+    text = (
+        "Use local-python-execute, `local-claim-done`, local-search_history, `files-read_file`, "
+        "`files__read`, `claim_done`, non-local-sleep, local-sleep-2, local-sleep."
+    )
+    verified = prompt(checkout, "verified", system=f"{text}\n{UPSTREAM}", task=text)
+    assert verified.task == text
+    first, *_, claim, independence = (verified.system or "").splitlines()
+    assert first == (
+        "Use local_python_execute, `local_claim_done`, local_search_history, `files-read_file`, "
+        "`files__read`, `claim_done`, non-local-sleep, local-sleep-2, local_sleep."
+    )
+    assert claim.startswith("Nothing but the `local_claim_done` tool ends your attempt")
+    assert independence == INDEPENDENCE
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.suites.loading import load_suite
-from decathlon_mcp.suites.splits import packaged_splits
+from decathlon_mcp.suites.loading import load_suite, packaged_splits
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -44,12 +45,66 @@ def test_a_stdio_server(checkout: Checkout) -> None:
             "name": "excel",
             "command": "uv",
             "args": ["run", "excel-mcp-server", "stdio"],
-            "env": {"LIMIT": "2048", "VERBOSE": "true", "MODE": "fast"},
+            "env": {"UV_PROJECT": "/workspace", "LIMIT": "2048", "VERBOSE": "true", "MODE": "fast"},
             "inherit": "minimal",
             "cwd": "/workspace/dumps/workspace",
             "request_seconds": 100.0,
         }
     ]
+
+
+WORKSPACE = "${agent_workspace}"
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "cwd", "expected_args", "expected_env"),
+    [
+        (
+            *("npx", ["-y", "@x/files"], WORKSPACE, ["--prefix", "/workspace", "-y", "@x/files"]),
+            {"npm_config_script_shell": "/bin/sh"},
+        ),
+        ("uv", ["run", "excel"], WORKSPACE, ["run", "excel"], {"UV_PROJECT": "/workspace"}),
+        (
+            *(
+                "uv",
+                ["run", "python", "-m", "utils.arxiv"],
+                WORKSPACE,
+                ["run", "python", "-m", "utils.arxiv"],
+            ),
+            {"UV_PROJECT": "/workspace", "PYTHONSAFEPATH": "1"},
+        ),
+        ("uv", ["--directory", "/x", "run", "y"], WORKSPACE, ["--directory", "/x", "run", "y"], {}),
+        ("uvx", ["tool"], WORKSPACE, ["tool"], {}),
+        ("npx", ["-y", "@x/files"], None, ["-y", "@x/files"], {}),
+        ("uv", ["run", "-m", "git"], None, ["run", "-m", "git"], {}),
+    ],
+)
+def test_a_launcher_that_starts_in_the_workspace_looks_for_programs_in_the_root(
+    checkout: Checkout,
+    command: str,
+    args: list[str],
+    cwd: str | None,
+    expected_args: list[str],
+    expected_env: dict[str, str],
+) -> None:
+    checkout.server("a", json.dumps({"params": {"command": command, "args": args, "cwd": cwd}}))
+    (spec,) = specs(checkout, "a")
+    assert (spec["args"], spec["env"]) == (expected_args, expected_env)
+
+
+def test_a_servers_own_environment_takes_precedence_over_that_of_its_launcher(checkout: Checkout) -> None:
+    checkout.server(
+        "a", 'params: {command: uv, args: [run, x], cwd: "${agent_workspace}", env: {UV_PROJECT: /other}}\n'
+    )
+    (spec,) = specs(checkout, "a")
+    assert spec["env"] == {"UV_PROJECT": "/other"}
+
+
+def test_the_gyms_launchers_are_started_as_they_are(gym: Checkout) -> None:
+    gym.server("a", "params: {command: npx, args: [x]}\n")
+    (spec,) = specs(gym, "a")
+    assert spec["args"] == ["x"]
+    assert "npm_config_script_shell" not in spec["env"]
 
 
 def test_a_server_is_found_by_its_name_and_not_by_its_file(checkout: Checkout) -> None:

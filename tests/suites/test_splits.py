@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decathlon_mcp.suites.splits import packaged_splits, splits_of
+from decathlon_mcp.suites.loading import packaged_splits, splits_of
 
 if TYPE_CHECKING:
     from tests.suites.conftest import Checkout

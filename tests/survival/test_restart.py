@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,17 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from decathlon_client import Decathlon
-from decathlon_client.errors import EpisodeEndedError, SandboxLostError
+from decathlon_client import Decathlon, Episode
+from decathlon_client.errors import EpisodeEndedError, NoVerdictError, SandboxLostError
+from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.http.listening import listen
+from decathlon_mcp.protocol.requests import OPERATION_KEY
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.inventory import process_inventories
 from decathlon_mcp.storage.store import Store
+from tests.probe.clients import connected
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
 from tests.survival.servers import SupervisedServer, supervised_server
@@ -359,3 +365,100 @@ async def wait_for_no_process(state: Path) -> None:
     with anyio.fail_after(30):
         while processes_marked(state):  # noqa: ASYNC110
             await anyio.sleep(0.1)
+
+
+@pytest.mark.parametrize("has_supervisor", [True, False], ids=["supervised", "at fixed ports"])
+async def test_each_of_two_killed_servers_continues_its_own_episodes(
+    tmp_path: Path, *, has_supervisor: bool
+) -> None:
+    """Two servers share the folder. The first that starts again leaves the other's episodes alone."""
+    state = tmp_path / "state"
+    async with AsyncExitStack() as stack:
+        servers: list[SupervisedServer] = []
+        episodes: list[Episode] = []
+        for text in ("one", "two"):
+            if has_supervisor:
+                server = await stack.enter_async_context(supervised_server(state))
+            else:
+                with closing(listen("127.0.0.1", 0)) as free:
+                    port = free.getsockname()[1]
+                server = await stack.enter_async_context(
+                    supervised_server(state, "--no-supervisor", port=port)
+                )
+            client = await stack.enter_async_context(Decathlon(server.url))
+            episode = await stack.enter_async_context(client.episode("find-answer"))
+            await episode.call("probe__write", {"path": "own.txt", "text": text})
+            servers.append(server)
+            episodes.append(episode)
+        for server in servers:
+            if has_supervisor:
+                # The second server starts later than the first, which could take everything meanwhile.
+                if server is servers[1]:
+                    server.process.send_signal(signal.SIGSTOP)
+                server.kill_at_once()
+            else:
+                server.process.kill()
+                await server.process.wait()
+        for server, episode, text in zip(servers, episodes, ("one", "two"), strict=True):
+            if not has_supervisor:
+                again = supervised_server(state, "--no-supervisor", port=server.port)
+                await stack.enter_async_context(again)
+            elif server is servers[1]:
+                server.process.send_signal(signal.SIGCONT)
+            assert (await episode.call("probe__read", {"path": "own.txt"})).text == text
+    with Store.open_read_only(state) as store:
+        assert store is not None
+        assert store.servers() == set()
+    await assert_nothing_left(state)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda trajectory: os.truncate(trajectory, 200),
+    "bytes changed": lambda trajectory: trajectory.write_bytes(
+        trajectory.read_bytes().replace(b"first reply", b"other reply")
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_episode_whose_trajectory_was_damaged_is_lost_and_repeats_no_call(
+    tmp_path: Path, damage: str
+) -> None:
+    state, runs = tmp_path / "state", tmp_path / "runs.txt"
+    # Without isolation, so that the file outlives the sandbox.
+    async with supervised_server(state, "--isolation", "none") as server:
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
+
+            async def call_again() -> str:
+                """Send the first call, always with the same operation."""
+                arguments = {"command": f"echo first >> {runs}; echo first reply"}
+                async with connected(f"{server.url}/episodes/{episode.id}/mcp", "sessionless") as session:
+                    meta: Any = {OPERATION_KEY: "the first"}
+                    try:
+                        result: Any = await session.call_tool("probe__shell", arguments, meta=meta)
+                    except MCPError as error:
+                        return error.error.message
+                    return result.content[0].text
+
+            async def call_until_killed() -> None:
+                with pytest.raises((SandboxLostError, EpisodeEndedError), match="trajectory, is damaged"):
+                    await episode.call("probe__shell", {"command": f"echo second >> {runs}; sleep 60"})
+
+            assert await call_again() == "first reply\n"
+            (trajectory,) = state.glob("episodes/*/trajectory.jsonl")
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(call_until_killed)
+                    while "second" not in runs.read_text():  # noqa: ASYNC110  (another process writes it)
+                        await anyio.sleep(0.02)
+                    # The next server must not start before the damage is done.
+                    server.process.send_signal(signal.SIGSTOP)
+                    server.kill_at_once()
+                    DAMAGES[damage](trajectory)
+                    server.process.send_signal(signal.SIGCONT)
+                assert "trajectory, is damaged" in await call_again()
+            with pytest.raises(NoVerdictError, match="trajectory, is damaged") as lost:
+                await episode.evaluate()
+            assert lost.value.status == "sandbox_lost"
+        assert runs.read_text() == "first\nsecond\n"
+    await assert_nothing_left(state)

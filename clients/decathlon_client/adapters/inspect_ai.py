@@ -8,7 +8,7 @@ limits on messages and tokens truncate the attempt (see `Episode.truncate`); its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inspect_ai import Task, task
@@ -22,6 +22,8 @@ from inspect_ai.util import LimitExceededError
 from decathlon_client import sync, values
 from decathlon_client.decathlon import Decathlon
 from decathlon_client.episode import Episode
+from decathlon_client.labels import ATTEMPT
+from decathlon_client.notes import sending_notes
 from decathlon_client.opener import RETRIES
 from decathlon_client.values import Reply, Tool
 
@@ -35,10 +37,12 @@ def tool_decathlon(
     tasks: str | Sequence[str] | None = None,
     max_calls: int | None = None,
     message_limit: int | None = 300,
+    labels: Mapping[str, str] | None = None,
 ) -> Task:
     """The tasks of a split (default: all), or those whose ids are in `tasks`.
 
-    `url` is the server [`DECATHLON_URL`, else http://127.0.0.1:8765]; its token is in `DECATHLON_TOKEN`.
+    `labels` are those of the episodes (`-T labels='{run: a}'`). `url` is the server [`DECATHLON_URL`, else
+    http://127.0.0.1:8765]; its token is in `DECATHLON_TOKEN`.
     """
     task_ids = [tasks] if isinstance(tasks, str) else tasks
     with sync.Decathlon(url) as d:
@@ -51,7 +55,7 @@ def tool_decathlon(
     ]
     return Task(
         dataset=MemoryDataset(samples, name="tool-decathlon"),
-        solver=play(url, launch_time, max_calls),
+        solver=play(url, launch_time, max_calls, labels),
         scorer=verdict(),
         message_limit=message_limit,
     )
@@ -63,16 +67,26 @@ def _input(task: values.Task) -> str:
 
 
 @solver
-def play(url: str | None = None, launch_time: str | None = None, max_calls: int | None = None) -> Solver:
-    """Play an episode of the sample's task and grade it."""
+def play(
+    url: str | None = None,
+    launch_time: str | None = None,
+    max_calls: int | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Solver:
+    """Play an episode of the sample's task and grade it. The sample's metadata has its `page`."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         async with (
             Decathlon(url) as d,
             d.episode(
-                str(state.sample_id), launch_time=launch_time, max_calls=max_calls, **RETRIES
+                str(state.sample_id),
+                launch_time=launch_time,
+                max_calls=max_calls,
+                labels={ATTEMPT: str(state.epoch - 1), **(labels or {})},
+                **RETRIES,
             ) as episode,
         ):
+            state.metadata["page"] = episode.page
             state.messages = [ChatMessageUser(content=episode.prompt)]
             try:
                 await _play_turns(state, episode)
@@ -88,14 +102,18 @@ def play(url: str | None = None, launch_time: str | None = None, max_calls: int 
 
 async def _play_turns(state: TaskState, episode: Episode) -> None:
     tools = [_tool(episode, tool) for tool in episode.tools]
-    while not episode.claimed:
-        state.output = await get_model().generate(state.messages, tools)
-        state.messages.append(state.output.message)
-        if not state.output.message.tool_calls:
-            return
-        messages, output = await execute_tools(state.messages, tools)
-        state.messages.extend(messages)
-        state.output = output or state.output
+    async with sending_notes(episode) as notes:
+        while not episode.claimed:
+            state.output = await get_model().generate(state.messages, tools)
+            state.messages.append(state.output.message)
+            counts = state.output.usage
+            usage = counts and {"input_tokens": counts.input_tokens, "output_tokens": counts.output_tokens}
+            notes.add(state.output.message.text, usage=usage)
+            if not state.output.message.tool_calls:
+                return
+            messages, output = await execute_tools(state.messages, tools)
+            state.messages.extend(messages)
+            state.output = output or state.output
 
 
 @scorer(metrics=[mean(), stderr()])

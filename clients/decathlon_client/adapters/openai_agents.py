@@ -8,10 +8,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agents import Agent, FunctionTool, MaxTurnsExceeded, RunConfig, Runner, RunResult, StopAtTools
+from agents import (
+    Agent,
+    FunctionTool,
+    ItemHelpers,
+    MaxTurnsExceeded,
+    ModelResponse,
+    RunConfig,
+    RunContextWrapper,
+    RunHooks,
+    Runner,
+    RunResult,
+    StopAtTools,
+)
 from agents.tool_context import ToolContext
 
 from decathlon_client.episode import Episode
+from decathlon_client.notes import NoteSender, sending_notes
 from decathlon_client.values import Tool
 
 
@@ -34,13 +47,37 @@ def player(
             tools=[*agent.tools, *function_tools(episode)],
             tool_use_behavior=StopAtTools(stop_at_tool_names=claims),
         )
-        try:
-            return await Runner.run(player_agent, episode.prompt, max_turns=max_turns, run_config=run_config)
-        except MaxTurnsExceeded:
-            await episode.truncate(turns=max_turns)
-            return None
+        async with sending_notes(episode) as notes:
+            try:
+                return await Runner.run(
+                    player_agent,
+                    episode.prompt,
+                    max_turns=max_turns,
+                    run_config=run_config,
+                    hooks=_Notes(notes),
+                )
+            except MaxTurnsExceeded:
+                await episode.truncate(turns=max_turns)
+                return None
 
     return play
+
+
+class _Notes(RunHooks[Any]):
+    """Adds each answer of the model to the episode's record."""
+
+    def __init__(self, sender: NoteSender) -> None:
+        self._sender = sender
+
+    async def on_llm_end(
+        self, context: RunContextWrapper[Any], agent: Agent[Any], response: ModelResponse
+    ) -> None:
+        usage = {
+            "input_tokens": response.usage.input_tokens,
+            "output_tokens": response.usage.output_tokens,
+        }
+        text = "\n".join(filter(None, map(ItemHelpers.extract_text, response.output)))
+        self._sender.add(text, usage=usage)
 
 
 def _function_tool(episode: Episode, tool: Tool) -> FunctionTool:

@@ -21,6 +21,7 @@ from openenv.core.harness import (
 )
 
 from decathlon_client.errors import NoVerdictError
+from decathlon_client.notes import send_notes
 from decathlon_client.opener import RETRIES
 from decathlon_client.sync import Decathlon, Episode
 
@@ -57,11 +58,14 @@ class ToolDecathlonSession(ResourceSession):
             and not final_state.get("done", True)
         ):
             self.episode.truncate(turns=sum(message["role"] == "assistant" for message in transcript))
+        # The model's texts are known only now.
+        send_notes(self.episode, transcript)
         try:
             verdict = self.episode.evaluate()
         except NoVerdictError as error:
-            return VerifyResult(done=True, artifacts={"verdict": error.verdict, "status": error.status})
-        artifacts = {"verdict": dict(verdict.raw)}
+            artifacts = {"verdict": error.verdict, "status": error.status, "page": self.episode.page}
+            return VerifyResult(done=True, artifacts=artifacts)
+        artifacts = {"verdict": dict(verdict.raw), "page": self.episode.page}
         return VerifyResult(
             env_reward=verdict.reward, done=True, metrics=dict(verdict.metrics), artifacts=artifacts
         )
@@ -73,14 +77,20 @@ class ToolDecathlonSession(ResourceSession):
 class ToolDecathlonFactory(ResourceSessionFactory[ToolDecathlonSession]):
     """Creates sessions; use it in a `with`. Sessions may be used from several threads at once.
 
-    `url` and `token` are as for `Decathlon`.
+    `url` and `token` are as for `Decathlon`, `labels` those of the episodes.
     """
 
     def __init__(
-        self, url: str | None = None, token: str | None = None, *, max_calls: int | None = None
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        max_calls: int | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._decathlon = Decathlon(url, token)
         self._max_calls = max_calls
+        self._labels = labels
 
     def __enter__(self) -> Self:
         self._decathlon.__enter__()
@@ -95,7 +105,9 @@ class ToolDecathlonFactory(ResourceSessionFactory[ToolDecathlonSession]):
         """Open an episode of a task id, or of a row with an id under `task` or `id`; None draws by `seed`."""
         stack = ExitStack()
         seed = seed if task is None else None
-        opening = self._decathlon.episode(_id(task), seed=seed, max_calls=self._max_calls, **RETRIES)
+        opening = self._decathlon.episode(
+            _id(task), seed=seed, max_calls=self._max_calls, labels=self._labels, **RETRIES
+        )
         episode = stack.enter_context(opening)
         return ToolDecathlonSession(episode, stack)
 

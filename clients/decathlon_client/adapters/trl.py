@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from decathlon_client.errors import ClientError
+from decathlon_client.notes import send_notes
 from decathlon_client.opener import RETRIES
 from decathlon_client.sync import Decathlon, Episode
 from decathlon_client.values import Tool
@@ -55,11 +56,12 @@ def environments(
     tasks: list[str] | None = None,
     max_calls: int | None = None,
     concurrency: int = 64,
+    labels: Mapping[str, str] | None = None,
 ) -> Environments:
     """Environments for the tasks of a split (default: all), or for those whose ids are in `tasks`.
 
-    `url` and `token` are as for `Decathlon`. Opens one episode for each distinct set of servers, to list its
-    tools. The connection is closed when the program ends.
+    `url` and `token` are as for `Decathlon`, `labels` those of the episodes. Opens one episode for each
+    distinct set of servers, to list its tools. The connection is closed when the program ends.
     """
     stack = ExitStack()
     atexit.register(stack.close)
@@ -75,10 +77,16 @@ def environments(
         if servers not in classes:
             with d.episode(task, **RETRIES) as episode:
                 classes[servers] = _environment_class(episode.tools)
-        factories[task.id] = partial(classes[servers], d, opener, max_calls, task.prompt_is_provisional)
+        factories[task.id] = partial(
+            classes[servers], d, opener, max_calls, task.prompt_is_provisional, labels
+        )
 
-    def reward(environments: Sequence[ToolDecathlonEnvironment], **row: Any) -> list[float | None]:
-        return list(opener.map(ToolDecathlonEnvironment._reward, environments))
+    def reward(
+        environments: Sequence[ToolDecathlonEnvironment], completions: Sequence[Any] = (), **row: Any
+    ) -> list[float | None]:
+        conversations = [completion if isinstance(completion, list) else [] for completion in completions]
+        conversations += [[]] * (len(environments) - len(conversations))
+        return list(opener.map(ToolDecathlonEnvironment._reward, environments, conversations))
 
     rows = [
         {
@@ -101,10 +109,12 @@ class ToolDecathlonEnvironment:
         opener: ThreadPoolExecutor,
         max_calls: int | None,
         returns_prompt: bool = False,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._decathlon, self._opener = decathlon, opener
         self._max_calls = max_calls
         self._returns_prompt = returns_prompt
+        self._labels = labels
         self._stack = ExitStack()
         self._opening: Future[Episode] | None = None
 
@@ -115,16 +125,21 @@ class ToolDecathlonEnvironment:
         # TRL adds it to the row's message. Waits for the sandbox, so only where the row has no prompt.
         return self._episode().prompt if self._returns_prompt else None
 
-    def _reward(self) -> float | None:
+    def _reward(self, conversation: Sequence[Mapping[str, Any]]) -> float | None:
         try:
-            return self._episode().evaluate().reward
+            episode = self._episode()
+            # The model's texts are known only now.
+            send_notes(episode, conversation)
+            return episode.evaluate().reward
         except ClientError:
             return None
         finally:
             self._close()
 
     def _open(self, stack: ExitStack, task: str, launch_time: str | None) -> Episode:
-        opening = self._decathlon.episode(task, launch_time=launch_time, max_calls=self._max_calls, **RETRIES)
+        opening = self._decathlon.episode(
+            task, launch_time=launch_time, max_calls=self._max_calls, labels=self._labels, **RETRIES
+        )
         return stack.enter_context(opening)
 
     def _episode(self) -> Episode:

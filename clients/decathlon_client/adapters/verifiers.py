@@ -22,6 +22,7 @@ from pydantic import Field, PrivateAttr
 
 from decathlon_client import ManagedEpisode, sync
 from decathlon_client.address import TOKEN_VARIABLE
+from decathlon_client.notes import sending_notes
 
 ID = "tool-decathlon"
 """The id by which verifiers finds the package `tool_decathlon`."""
@@ -54,6 +55,8 @@ class ToolDecathlonTaskConfig(vf.TaskConfig):
     """Limit on the tool calls of an episode."""
     tries: int = 3
     """How often opening an episode is tried before its failure counts."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the episodes."""
     rubric: dict[str, float] = Field(default_factory=dict)
     """Weights of the verdict's metrics, each recorded as a reward. Empty: the reward is the verdict's."""
 
@@ -109,8 +112,10 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
             launch_time=self.data.launch_time,
             max_calls=self.config.max_calls,
             tries=self.config.tries,
+            labels=self.config.labels,
         )
         trace.state._managed = managed
+        trace.info["page"] = managed.episode.page
         _agent_address.set(managed.episode.agent_address or UNOPENED)
         if managed.episode.prompt != self.data.prompt:
             # Other harnesses show this to the model; the default one shows the episode's prompt anyway.
@@ -189,7 +194,10 @@ class ToolDecathlonHarness(vf.Harness[ToolDecathlonHarnessConfig]):
         if data.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": data.system_prompt})
         tools: list[Any] = [tool.function for tool in episode.tools]
-        async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as model:
+        async with (
+            AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as model,
+            sending_notes(episode) as notes,
+        ):
             while not episode.claimed:
                 try:
                     completion = await model.chat.completions.create(
@@ -200,6 +208,12 @@ class ToolDecathlonHarness(vf.Harness[ToolDecathlonHarnessConfig]):
                         raise
                     break  # one of verifiers' limits refused the turn
                 message = completion.choices[0].message
+                counts = completion.usage
+                usage = counts and {
+                    "input_tokens": counts.prompt_tokens,
+                    "output_tokens": counts.completion_tokens,
+                }
+                notes.add(message.content or "", usage=usage)
                 messages.append(message.model_dump(exclude_none=True))
                 if not message.tool_calls:
                     break
@@ -245,14 +259,17 @@ def load_environment(
     tasks: Iterable[str] | None = None,
     max_calls: int | None = None,
     harness: str = ID,
+    labels: Mapping[str, str] | None = None,
 ) -> ToolDecathlonEnv:
     """The environment for the tasks of a split (default: all), or for those whose ids are in `tasks`.
 
     `rubric` has weights of the verdict's metrics, each recorded as a reward; without it the reward is the
     verdict's. A rollout past `max_turns` is truncated: see `Episode.truncate`. `harness` is the id of a
-    harness that supports MCP.
+    harness that supports MCP. `labels` are those of the episodes.
     """
-    task = ToolDecathlonTaskConfig(url=url, max_calls=max_calls, rubric=dict(rubric or {}))
+    task = ToolDecathlonTaskConfig(
+        url=url, max_calls=max_calls, rubric=dict(rubric or {}), labels=dict(labels or {})
+    )
     taskset = ToolDecathlonConfig(split=split, tasks=None if tasks is None else list(tasks), task=task)
     agent = vf.AgentConfig.model_validate(
         {"runtime": vf.SubprocessConfig(), "max_turns": max_turns, "harness": {"id": harness}}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote, urlsplit
 
 import anyio
@@ -23,14 +23,15 @@ from decathlon_client.address import server_token, server_url
 from decathlon_client.background import background_tasks
 from decathlon_client.bridge.http import BridgeHttpClient, log
 from decathlon_client.bridge.relay import Relay
+from decathlon_client.labels import parse_labels
 from decathlon_client.stdin import StdinPump, stop_on_signal
 
 
-async def bridge(url: str | None, task: str | None) -> int:
+async def bridge(url: str | None, task: str | None, labels: Mapping[str, str] | None = None) -> int:
     """Relay until stdin ends or SIGTERM or SIGINT arrives, then end the session with a DELETE.
 
     `url` is a server's root or the address of a lobby, task or episode; the token is that of
-    `DECATHLON_TOKEN`. Returns the exit status.
+    `DECATHLON_TOKEN`. `labels`: of each episode that starts. Returns the exit status.
     """
     try:
         endpoint, token = address(url, task), server_token(None)
@@ -44,7 +45,7 @@ async def bridge(url: str | None, task: str | None) -> int:
             # The pump ends before stdio_server does, whose reader would otherwise block in its thread.
             with StdinPump(0, sink) as pump:
                 async with (
-                    BridgeHttpClient(endpoint, token) as http,
+                    BridgeHttpClient(endpoint, token, labels or {}) as http,
                     # The default, 1 MiB for an event, would refuse large replies.
                     streamable_http_client(endpoint, http_client=http, max_sse_event_size=None) as server,
                     background_tasks() as tasks,
@@ -61,8 +62,13 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("decathlon-mcp stdio")
     parser.add_argument("--url")
     parser.add_argument("--task")
+    parser.add_argument("--label", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args(arguments)
-    return anyio.run(bridge, options.url, options.task)
+    try:
+        labels = parse_labels(options.label)
+    except ValueError as error:
+        parser.error(str(error))
+    return anyio.run(bridge, options.url, options.task, labels)
 
 
 def address(url: str | None, task: str | None = None) -> str:

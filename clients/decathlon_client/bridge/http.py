@@ -16,6 +16,7 @@ from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 
 from decathlon_client.address import authorization
 from decathlon_client.errors import ConnectionLostError
+from decathlon_client.labels import label_headers
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy, Resends
 from decathlon_client.sdk import CONNECT_SECONDS
 from decathlon_client.session import UNAVAILABLE
@@ -39,7 +40,7 @@ TOOLS_CHANGED = b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
 class BridgeHttpClient(httpx2.AsyncClient):
     """The HTTP client of the SDK's transport: waits for a server that is gone, renews a lost session.
 
-    A request whose connection is lost is sent again until the server answers, or for `resend_seconds`. Before
+    A request whose connection is lost is sent again until the server answers, or for `RESEND_SECONDS`. Before
     the first answer none is, so that a wrong address is reported at once.
     """
 
@@ -47,9 +48,9 @@ class BridgeHttpClient(httpx2.AsyncClient):
     # gives up a session's GET stream when it has failed twice. A server ends a session whose GET stream does
     # not come back, and a task's episode with it. So nothing is raised here, and one GET stream never ends.
 
-    def __init__(self, url: str, token: str, *, resend_seconds: float = RESEND_SECONDS) -> None:
+    def __init__(self, url: str, token: str, labels: Mapping[str, str]) -> None:
         super().__init__(
-            headers=authorization(token),
+            headers={**authorization(token), **label_headers(labels)},
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None),
         )
@@ -58,7 +59,7 @@ class BridgeHttpClient(httpx2.AsyncClient):
         self._session_id: str | None = None
         self._renewing = anyio.Lock()
         self._renewed = anyio.Event()
-        self._policy = ResendPolicy(resend_seconds)
+        self._policy = ResendPolicy(RESEND_SECONDS)
         self._was_reached = False
         self._pending: dict[str, anyio.Event] = {}
         """Requests that may have to be sent again, by their JSON-RPC id; set when the client cancels one."""

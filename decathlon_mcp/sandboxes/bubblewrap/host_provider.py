@@ -13,7 +13,6 @@ command line. The answer is needed before there is a provider, by the list of ta
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -33,21 +32,20 @@ from decathlon_mcp.sandboxes.bubblewrap.mounts import file_with
 from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     ALLOW,
     INSTALL,
-    MINIMAL_VERSION,
+    PROBE_SECONDS,
     PYTHON_CHECK,
     NamespaceProvider,
     find_program,
     lacks_namespaces,
     message_with_notes,
+    program_version,
 )
 from decathlon_mcp.sandboxes.bubblewrap.network import PROGRAM, OwnNetwork
-from decathlon_mcp.sandboxes.bubblewrap.resources import Host, as_user, closing_descriptor, user_of
+from decathlon_mcp.sandboxes.bubblewrap.resources import Host, as_user, user_of
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
-from decathlon_mcp.sandboxes.local.environment import LocalEnvironment
-from decathlon_mcp.sandboxes.local.provider import LOCAL, check_folder
+from decathlon_mcp.sandboxes.local import LOCAL, LocalEnvironment, check_folder
+from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
 
-PROBE_SECONDS = 10.0
-"""Limit on programs that take 50 ms."""
 PLAIN = "--isolation none runs sandboxes as ordinary processes, without isolation"
 _MESSAGE_CHARACTERS = 500
 
@@ -57,8 +55,8 @@ class HostProvider(NamespaceProvider):
 
     name = LOCAL
 
-    def __init__(self, owner: str, folder: Path, *, hidden: Collection[Path] = (), at_once: int = 4) -> None:
-        super().__init__(owner, folder, at_once=at_once)
+    def __init__(self, owner: str, folder: Path, *, hidden: Collection[Path] = ()) -> None:
+        super().__init__(owner, folder)
         self._hidden = tuple(hidden)
         self._by_network: dict[bool, HostFiles] = {}
         self._environment = LocalEnvironment()
@@ -142,9 +140,8 @@ def why_unavailable() -> str | None:
 
 def _probe() -> str | None:
     program = find_program()
-    output = subprocess.run([program, "--version"], capture_output=True, timeout=PROBE_SECONDS, check=False)
-    version = output.stdout.decode("utf-8", "replace").strip()
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < MINIMAL_VERSION:
+    version, is_recent = program_version(program)
+    if not is_recent:
         return f"{version} is too old: {INSTALL}"
     files = HostFiles.of_this_server()
     command = ("python3", "-I", "-S", "-c", PYTHON_CHECK)

@@ -28,8 +28,8 @@ from decathlon_mcp.sandboxes.bubblewrap.resources import (
 )
 from decathlon_mcp.sandboxes.bubblewrap.sandbox import BubblewrapSandbox
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import is_supported
-from decathlon_mcp.sandboxes.local.process_provider import ProcessProvider
-from decathlon_mcp.sandboxes.local.process_signals import SIGNAL_SECONDS
+from decathlon_mcp.sandboxes.processes.provider import ProcessProvider
+from decathlon_mcp.sandboxes.processes.signals import SIGNAL_SECONDS
 from decathlon_mcp.telemetry.logs import fields
 
 PROGRAM = "bwrap"
@@ -42,6 +42,8 @@ ALLOW = (
 )
 SET_UP_SECONDS = 30.0
 """How long bubblewrap may take to set up a sandbox; usually some 10 ms."""
+PROBE_SECONDS = 10.0
+"""Limit on programs that take 50 ms."""
 # The modules are those that python3-minimal lacks.
 PYTHON_CHECK = "import json, subprocess, selectors, sys; sys.exit(sys.version_info < (3, 10))"
 
@@ -58,9 +60,6 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
     def unlimited(self) -> tuple[LimitName, ...]:
         names = self._hierarchies.unlimited
         return tuple(name for name in names if name != "pids" or not can_limit_processes())
-
-    def root(self, spec: SandboxSpec) -> PurePosixPath:
-        return spec.root
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return spec.network != "none" and self._find_host().network is None
@@ -150,9 +149,7 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
 
     def _check_machine(self) -> list[Finding]:
         host = self._find_host()
-        output = subprocess.run([host.program, "--version"], capture_output=True, check=False).stdout
-        version = output.decode("utf-8", "replace").strip()
-        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+        version, is_recent = program_version(host.program)
         limits = "memory, CPUs and processes"
         if self.unlimited:
             limits = (
@@ -160,7 +157,7 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
                 "as root, or with `systemd-run --user --scope`"
             )
         return [
-            finding("program", numbers >= MINIMAL_VERSION, f"{version} at {host.program}", INSTALL),
+            finding("program", is_recent, f"{version} at {host.program}", INSTALL),
             Finding("limits", True, limits),
         ]
 
@@ -175,6 +172,16 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
             cause = await sandbox.cause_of_end()
         suitable = cause == "exit code 0"
         return finding("python3", suitable, "3.10 or later" if suitable else f"unsuitable: {cause}", cure)
+
+
+def program_version(program: str) -> tuple[str, bool]:
+    """What bubblewrap says about its version, and whether that is `MINIMAL_VERSION` or later. Blocks.
+
+    Raises OSError, subprocess.SubprocessError.
+    """
+    output = subprocess.run([program, "--version"], capture_output=True, timeout=PROBE_SECONDS, check=False)
+    version = output.stdout.decode("utf-8", "replace").strip()
+    return version, tuple(map(int, re.findall(r"\d+", version)[:2])) >= MINIMAL_VERSION
 
 
 def find_program() -> str:

@@ -29,7 +29,7 @@ import anyio
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.bubblewrap.mount_view import device_launcher
 from decathlon_mcp.sandboxes.bubblewrap.mounts import file_with
-from decathlon_mcp.sandboxes.local.process_table import ProcessId
+from decathlon_mcp.sandboxes.processes.table import ProcessId
 from decathlon_mcp.telemetry.logs import fields
 
 PROGRAM = "slirp4netns"

@@ -23,7 +23,6 @@ from anyio import to_thread
 from decathlon_mcp.errors import DecathlonError, ImageError, NotRunnableError
 from decathlon_mcp.sandboxes.base import Finding, SandboxSpec, limited_check
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
-from decathlon_mcp.sandboxes.bubblewrap.image_mounts import ImageFiles
 from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     ALLOW,
     INSTALL,
@@ -47,10 +46,10 @@ class BubblewrapProvider(NamespaceProvider):
 
     name = "bubblewrap"
 
-    def __init__(self, owner: str, folder: Path, *, image: Path | None = None, at_once: int = 4) -> None:
-        super().__init__(owner, folder, at_once=at_once)
+    def __init__(self, owner: str, folder: Path, *, image: Path | None = None) -> None:
+        super().__init__(owner, folder)
         self._image = image
-        self._images: dict[str, ImageFiles] = {}
+        self._images: dict[str, ImageFolder] = {}
 
     @staticmethod
     def label(owner: str) -> str:
@@ -67,18 +66,18 @@ class BubblewrapProvider(NamespaceProvider):
             raise NotRunnableError(NO_NETWORK)
         super()._start(spec, resources)
 
-    def _files(self, spec: SandboxSpec) -> ImageFiles:
+    def _files(self, spec: SandboxSpec) -> ImageFolder:
         return self._image_of(spec.image)
 
-    def _image_of(self, name: str | None) -> ImageFiles:
+    def _image_of(self, name: str | None) -> ImageFolder:
         if name is None:
             raise ImageError(f"the bubblewrap provider needs an unpacked image: {UNPACK}")
         return self._image_named(name)
 
-    def _image_named(self, name: str) -> ImageFiles:
+    def _image_named(self, name: str) -> ImageFolder:
         files = self._images.get(name)
         if files is None:
-            files = self._images[name] = ImageFiles(self._read_image(name))
+            files = self._images[name] = self._read_image(name)
         return files
 
     def _read_image(self, name: str) -> ImageFolder:

@@ -9,8 +9,7 @@ import re
 import resource
 import signal
 import socket
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +23,15 @@ from decathlon_mcp.sandboxes.bubblewrap.image_folder import SANDBOX_USER
 from decathlon_mcp.sandboxes.bubblewrap.mounts import RootFiles, file_with
 from decathlon_mcp.sandboxes.bubblewrap.network import NetworkHelper, OwnNetwork, end_helper
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
-from decathlon_mcp.sandboxes.local.first_process import FirstProcess, Launch
-from decathlon_mcp.sandboxes.local.process_table import ProcessId
-from decathlon_mcp.sandboxes.local.resources import (
+from decathlon_mcp.sandboxes.processes.first_process import FirstProcess, Launch
+from decathlon_mcp.sandboxes.processes.resources import (
     LEADER_FILE,
     ProcessResources,
+    closing_descriptor,
     read_process,
     write_process,
 )
+from decathlon_mcp.sandboxes.processes.table import ProcessId
 from decathlon_mcp.types import as_object
 
 GROUPS_FILE = "groups"
@@ -74,15 +74,6 @@ def as_user(user: tuple[int, int] | None) -> list[str]:
     if user is None:
         return []
     return ["setpriv", f"--reuid={user[0]}", f"--regid={user[1]}", "--clear-groups"]
-
-
-@contextmanager
-def closing_descriptor(descriptor: int) -> Generator[int]:
-    """Close an open file at the end."""
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def can_limit_processes() -> bool:
@@ -283,11 +274,11 @@ class BubblewrapResources(ProcessResources):
         raise SandboxLostError("the sandbox's first process has ended")
 
     def cause_of_end(self, exit_code: int | None = None) -> str | None:
-        """Why the first process ended, if it has. `exit_code`: as its parent knows it."""
-        code = self._status().get("exit-code", exit_code)
+        known = self._status().get("exit-code")
+        code = known if isinstance(known, int) else exit_code
         if code in (None, _KILLED_EXIT_CODE) and self.group.was_out_of_memory:
             return OUT_OF_MEMORY
-        return None if code is None else f"exit code {code}"
+        return super().cause_of_end(code)
 
     def kill_first_process(self) -> bool:
         """Kill the first process, with which the kernel kills all others; whether that was possible."""

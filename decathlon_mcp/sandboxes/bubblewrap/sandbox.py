@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-import anyio
 from anyio import to_thread
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor
@@ -19,11 +18,12 @@ from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import MemberReader, open_archive, unpack_members
 from decathlon_mcp.archives.writing import ArchiveSource, pack_at
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
-from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec
+from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.mounts import SCRATCH, WritableFolder
-from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources, closing_descriptor
-from decathlon_mcp.sandboxes.local.process_signals import ProcessSignaller
-from decathlon_mcp.sandboxes.local.sandbox import ProcessSandbox
+from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
+from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
+from decathlon_mcp.sandboxes.processes.sandbox import ProcessSandbox
+from decathlon_mcp.sandboxes.processes.signals import ProcessSignaller
 
 MAX_BATCH = 256
 """Members without a body that are read at once."""
@@ -54,7 +54,7 @@ class BubblewrapSandbox(ProcessSandbox):
         super().__init__(spec, resources, signaller, paused=paused)
         self.root = spec.root
         self.image_digest = image_digest
-        self._resources = resources
+        self._open_root = resources.open_root
         self._writable = [folder.path for folder in folders if folder.path != SCRATCH]
         self._user = user
 
@@ -68,7 +68,7 @@ class BubblewrapSandbox(ProcessSandbox):
         def put() -> None:
             with (
                 open_archive(archive) as reader,
-                closing_descriptor(self._resources.open_root()) as root,
+                closing_descriptor(self._open_root()) as root,
                 FolderCursor(root) as place,
                 FolderCursor(place.enter(below.parts[1:]), creates=True) as cursor,
                 _acting_as(self._user),
@@ -90,17 +90,10 @@ class BubblewrapSandbox(ProcessSandbox):
             raise BadRequestError(f"files are copied from absolute paths outside /tmp, not {folder}")
 
         def get() -> None:
-            with closing_descriptor(self._resources.open_root()) as root, FolderCursor(root) as cursor:
+            with closing_descriptor(self._open_root()) as root, FolderCursor(root) as cursor:
                 pack_at(cursor, folder.parts[1:], archive, limit_bytes)
 
         await to_thread.run_sync(get, limiter=self._threads, abandon_on_cancel=True)
-
-    async def cause_of_end(self) -> str | None:
-        process = self._process
-        if process.stream.ended.is_set():
-            with anyio.move_on_after(CAUSE_SECONDS):
-                await process.ended.wait()
-        return self._resources.cause_of_end(process.exit_code) if process.ended.is_set() else None
 
 
 @contextmanager

@@ -6,10 +6,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
+
+from docker.errors import APIError
 
 from decathlon_mcp.archives.unpacking import unpack_root
-from decathlon_mcp.errors import BadRequestError, ImageError
+from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import (
     CONFIG_FILE,
     CONFIG_VERSION,
@@ -17,11 +21,31 @@ from decathlon_mcp.sandboxes.bubblewrap.image_folder import (
     SANDBOX_USER,
     ImageFolder,
 )
-from decathlon_mcp.sandboxes.docker.engine import Api, Engine
-from decathlon_mcp.sandboxes.docker.export import ImageConfig, export_image
+from decathlon_mcp.sandboxes.bubblewrap.mounts import HOSTS
+from decathlon_mcp.sandboxes.docker.container import remove_container
+from decathlon_mcp.sandboxes.docker.engine import (
+    REQUEST_SECONDS,
+    Api,
+    Engine,
+    engine_message,
+    raise_api_error,
+)
+from decathlon_mcp.sandboxes.docker.image import find_image
+from decathlon_mcp.types import as_object
 
-HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost\n"
+_CHUNK_BYTES = 1 << 20
 _UNFINISHED = f".{ROOT_FOLDER}"
+
+
+@dataclass(frozen=True, slots=True)
+class _ImageConfig:
+    """What an image's configuration says about its processes. `user` is its USER, see `image.Image`."""
+
+    name: str
+    digest: str
+    environment: dict[str, str]
+    user: str
+    working_folder: str
 
 
 async def unpack_image(engine: Engine, name: str, folder: Path) -> ImageFolder:
@@ -30,17 +54,9 @@ async def unpack_image(engine: Engine, name: str, folder: Path) -> ImageFolder:
     After an error, the folder is empty. Raises ImageError, ProviderUnavailableError, and BadRequestError for
     a folder that cannot be used.
     """
-
-    def unpack(config: ImageConfig, chunks: Iterator[bytes]) -> ImageFolder:
-        _unpack(config, chunks, folder)
-        return ImageFolder.read(folder)
-
-    def export(api: Api) -> ImageFolder:
-        _prepare(folder)
-        return export_image(api, name, unpack)
-
     try:
-        return await engine.run(export)
+        await engine.run(lambda api: _export(api, name, folder))
+        return ImageFolder.read(folder)
     finally:
         await engine.aclose()
 
@@ -54,7 +70,38 @@ def _prepare(folder: Path) -> None:
         raise BadRequestError(f"{folder} cannot be used: {error.strerror}") from None
 
 
-def _unpack(config: ImageConfig, chunks: Iterator[bytes], folder: Path) -> None:
+def _export(api: Api, name: str, folder: Path) -> None:
+    """Unpack what the engine exports of an image: a plain tar of its files.
+
+    The engine exports containers only, so one is created, never started, and removed.
+    """
+    _prepare(folder)
+    image = find_image(api, name)
+    try:
+        config = as_object(api.inspect_image(image.digest).get("Config")) or {}
+        variables = [str(item).partition("=") for item in cast("list[object]", config.get("Env") or [])]
+        described = _ImageConfig(
+            name,
+            image.digest,
+            {key: value for key, _, value in variables if key},
+            image.user,
+            str(config.get("WorkingDir") or ""),
+        )
+        # A command is required, and there may be none in the image.
+        created = api.create_container_from_config({"Image": image.digest, "Cmd": ["none"]}, None)
+        container = str(created["Id"])
+        try:
+            url = f"{api.base_url}/v{api.api_version}/containers/{container}/export"
+            with api.get(url, params={}, timeout=REQUEST_SECONDS, stream=True) as response:
+                raise_api_error(response)
+                _unpack(described, response.iter_content(_CHUNK_BYTES), folder)
+        finally:
+            remove_container(api, container)
+    except APIError as error:
+        raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
+
+
+def _unpack(config: _ImageConfig, chunks: Iterator[bytes], folder: Path) -> None:
     owner = (SANDBOX_USER, SANDBOX_USER) if os.geteuid() == 0 else None
     new = folder / _UNFINISHED
     try:
@@ -88,7 +135,7 @@ def _write_hosts(root: Path, owner: tuple[int, int] | None) -> None:
     if etc.is_symlink() or not etc.is_dir() or file.is_symlink() or (file.exists() and not file.is_file()):
         return
     file.unlink(missing_ok=True)
-    file.write_text(HOSTS, "ascii")
+    file.write_bytes(HOSTS)
     file.chmod(0o644)
     if owner is not None:
         os.chown(file, *owner)

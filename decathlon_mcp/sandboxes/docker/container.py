@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
+from functools import cache
+from importlib import resources
 from typing import Any, cast
 
 from docker.errors import APIError, NotFound
@@ -28,7 +31,6 @@ from decathlon_mcp.sandboxes.docker.image import (
     missing_image_error,
     user_ids,
 )
-from decathlon_mcp.sandboxes.docker.seccomp import dense_profile
 from decathlon_mcp.types import JsonObject
 
 REMOVED_SECONDS = 10.0
@@ -66,7 +68,7 @@ class Container:
         """Of the attached stream; None before it is attached, and if the container is paused."""
         self.user = (0, 0)
         self.image_digest: str | None = None
-        self.kept = False
+        self.leave_running = False
         """Whether it is not to be removed, since nobody knows yet whether it could be taken back."""
         self._lock = threading.Lock()
         self._id: str | None = None
@@ -376,3 +378,19 @@ def _mtu_options(api: Api) -> dict[str, str]:
     options = cast("JsonObject", bridge.get("Options") or {})
     mtu: Any = options.get(_MTU_OPTION)
     return {_MTU_OPTION: str(mtu)} if mtu else {}
+
+
+@cache
+def dense_profile() -> str:
+    """The seccomp profile of dense sandboxes as the option `seccomp=` takes it: JSON, not a path.
+
+    It is Docker's default and one more value for personality(2), 0x40000 (ADDR_NO_RANDOMIZE), so that
+    processes can have fixed addresses. An engine's default can be replaced but not extended: `seccomp.json`
+    is that of Docker Engine 28.5.2 (github.com/moby/profiles, seccomp/v0.1.0, under the Apache License 2.0)
+    with one rule added. The engine reduces it to the capabilities of the container, as it does with its own.
+    Engines from 20.10 on read it. A newer engine's own default may refuse more: that is the price of a dense
+    sandbox until the copy is replaced.
+    """
+    text = (resources.files("decathlon_mcp.sandboxes.docker") / "seccomp.json").read_text("utf-8")
+    # A third of the size: each request to create a container has it.
+    return json.dumps(json.loads(text), separators=(",", ":"))

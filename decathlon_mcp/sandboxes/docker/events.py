@@ -28,7 +28,8 @@ SANDBOX_LABEL = "decathlon.sandbox"
 EXIT_EVENTS: Mapping[str, Any] = {"label": SANDBOX_LABEL, "event": ["oom", "die"]}
 """Filters of Docker's events."""
 _SIGKILL_EXIT_CODE = 137
-_LIVING_STATES = frozenset({"created", "running", "paused", "restarting"})
+LIVING_STATES = frozenset({"created", "running", "paused", "restarting"})
+"""States of containers whose first process has not ended."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class EventWatch:
         self._stopped = False
         self.listening = anyio.Event()
         """Set while connected: exits from now on are reported."""
+        self.engine_is_gone = False
+        """Whether the engine, which had answered, does not accept connections any more."""
 
     @contextmanager
     def following(self, owner: str, name: str) -> Generator[ContainerExit]:
@@ -96,10 +99,18 @@ class EventWatch:
                 await to_thread.run_sync(self._follow, api, limiter=self._thread, abandon_on_cancel=True)
                 if self.listening.is_set():
                     self.listening = anyio.Event()
+                self.engine_is_gone = not await to_thread.run_sync(self._accepts, limiter=self._thread)
                 await anyio.sleep(1)  # the engine is gone; it restarts within seconds
         finally:
             self._stopped = True
             self._close_events()
+
+    def _accepts(self) -> bool:
+        try:
+            self._engine.try_to_connect()
+        except OSError:
+            return False
+        return True
 
     def _follow(self, api: Api) -> None:
         """Follow events until they end, for whatever reason."""
@@ -109,7 +120,7 @@ class EventWatch:
             if self._stopped:
                 self._close_events()
                 return
-            from_thread.run_sync(self.listening.set)
+            from_thread.run_sync(self._on_listening)
             self._look_for_missed_exits(api)
             for event in self._events:
                 from_thread.run_sync(self._handle, event)
@@ -131,7 +142,7 @@ class EventWatch:
             container = found.get(labels)
             state: JsonObject | None = None
             if container is not None:
-                if container.get("State") in _LIVING_STATES:
+                if container.get("State") in LIVING_STATES:
                     continue
                 with suppress(NotFound):
                     state = as_object(api.inspect_container(str(container["Id"])).get("State"))
@@ -151,6 +162,10 @@ class EventWatch:
                 container_exit.out_of_memory = bool(state.get("OOMKilled"))
                 container_exit.exit_code = int(state.get("ExitCode") or 0)
             container_exit.ended.set()
+
+    def _on_listening(self) -> None:
+        self.engine_is_gone = False
+        self.listening.set()
 
     def _close_events(self) -> None:
         events, self._events = self._events, None

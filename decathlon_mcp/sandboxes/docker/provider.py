@@ -22,12 +22,12 @@ from typing import Any, Self
 
 import anyio
 from anyio import CancelScope, CapacityLimiter
-from anyio.abc import TaskGroup
 from docker.errors import APIError, NotFound
 
 from decathlon_mcp.background import finish, run_alone, run_for_ever
-from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, ProviderUnavailableError
+from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import (
+    BaseProvider,
     Finding,
     Isolation,
     LimitName,
@@ -59,7 +59,7 @@ _PYTHON_CHECK = "import json, subprocess, selectors, sys; sys.exit(sys.version_i
 _log = logging.getLogger(__name__)
 
 
-class DockerProvider:
+class DockerProvider(BaseProvider):
     """Opens sandboxes as containers labelled with `owner`.
 
     `network` is the engine's network for sandboxes with outbound access; one that an operator created also
@@ -84,7 +84,7 @@ class DockerProvider:
         at_once: int = 4,
         engine: Engine | None = None,
     ) -> None:
-        self._owner = owner
+        super().__init__(owner)
         self.network = network
         self.engine = engine or Engine()
         self._events = EventWatch(self.engine, self.exit_events)
@@ -94,26 +94,22 @@ class DockerProvider:
         self._removal_threads = CapacityLimiter(math.inf)
         # Whether the last removal reached its time limit.
         self._silent = False
-        self._open_names: set[str] = set()
-        self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
-        self._tasks = await anyio.create_task_group().__aenter__()
+        await super().__aenter__()
         self._tasks.start_soon(run_for_ever, self._events.run)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._tasks is not None
-        self._tasks.cancel_scope.cancel()
-        # Not given the error: the task group would wrap it in an exception group.
-        await self._tasks.__aexit__(None, None, None)
+        await super().__aexit__(kind, error, trace)
         with CancelScope(shield=True):
             await self.engine.aclose()
 
-    def root(self, spec: SandboxSpec) -> PurePosixPath:
-        return spec.root
+    @property
+    def is_available(self) -> bool:
+        return not self._events.engine_is_gone
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return self.network == "host" and spec.network != "none"
@@ -164,13 +160,9 @@ class DockerProvider:
                 sandbox = await self._enter(stack, container, take_back)
             except ProviderUnavailableError:
                 # Whether it still runs can be asked later.
-                container.kept = True
+                container.leave_running = True
                 raise
             yield sandbox
-
-    def _check_name(self, name: str) -> None:
-        if name in self._open_names:
-            raise BadRequestError(f"there is already a sandbox named {name}")
 
     async def _enter(
         self, stack: AsyncExitStack, container: Container, begin: Callable[[Api], None]
@@ -205,14 +197,13 @@ class DockerProvider:
 
     async def _remove(self, container: Container) -> None:
         """Remove a container, with retries, in bounded time, even if the caller is cancelled."""
-        assert self._tasks is not None, "the provider has not been entered"
         await finish(self._tasks, lambda: self._remove_with_retries(container))
 
     async def _remove_with_retries(self, container: Container) -> None:
         name, remaining_seconds = container.spec.name, REMOVE_SECONDS
         try:
             for pause_seconds in (*REMOVE_RETRY_SECONDS, 0):
-                if container.kept:
+                if container.leave_running:
                     return
                 async with self._removals:
                     started_at = anyio.current_time()

@@ -11,25 +11,31 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import anyio
 import anyio.to_thread
 from anyio import CancelScope, CapacityLimiter
-from anyio.abc import TaskGroup
 
 from decathlon_mcp.background import finish, run_alone
 from decathlon_mcp.errors import (
-    BadRequestError,
     DecathlonError,
     ImageError,
     ProviderUnavailableError,
     SandboxLostError,
     SettingsError,
 )
-from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding
+from decathlon_mcp.sandboxes.base import (
+    CHECK_SECONDS,
+    BaseProvider,
+    Finding,
+    Isolation,
+    LimitName,
+    SandboxSpec,
+    finding,
+)
 from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin
 from decathlon_mcp.sandboxes.prime.sandbox import PrimeSandbox
 from decathlon_mcp.sandboxes.prime.sdk import ENDED, Client, Facts, Sdk
@@ -41,16 +47,16 @@ MAX_PAGES = 100
 BULK = 100
 """Sandboxes of one request, as many as the service takes."""
 REMOVE_SECONDS = 60.0
+"""Limit on all tries to remove one sandbox. A sweep tries again."""
 REMOVE_RETRY_SECONDS = (0.2, 1.0, 5.0, 10.0)
 SEAL_SECONDS = 30.0
 REOPEN_SECONDS = 120
 """Time without a stream after which a sandbox counts as lost, and its driver ends."""
-CHECK_SECONDS = 2.8
 
 _log = logging.getLogger(__name__)
 
 
-class PrimeProvider:
+class PrimeProvider(BaseProvider):
     """Opens sandboxes labelled with `owner`. `folder` holds the SDK's file of tokens.
 
     `lifetime_minutes`: the service removes every sandbox at that age, also if no server is left. `per_minute`
@@ -72,7 +78,7 @@ class PrimeProvider:
         disk_gib: float = 10,
         region: str | None = None,
     ) -> None:
-        self._owner = owner
+        super().__init__(owner)
         self._folder = folder
         self._sdk = Sdk()
         self._shape = {"timeout_minutes": lifetime_minutes, "disk_size_gb": disk_gib, "region": region}
@@ -80,14 +86,11 @@ class PrimeProvider:
         self._openings = CapacityLimiter(at_once)
         self._pause_seconds = 60 / per_minute
         self._next_creation = 0.0
-        self._open_names: set[str] = set()
-        self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
         await anyio.to_thread.run_sync(self._create_folder)
         self._client = self._sdk.client(self._folder / f"{self._owner}.json")
-        self._tasks = await anyio.create_task_group().__aenter__()
-        return self
+        return await super().__aenter__()
 
     def _create_folder(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,9 +102,7 @@ class PrimeProvider:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._tasks is not None
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(None, None, None)
+        await super().__aexit__(kind, error, trace)
         with CancelScope(shield=True):
             await self.client.aclose()
             (self._folder / f"{self._owner}.json").unlink(missing_ok=True)
@@ -110,9 +111,6 @@ class PrimeProvider:
     def client(self) -> Client:
         assert self._client is not None, "the provider has not been entered"
         return self._client
-
-    def root(self, spec: SandboxSpec) -> PurePosixPath:
-        return spec.root
 
     def shares_loopback(self, spec: SandboxSpec) -> bool:
         return False
@@ -125,7 +123,6 @@ class PrimeProvider:
         self._check_name(spec.name)
         if spec.image is None:
             raise ImageError("the prime provider needs an image, and none is configured")
-        assert self._tasks is not None, "the provider has not been entered"
         creation = _Creation()
         self._open_names.add(spec.name)
         try:
@@ -195,9 +192,8 @@ class PrimeProvider:
     @asynccontextmanager
     async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[PrimeSandbox]:
         self._check_name(spec.name)
-        assert self._tasks is not None, "the provider has not been entered"
         self._open_names.add(spec.name)
-        creation, kept = _Creation(requested=True), False
+        creation, leave_running = _Creation(requested=True), False
         creation.finished.set()
         try:
             try:
@@ -210,20 +206,16 @@ class PrimeProvider:
                     raise SandboxLostError("the sandbox has ended")
                 await sandbox.take_back()
             except ProviderUnavailableError:
-                kept = True
+                leave_running = True
                 raise
             yield sandbox
         finally:
             if creation.sandbox is not None:
                 creation.sandbox.mark_closed()
-            if kept:
+            if leave_running:
                 self._open_names.discard(spec.name)
             else:
                 await finish(self._tasks, lambda: self._remove(owner, spec.name, creation))
-
-    def _check_name(self, name: str) -> None:
-        if name in self._open_names:
-            raise BadRequestError(f"there is already a sandbox named {name}")
 
     async def _remove(self, owner: str, name: str, creation: _Creation) -> None:
         """Remove a sandbox, in bounded time. Never raises."""
@@ -289,6 +281,7 @@ class PrimeProvider:
         findings = [finding("key", key, "configured" if key else "no API key", cure)]
         if not key:
             return findings
+        address = str(self.client.client.base_url)
         with anyio.move_on_after(CHECK_SECONDS) as scope:
             try:
                 with self._sdk.errors(opening=True):
@@ -298,7 +291,6 @@ class PrimeProvider:
                     *findings,
                     Finding("service", False, error.message, "see https://status.primeintellect.ai"),
                 ]
-        address = str(self.client.client.base_url)
         if scope.cancelled_caught:
             return [*findings, Finding("service", False, f"no answer from {address} within 3 s", "try again")]
         findings.append(Finding("service", True, address))

@@ -25,7 +25,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, SandboxSpec
+from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, OUT_OF_MEMORY, SandboxSpec
 from decathlon_mcp.sandboxes.prime.sdk import ENDED, Client, CommandResult, Sdk
 from decathlon_mcp.sandboxes.prime.stream import AttachmentStream
 from decathlon_mcp.sandboxes.streams import EndedStream, LogTail
@@ -44,7 +44,6 @@ ATTACH_SECONDS = 20.0
 RETRY_SECONDS = (0.2, 1.0, 5.0)
 """For commands, and the first attachment. Later ones are made again by the connection to the driver."""
 STATE_SECONDS = 5.0
-CAUSE_SECONDS = 2.0
 _SCRATCH = PurePosixPath("/tmp")
 
 T = TypeVar("T")

@@ -1,0 +1,158 @@
+"""How long lists, reports and trajectories take to read in a large state folder."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from msgspec import Raw
+
+from benchmarks.figures import Figures, Target
+from benchmarks.running import Options, Run
+from decathlon_mcp.storage.history.episode_history import EpisodeHistory
+from decathlon_mcp.storage.history.values import EpisodeQuery, Order
+from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.store import EpisodeRow, Outcome, Store
+from decathlon_mcp.types import public_id
+
+EPISODES, SHORT_EPISODES = 100_000, 2_000
+RUNS = 50
+TASKS = 40
+CALLS = 10_000
+LONG_BYTES, SHORT_LONG_BYTES = 256 << 20, 8 << 20
+REPLY_BYTES = 1 << 20
+LIST = Target("at most", 0.2)
+"""Seconds in which the page's lists answer."""
+FIRST = Target("at most", 1.5)
+"""Seconds of the first view of a long episode; later ones take LATER at most."""
+LATER = Target("at most", 0.3)
+
+
+async def measure_watching(run: Run, figures: Figures) -> None:
+    is_short = run.options.rounds < Options().rounds
+    episodes = SHORT_EPISODES if is_short else EPISODES
+    with tempfile.TemporaryDirectory(prefix="watching-") as folder:
+        state = Path(folder)
+        with Store.open(state, "benchmark") as store:
+            for number in range(2):
+                store.insert_episode(_row(number))
+            _end(store, 0)
+            _end(store, 1)
+            copy_rows(state, episodes)
+        many = _write_trajectory(state, _handle(0), CALLS, 1_000)
+        long_bytes = SHORT_LONG_BYTES if is_short else LONG_BYTES
+        long = _write_trajectory(state, _handle(1), long_bytes // REPLY_BYTES, REPLY_BYTES)
+        for _ in range(run.options.repeats):
+            _measure(state, figures, episodes, many, long, long_bytes >> 20)
+
+
+def _measure(state: Path, figures: Figures, episodes: int, many: str, long: str, long_mib: int) -> None:
+    history = EpisodeHistory([state])
+    size = f"of {episodes:,} episodes"
+
+    def add(name: str, target: Target, work: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        work()
+        figures.add(name, "s", time.perf_counter() - start, target=target)
+
+    add(f"runs {size}", LIST, history.runs)
+    add(f"one run of {episodes // RUNS:,}, {size}", LIST, lambda: history.run("run-7"))
+    add(f"two runs compared, {size}", LIST, lambda: history.compare("run-7", "run-8"))
+    add(f"the newest 100 {size}", LIST, lambda: history.episodes(EpisodeQuery()))
+    add(f"the newest 100 failures {size}", LIST, lambda: history.episodes(EpisodeQuery(failed=True)))
+    orders: tuple[Order, ...] = ("newest", "failures_first")
+    for order in orders:
+        query, title = EpisodeQuery(run="run-7", order=order), order.replace("_", " ")
+        add(f"100 of a run, {title}, {size}", LIST, lambda query=query: history.episodes(query))
+    for name, episode in ((f"{CALLS:,} calls", many), (f"{long_mib} MiB", long)):
+        add(f"first view of {name}", FIRST, lambda episode=episode: history.episode(episode))
+        add(f"100 calls of {name}", LATER, lambda episode=episode: history.calls(episode, 101, 200))
+        add(f"search through {name}", FIRST, lambda episode=episode: history.find(episode, "not there"))
+
+
+def _handle(number: int) -> str:
+    return f"{number:048x}"
+
+
+def _row(number: int) -> EpisodeRow:
+    return EpisodeRow(
+        id=_handle(number),
+        agent_id=f"a{number:047x}",
+        server="",
+        suite="starter",
+        task=f"task-{number % TASKS}",
+        phase="ready",
+        started_at=1e9 + number,
+        spec={"text": "x" * 500},
+        progress={"text": "x" * 500},
+        labels={"run": f"run-{number % RUNS}", "step": f"{number % 100}", "model": "m"},
+    )
+
+
+def _end(store: Store, number: int) -> None:
+    metrics = {"turns": 12.0, "calls": 30.0}
+    verdict = {
+        "status": "scored",
+        "success": number % 3 == 0,
+        "reward": 1.0 if number % 3 == 0 else 0.25,
+        "metrics": metrics,
+        "evaluator_output": "x" * 3_000,
+    }
+    store.set_verdict(_handle(number), verdict)
+    store.end_episode(_handle(number), "scored", calls=30)
+
+
+def copy_rows(state: Path, count: int) -> None:
+    """Fill a store with two episodes up to `count`, with rows like those that a server wrote."""
+    with closing(sqlite3.connect(state / "store.db")) as connection, connection:
+        columns = [str(row[1]) for row in connection.execute("PRAGMA table_info(episodes)")]
+        template = dict(
+            zip(
+                columns,
+                connection.execute(
+                    f"SELECT {', '.join(columns)} FROM episodes WHERE id = ?", (_handle(1),)
+                ).fetchone(),
+                strict=True,
+            )
+        )
+        rows = (_like(template, number) for number in range(2, count))
+        marks = ", ".join(f":{column}" for column in columns)
+        connection.executemany(f"INSERT INTO episodes ({', '.join(columns)}) VALUES ({marks})", rows)
+
+
+def _like(template: dict[str, object], number: int) -> dict[str, object]:
+    row = _row(number)
+    is_lost, succeeded = number % 17 == 0, number % 3 == 0
+    return {
+        **template,
+        "id": row.id,
+        "public_id": row.public_id,
+        "agent_id": row.agent_id,
+        "task": row.task,
+        "run": row.run,
+        "step": float(row.labels["step"]),
+        "labels": "{" + ", ".join(f'"{name}": "{value}"' for name, value in row.labels.items()) + "}",
+        "started_at": row.started_at,
+        "ended_at": row.started_at + 60,
+        "reward": None if is_lost else 1.0 if succeeded else 0.25,
+        "success": None if is_lost else succeeded,
+        "outcome": Outcome.LOST if is_lost else Outcome.SUCCEEDED if succeeded else Outcome.FAILED,
+        "status": "evaluator_error" if is_lost else "scored",
+    }
+
+
+def _write_trajectory(state: Path, handle: str, calls: int, reply_bytes: int) -> str:
+    """Write calls with replies of that length; the episode's public id."""
+    journal = Journal(state / "episodes" / handle, max_calls_bytes=1 << 40)
+    reply = Raw(b'{"content":[{"type":"text","text":"%b"}]}' % (b"x" * reply_bytes))
+    for seq in range(1, calls + 1):
+        journal.add_call(
+            server="files", tool="read", request=seq, seq=seq, name="files__read", arguments={"path": "file"}
+        )
+        journal.add_reply(seq=seq, failed=False, seconds=0.01, result=reply)
+    journal.close()
+    return public_id(handle)

@@ -1,0 +1,127 @@
+"""Notes: messages of a model's own in the record of its episode, sent while the model plays on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from decathlon_client.background import background_tasks
+from decathlon_client.episode import Episode
+from decathlon_client.errors import ClientError
+from decathlon_client.values import NoteRole, as_objects
+
+if TYPE_CHECKING:
+    from decathlon_client import sync
+
+MAX_WAITING = 10_000
+"""Notes that wait to be sent; further ones are dropped."""
+FLUSH_SECONDS = 3.0
+"""How long the notes that wait may take at the end, when grading waits for them."""
+
+log = logging.getLogger("decathlon.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One message. `calls`: how many calls came before it."""
+
+    text: str
+    role: NoteRole = "assistant"
+    usage: Mapping[str, int] | None = None
+    calls: int | None = None
+
+
+class NoteSender:
+    """Sends an episode's notes one after the other. `add` never waits and never raises."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._episode = episode
+        self._waiting: deque[Note] = deque()
+        self._added = anyio.Event()
+        self._sending = anyio.Lock()
+        self._has_failed = False
+
+    def add(self, text: str, role: NoteRole = "assistant", usage: Mapping[str, int] | None = None) -> None:
+        """Send a note soon, placed after the calls that were made until now."""
+        if text and len(self._waiting) < MAX_WAITING and not self._has_failed:
+            calls = self._episode._calls  # pyright: ignore[reportPrivateUsage]
+            self._waiting.append(Note(text, role, usage, calls))
+            self._added.set()
+
+    async def run(self) -> None:
+        """Send the notes until cancelled."""
+        while True:
+            await self._added.wait()
+            self._added = anyio.Event()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send what waits. After an error, which is logged, no more notes are sent."""
+        async with self._sending:
+            while self._waiting and not self._has_failed:
+                note = self._waiting.popleft()
+                try:
+                    await self._episode.note(note.text, role=note.role, usage=note.usage, calls=note.calls)
+                except ClientError as error:
+                    self._has_failed = True
+                    _log_loss(self._episode.page or self._episode.public_id, error)
+
+
+@asynccontextmanager
+async def sending_notes(episode: Episode) -> AsyncGenerator[NoteSender]:
+    """A sender for the time of the context; at its end, what waits is sent, for at most `FLUSH_SECONDS`."""
+    sender = NoteSender(episode)
+    async with background_tasks() as tasks:
+        tasks.start_soon(sender.run)
+        try:
+            yield sender
+        finally:
+            with anyio.move_on_after(FLUSH_SECONDS, shield=True):
+                await sender.flush()
+
+
+def send_notes(episode: sync.Episode, messages: Iterable[Mapping[str, Any]]) -> None:
+    """Send the notes of a finished conversation, before its grading, for at most `FLUSH_SECONDS`.
+
+    Never raises a ClientError: what cannot be sent is logged.
+    """
+    deadline = time.monotonic() + FLUSH_SECONDS
+    try:
+        for note in notes_of(messages):
+            remaining = max(0.0, deadline - time.monotonic())
+            episode.note(note.text, role=note.role, calls=note.calls, timeout=remaining)
+    except ClientError as error:
+        _log_loss(episode.page or episode.public_id, error)
+
+
+def notes_of(messages: Iterable[Mapping[str, Any]]) -> Iterator[Note]:
+    """The texts of a model in a finished conversation, in OpenAI's format."""
+    calls = 0
+    for message in messages:
+        if message.get("role") != "assistant":
+            continue
+        reasoning = message.get("reasoning_content")
+        if isinstance(reasoning, str) and reasoning:
+            yield Note(reasoning, "reasoning", calls=calls)
+        if text := text_of(message.get("content")):
+            yield Note(text, calls=calls)
+        calls += len(as_objects(message.get("tool_calls")))
+
+
+def text_of(content: object) -> str:
+    """The text of a message's content, which is a text or a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts = as_objects(content)
+    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+
+
+def _log_loss(name: str, error: ClientError) -> None:
+    log.warning("Notes of episode %s are lost: %s", name, error.message)

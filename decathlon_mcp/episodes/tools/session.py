@@ -1,0 +1,259 @@
+"""The tools of a ready episode: what calls them, and what starts their servers, at a first call or ahead.
+
+A server that fails to start is started once more. If it fails again, the episode cannot go on: `failed` is
+set, for the runner. The server of the suite's local tools is an exception, because it is no server of the
+task: its failures are errors of the calls, and the next call starts it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from decathlon_mcp.background import Flag
+from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
+from decathlon_mcp.driver_client.link import Request
+from decathlon_mcp.driver_client.messages import Notification
+from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
+from decathlon_mcp.episodes.tools.coercion import THREAD_BYTES, coerced_arguments
+from decathlon_mcp.episodes.tools.offered import ToolRoute
+from decathlon_mcp.errors import (
+    AtCapacityError,
+    CallTimeoutError,
+    DecathlonError,
+    DriverError,
+    LimitExceededError,
+    SandboxLostError,
+)
+from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import as_object
+
+MAX_ATTEMPTS = 2
+OUTPUT_TAIL = 2000
+"""Characters of a server's stderr that an error message quotes."""
+log = logging.getLogger("decathlon.episodes")
+Report: TypeAlias = Callable[[str, ServerInfo | None], Awaitable[None]]
+"""Called with the name of a server that has started, and its tools. None: they exceed the limits, or it does
+not start at all."""
+
+
+@dataclass(slots=True)
+class _Server:
+    """`attempts`: starts that failed. `lock`: held while it starts."""
+
+    is_running: bool = False
+    attempts: int = 0
+    failure: DriverError | None = None
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+
+class ServerStarts:
+    """Starts the defined servers of one episode; each has `start_seconds`.
+
+    `running`: names of servers that are known to run. Others may, too: those that an earlier server process
+    has started. `optional`: those whose end or failed start is only an error of the call; the next call
+    starts them again. `turn`: held while a server starts; it may raise AtCapacityError.
+    """
+
+    def __init__(
+        self,
+        driver: DriverClient,
+        *,
+        start_seconds: float,
+        running: Collection[str] = (),
+        optional: Collection[str] = (),
+        report: Report | None = None,
+        turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
+        self.failed = Flag()
+        self.failure: DriverError | None = None
+        """Why `failed` is set."""
+        self.optional = frozenset(optional)
+        self._driver = driver
+        self._start_seconds = start_seconds
+        self._report_outcome = report
+        self._turn = turn
+        self._servers = {name: _Server(is_running=True) for name in running}
+        self._calls = 0
+        self._idle: anyio.Event | None = None
+
+    def is_running(self, name: str) -> bool:
+        """Whether a server is known to run."""
+        server = self._servers.get(name)
+        return server is not None and server.is_running
+
+    def begin_call(self) -> None:
+        """A call begins; no server is started ahead until `end_call`."""
+        self._calls += 1
+
+    def end_call(self, name: str, error: DriverError | None = None) -> None:
+        """A call of this server has ended, with this error if there was one."""
+        self._calls -= 1
+        if self._calls == 0 and self._idle is not None:
+            self._idle.set()
+        if name in self.optional and error is not None and error.data.get("reason") == "server":
+            # It may have died: the next call starts it, unless it still runs.
+            self._servers.setdefault(name, _Server()).is_running = False
+
+    async def start_ahead(self, names: Collection[str], *limiters: anyio.CapacityLimiter) -> None:
+        """Start servers one after the other, each while no tool is called and with a place of each limiter.
+
+        One that fails is left to its first call.
+        """
+        for name in names:
+            async with _all_of(limiters):
+                while self._calls:
+                    self._idle = anyio.Event()
+                    await self._idle.wait()
+                try:
+                    await self.ensure(name, ahead=True)
+                except DriverError as error:
+                    log.warning("a server could not be started ahead", extra=fields(why=error.message))
+                except (AtCapacityError, CallTimeoutError, SandboxLostError):
+                    return
+
+    async def ensure(self, name: str, *, ahead: bool = False) -> None:
+        """Start a server unless it runs. `ahead`: no call waits for it, and a failure does not set `failed`.
+
+        Raises DriverError, AtCapacityError, and SandboxLostError if `failed` is set.
+        """
+        server = self._servers.get(name)
+        if server is None:
+            server = self._servers[name] = _Server()
+        if server.is_running:
+            return
+        failure = server.failure
+        async with server.lock:
+            if server.is_running:
+                return
+            self._raise_failure()
+            if name in self.optional and server.failure not in (None, failure):
+                # Calls that waited for an attempt share its failure: one after another they would wait long.
+                raise DriverError(server.failure.message, **server.failure.data)
+            async with self._turn():
+                # Shielded: a caller that is cancelled must not stop a server for which others wait. The end
+                # of the sandbox ends the start. One that is ahead ends with the attempt, before the sandbox.
+                with anyio.CancelScope(shield=not ahead):
+                    await self._start(name, server, ahead=ahead)
+            server.is_running = True
+
+    async def _start(self, name: str, server: _Server, *, ahead: bool) -> None:
+        while True:
+            try:
+                started = await self._driver.start(
+                    [name], deadline_seconds=self._start_seconds, again=name in self.optional
+                )
+            except LimitExceededError:
+                await self._report(name, None)
+                return
+            except DriverError as error:
+                about = as_object(error.data.get("about")) or {}
+                if about.get("ended") is True:
+                    # An earlier server process has started it; for a call it is a server that died.
+                    server.is_running = True
+                    raise
+                server.attempts += 1
+                server.failure = error
+                if name in self.optional or error.data.get("reason") == "frozen":
+                    raise
+                log.warning("a server did not start", extra=fields(server=name, why=error.message))
+                if ahead:
+                    raise
+                if server.attempts >= MAX_ATTEMPTS:
+                    self.failure = DriverError(_described(error), **error.data)
+                    self.failed.set()
+                    await self._report(name, None)
+                    self._raise_failure()
+            else:
+                if name in started:
+                    await self._report(name, started[name])
+                return
+
+    async def _report(self, name: str, info: ServerInfo | None) -> None:
+        if self._report_outcome is not None and name not in self.optional:
+            await self._report_outcome(name, info)
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise SandboxLostError(f"sandbox lost: {self.failure.message}")
+
+
+class ToolSession:
+    """The tools of one ready episode and the driver that calls them.
+
+    `starts` starts the servers that do not run yet. `cut`: how overlong replies of the task's servers are
+    shortened; None passes every reply on whole. `coerces`: whether arguments of their tools are coerced.
+    """
+
+    def __init__(
+        self,
+        driver: DriverClient,
+        starts: ServerStarts,
+        *,
+        cut: Cut | None = None,
+        coerces: bool = False,
+    ) -> None:
+        self.starts = starts
+        self.driver = driver
+        self._cut = cut
+        self._coerces = coerces
+
+    def coerces(self, route: ToolRoute) -> bool:
+        """Whether a tool gets what `coerced` returns. The suite's local tools are called as they are."""
+        return self._coerces and route.server not in self.starts.optional
+
+    async def coerced(self, route: ToolRoute, params: CallParams) -> CallParams:
+        """The parameters of a call with its arguments as the tool's schema asks for; see `coercion`."""
+        if params.arguments is None or not self.coerces(route):
+            return params
+        if len(params.arguments) < THREAD_BYTES:
+            arguments = coerced_arguments(params.arguments, route.schema)
+        else:
+            arguments = await anyio.to_thread.run_sync(coerced_arguments, params.arguments, route.schema)
+        return CallParams(arguments, params.meta)
+
+    def request(
+        self,
+        route: ToolRoute,
+        params: CallParams,
+        request_id: int,
+        *,
+        on_outcome: Callable[[Reply | DecathlonError | None], object],
+        on_notification: Callable[[Notification], object],
+    ) -> Request:
+        """The driver's request for a call, see `DriverClient.tool_call`."""
+        return self.driver.tool_call(
+            request_id,
+            route.server,
+            params.for_tool(route.tool),
+            cut=self._cut_of(route.server),
+            on_outcome=on_outcome,
+            on_notification=on_notification,
+        )
+
+    def _cut_of(self, server: str) -> Cut | None:
+        return None if server in self.starts.optional else self._cut
+
+
+@asynccontextmanager
+async def _all_of(limiters: Collection[anyio.CapacityLimiter]) -> AsyncGenerator[None]:
+    """Hold a place of each limiter, taken in this order."""
+    first, *others = limiters or (None,)
+    if first is None:
+        yield
+        return
+    async with first, _all_of(others):
+        yield
+
+
+def _described(error: DriverError) -> str:
+    """The error's message with the end of the server's stderr."""
+    about = as_object(error.data.get("about")) or {}
+    stderr = str(about.get("stderr", "")).strip()[-OUTPUT_TAIL:]
+    return f"{error.message}{f'; stderr: {stderr}' if stderr else ''}"

@@ -1,0 +1,149 @@
+"""Who may look: the secret that a person presents once, and the session that the browser gets for it.
+
+What a finished episode holds contains answers and rewards, so the page is never open to everyone. A server
+with tokens accepts them; one without has a key in its state folder. A link and an event stream send no
+header, so the secret is exchanged for a cookie. Sessions live in memory: they end with the server, after
+`SESSION_SECONDS`, and when their token is removed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from time import monotonic
+from typing import Protocol
+
+import anyio
+from starlette.requests import HTTPConnection
+
+from decathlon_mcp.episodes.access import Principal
+
+SESSION_SECONDS = 12 * 3600.0
+MAX_SESSIONS = 1000
+"""Sessions in memory; beyond, the oldest ends."""
+WRONG_SECONDS = 1.0
+"""Each wrong secret is answered after this time, one after the other."""
+MAX_WRONG = 32
+"""Wrong secrets whose answers wait; one more is refused at once."""
+MAX_SECRET_CHARACTERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who looks at the page. `session`: digest of the session's id."""
+
+    principal: Principal
+    session: str = ""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether this is the holder of the key, or an administrator."""
+        return self.principal.token is None or self.principal.role == "admin"
+
+    @property
+    def may_watch(self) -> bool:
+        """Whether this one may see what was played. A player may only play: results contain answers."""
+        return self.principal.token is None or self.principal.controls
+
+    @property
+    def owner(self) -> str | None:
+        """The token whose episodes are seen; None for all."""
+        return None if self.sees_all else self.principal.token
+
+    def may_see(self, owner: str | None) -> bool:
+        """Whether this one may see an episode of that token."""
+        return self.may_watch and (self.sees_all or owner == self.principal.token)
+
+
+class Secrets(Protocol):
+    """The secrets by which people are known; each is compared by its SHA-256."""
+
+    @property
+    def kind(self) -> str:
+        """What a person is asked for: `key` or `token`."""
+        ...
+
+    def principal_of(self, digest: str) -> Principal | None:
+        """Who has the secret with this digest (64 hexadecimal digits)."""
+        ...
+
+
+class PageKey:
+    """The only secret of a server without tokens: whoever has it sees everything."""
+
+    kind = "key"
+
+    def __init__(self, key: str) -> None:
+        self._digest = digest_of(key)
+
+    def principal_of(self, digest: str) -> Principal | None:
+        return Principal() if hmac.compare_digest(digest, self._digest) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    secret: str
+    """Digest of the secret that was presented."""
+    ends_at: float
+
+
+class Sessions:
+    """The sessions of all browsers. `clock`: a monotonic time in seconds."""
+
+    def __init__(self, accepted: Secrets, clock: Callable[[], float] = monotonic) -> None:
+        self._accepted = accepted
+        self._clock = clock
+        self._by_digest: dict[str, _Session] = {}
+        self._wrong = anyio.Lock()
+
+    @property
+    def kind(self) -> str:
+        """What a person is asked for: `key` or `token`."""
+        return self._accepted.kind
+
+    async def open(self, secret: str) -> str | None:
+        """The id of a new session; None if the secret is wrong. Only then does it take time."""
+        secret_digest = digest_of(secret[:MAX_SECRET_CHARACTERS])
+        if self._accepted.principal_of(secret_digest) is None:
+            if self._wrong.statistics().tasks_waiting < MAX_WRONG:
+                async with self._wrong:
+                    await anyio.sleep(WRONG_SECONDS)
+            return None
+        now = self._clock()
+        for digest in [each for each, session in self._by_digest.items() if session.ends_at <= now]:
+            del self._by_digest[digest]
+        while len(self._by_digest) >= MAX_SESSIONS:
+            del self._by_digest[next(iter(self._by_digest))]
+        session_id = secrets.token_urlsafe(32)
+        self._by_digest[digest_of(session_id)] = _Session(secret_digest, now + SESSION_SECONDS)
+        return session_id
+
+    def viewer(self, request: HTTPConnection) -> Viewer | None:
+        """Who sent a request; None without a session."""
+        session_id = request.cookies.get(cookie_name(request))
+        if session_id is None:
+            return None
+        digest = digest_of(session_id)
+        session = self._by_digest.get(digest)
+        if session is None or session.ends_at <= self._clock():
+            return None
+        principal = self._accepted.principal_of(session.secret)
+        return None if principal is None else Viewer(principal, digest)
+
+    def close(self, viewer: Viewer) -> None:
+        """End a session."""
+        self._by_digest.pop(viewer.session, None)
+
+
+def cookie_name(request: HTTPConnection) -> str:
+    """Name of the cookie. Browsers send the cookies of one host to all its ports, so it has the port's."""
+    _, port = request.scope.get("server") or ("", 0)
+    return f"decathlon-{port}"
+
+
+def digest_of(secret: str) -> str:
+    """SHA-256 of a secret, in hexadecimal digits."""
+    return sha256(secret.encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,45 @@
+"""The first page: what plays now, the runs, and the latest failures."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from decathlon_mcp.page.live import MAX_STREAMS, LiveQuery, LiveResponse
+from decathlon_mcp.page.site import Site, Visit
+from decathlon_mcp.storage.history.values import EpisodeQuery
+
+FRONT_RUNS = 12
+FRONT_FAILURES = 10
+
+
+def front(visit: Visit) -> Response:
+    """`/`"""
+    owner = visit.viewer.owner
+    failures = visit.history.episodes(EpisodeQuery(failed=True, owner=owner), limit=FRONT_FAILURES)
+    response = visit.render(
+        "front.html",
+        runs=visit.history.runs(owner=owner, limit=FRONT_RUNS),
+        failures=failures.items,
+    )
+    response.headers["Vary"] = "Accept"
+    return response
+
+
+def live_events(site: Site) -> Callable[[Request], Awaitable[Response]]:
+    """`/page/live`: what plays now, as server-sent events; with `?episode=ID` of that episode alone."""
+
+    async def endpoint(request: Request) -> Response:
+        viewer = site.sessions.viewer(request)
+        if viewer is None or not viewer.may_watch:
+            return Response("Present the key or a token first.", 401, media_type="text/plain")
+        if site.live is None:
+            return Response("There is no server here.", 404, media_type="text/plain")
+        if site.live.streams >= MAX_STREAMS:
+            return Response(f"{MAX_STREAMS} browsers look already.", 503, media_type="text/plain")
+        query = LiveQuery(viewer.owner, request.query_params.get("episode"))
+        return LiveResponse(site.live, query, lambda: site.sessions.viewer(request) is not None)
+
+    return endpoint

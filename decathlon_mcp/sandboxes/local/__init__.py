@@ -1,1 +1,0 @@
-"""Sandboxes as plain processes of this machine, without isolation."""

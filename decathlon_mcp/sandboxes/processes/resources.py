@@ -1,0 +1,256 @@
+"""What a sandbox without an engine occupies on this machine, and how the next server finds it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from decathlon_mcp.archives.folder_cursor import open_accessible
+from decathlon_mcp.errors import BadRequestError, SandboxLostError
+from decathlon_mcp.sandboxes.processes.first_process import FirstProcess
+from decathlon_mcp.sandboxes.processes.table import ProcessId, ProcessTree
+
+OWNER_FILE = "owner"
+"""In a sandbox's folder: the owner of the provider that opened it."""
+LEADER_FILE = "leader"
+"""In a sandbox's folder: which process is the first one, as `<pid> <started_ticks> <boot id>`."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+_NO_FOLDER = frozenset({errno.ENOTDIR, errno.ELOOP})
+
+# The driver's environment, which has its sandbox's marker, can be read by root alone. Another server that
+# removes what a dead one left must find a driver that is stopped, and so did not end with its server.
+
+
+class ProcessResources:
+    """What one sandbox occupies on the machine: processes and a folder, any of which may be missing.
+
+    `label`: stands for the owner in the marker of its processes, see `ProcessProvider.label`.
+    """
+
+    def __init__(
+        self, owner: str, name: str, folder: Path, *, label: str, subfolders: tuple[str, ...] = ()
+    ) -> None:
+        """`subfolders`: created in the sandbox's folder."""
+        self.owner = owner
+        self.label = label
+        self.name = name
+        self.folder = folder
+        self._subfolders = subfolders
+        self.process: FirstProcess | None = None
+        self.killed: bool | None = None
+        """Whether the processes could be killed; None before it was tried."""
+
+    @property
+    def marker(self) -> str:
+        """Value of `wire.SANDBOX_VARIABLE` in the environment of its processes."""
+        return f"{self.label}/{self.name}"
+
+    @property
+    def leader(self) -> ProcessId | None:
+        """The first process; None if it is not known."""
+        return read_process(self.folder / LEADER_FILE) if self.process is None else self.process.id
+
+    @property
+    def process_tree(self) -> ProcessTree:
+        return ProcessTree(self.label, self.name, self.leader)
+
+    def create_folders(self) -> None:
+        """Create the folder with its contents. Raises BadRequestError if there is already one."""
+        # Complete when it gets its name: of a server that is killed meanwhile, the owner of every folder is
+        # known.
+        new = self.folder.with_name(unfinished_folder_prefix(self.owner) + self.name)
+        new.mkdir(parents=True)
+        (new / OWNER_FILE).write_text(self.owner, "utf-8")
+        for name in self._subfolders:
+            (new / name).mkdir()
+        try:
+            new.rename(self.folder)
+        except OSError:
+            shutil.rmtree(new)
+            raise BadRequestError(f"there is already a sandbox named {self.name}") from None
+
+    def take_back(self) -> ProcessId:
+        """Continue what a server with this owner has left; returns its first process.
+
+        Raises SandboxLostError if that has ended.
+        """
+        leader = read_process(self.folder / LEADER_FILE)
+        if leader is None:
+            raise SandboxLostError(f"nothing is left of the sandbox {self.name}")
+        self.process = FirstProcess.take_back(leader, self.folder)
+        return leader
+
+    def cause_of_end(self, exit_code: int | None = None) -> str | None:
+        """Why the first process ended, if it has. `exit_code`: as its parent knows it."""
+        return None if exit_code is None else f"exit code {exit_code}"
+
+    def release(self) -> bool:
+        """Remove what is neither a process nor in the folder; whether it is gone. Blocks."""
+        return True
+
+    def delete(self) -> bool:
+        """Reap the first process, release the rest and delete the folder, after the processes were killed.
+
+        Returns whether all is gone. Raises OSError. Blocks.
+        """
+        try:
+            if self.process is not None:
+                self.process.reap()
+        finally:
+            gone = self.release()
+            if gone:
+                # If some file cannot be deleted now, a later sweep finds the folder by the owner's.
+                remove_folder(self.folder, last=OWNER_FILE)
+        return gone
+
+
+def unfinished_folder_prefix(owner: str) -> str:
+    """How names of folders begin that a server with this owner has not finished creating."""
+    return f".{owner}."
+
+
+def read_owner(folder: Path) -> str | None:
+    """Owner of the sandbox in a folder; None if there is no sandbox."""
+    # Another server that uses this folder may remove its sandbox meanwhile, and what runs in a sandbox
+    # without isolation can replace the file.
+    try:
+        return (folder / OWNER_FILE).read_text("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def write_process(file: Path, process: ProcessId) -> None:
+    """Note a process for the next server."""
+    boot_id = _BOOT_ID.read_text("utf-8").strip()
+    file.write_text(f"{process.pid} {process.started_ticks} {boot_id}", "utf-8")
+
+
+def read_process(file: Path) -> ProcessId | None:
+    """The process that another server noted; None if the file is missing or of an earlier boot."""
+    try:
+        pid, started_ticks, boot_id = file.read_text("utf-8").split()
+        process = ProcessId(int(pid), int(started_ticks))
+        return process if boot_id == _BOOT_ID.read_text("utf-8").strip() else None
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def closing_descriptor(descriptor: int) -> Generator[int]:
+    """Close an open file at the end."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(folder: Path, *, last: str) -> None:
+    """Remove a folder and everything in it; `last` in it only when everything else is gone.
+
+    No link is followed, and folders without permissions get them. It needs five descriptors, however deep the
+    folders lie. An entry that cannot be removed does not keep the others from it. A missing folder is no
+    error. Raises the first OSError. Blocks.
+    """
+    with closing_descriptor(os.open(folder.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
+        try:
+            top = _open_folder(folder.name, parent)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in _NO_FOLDER:
+                raise
+            os.unlink(folder.name, dir_fd=parent)
+            return
+        with closing_descriptor(top):
+            removal = _Removal(top)
+            removal.run(spared=last)
+            removal.run()
+        with suppress(FileNotFoundError):
+            os.rmdir(folder.name, dir_fd=parent)
+
+
+class _Removal:
+    """Empties a folder that what ran in a sandbox has filled. `top`: its descriptor.
+
+    `shutil.rmtree` needs a descriptor and a call for each level, and stops at a folder without permissions.
+    """
+
+    # A folder in a folder is moved to the top before it is emptied, so that the depth of any is one.
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._pending: list[str] = []
+        self._prefix = f".{secrets.token_hex(8)}"
+        self._moved = 0
+        self._error: OSError | None = None
+
+    def run(self, spared: str | None = None) -> None:
+        """Remove every entry but `spared`. Raises the first OSError, after all have been tried."""
+        self._empty(self._top, spared)
+        while self._pending:
+            name = self._pending.pop()
+            try:
+                with closing_descriptor(_open_folder(name, self._top)) as folder:
+                    self._empty(folder)
+                os.rmdir(name, dir_fd=self._top)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._error = self._error or error
+        if self._error is not None:
+            raise self._error
+
+    def _empty(self, folder: int, spared: str | None = None) -> None:
+        for name in os.listdir(folder):
+            if name == spared:
+                continue
+            try:
+                self._remove(name, folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._error = self._error or error
+
+    def _remove(self, name: str, folder: int) -> None:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=folder)
+            return
+        try:
+            os.rmdir(name, dir_fd=folder)
+        except OSError as error:
+            if error.errno not in _NOT_EMPTY:
+                raise
+            self._pending.append(name if folder == self._top else self._move_to_top(name, folder))
+
+    def _move_to_top(self, name: str, folder: int) -> str:
+        """Move a folder to the top; returns its name there."""
+        self._moved += 1
+        target = f"{self._prefix}-{self._moved}"
+        try:
+            os.rename(name, target, src_dir_fd=folder, dst_dir_fd=self._top)
+        except PermissionError:
+            # It contains `..`, which changes.
+            with closing_descriptor(os.open(name, _PATH_FLAGS, dir_fd=folder)) as path:
+                os.chmod(f"/proc/self/fd/{path}", 0o700)  # noqa: PTH101  (fchmod(2) refuses such a one)
+            os.rename(name, target, src_dir_fd=folder, dst_dir_fd=self._top)
+        return target
+
+
+def _open_folder(name: str, folder: int) -> int:
+    """Open a folder in a folder, with the permissions to list and to change it. Raises OSError."""
+    descriptor = open_accessible(name, _FOLDER_FLAGS, folder, 0o700)
+    try:
+        if os.fstat(descriptor).st_mode & 0o700 != 0o700:
+            os.fchmod(descriptor, 0o700)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

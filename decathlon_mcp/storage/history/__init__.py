@@ -1,0 +1,1 @@
+"""What a state folder knows about its episodes and runs, for commands, the page and exports."""

@@ -1,0 +1,136 @@
+"""Notes: messages of the model in the record of its episode, which neither agents nor evaluators see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import pytest
+from decathlon_client import ClientError, Decathlon, Episode, EpisodeEndedError, UnknownEpisodeError, sync
+from decathlon_client.notes import Note, notes_of, send_notes, sending_notes
+
+from decathlon_mcp.episodes.state import Phase
+from tests.clients.relay import Relay, relayed
+from tests.probe.clients import connected, refused
+from tests.probe.serving import Served, serving
+
+pytestmark = pytest.mark.anyio
+
+USAGE = {"input_tokens": 1200, "output_tokens": 80}
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
+    async with serving(tmp_path_factory.mktemp("state"), provider="local") as served:
+        yield served
+
+
+def folder(served: Served, e: Episode) -> Path:
+    return served.state / "episodes" / e.id
+
+
+def notes(served: Served, e: Episode) -> list[dict[str, Any]]:
+    lines = (folder(served, e) / "trajectory.jsonl").read_bytes().splitlines()
+    assert max(map(len, lines)) <= 64 << 10
+    return [line for line in map(json.loads, lines) if line["event"] == "note"]
+
+
+async def test_notes_stand_between_the_calls_and_no_evaluator_reads_them(served: Served) -> None:
+    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
+        await e.note("I look around.", role="reasoning")
+        await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+        await e.note("Done.", usage=USAGE)
+        await e.claim_done()
+        verdict = await e.evaluate()
+        await e.note("After the verdict.", calls=0)
+        first, second, third = notes(served, e)
+    assert (first["calls"], first["role"], first["text"]) == (0, "reasoning", "I look around.")
+    assert (second["calls"], second["role"], second["usage"]) == (1, "assistant", USAGE)
+    assert (third["calls"], "usage" in third) == (0, False)
+    assert (verdict.reward, verdict.metrics["calls"]) == (1.0, 1.0)
+    graded = (folder(served, e) / "traj_log.json").read_text() + json.dumps(dict(verdict.raw))
+    assert not any(note["text"] in graded for note in (first, second, third))
+
+
+async def test_a_long_text_becomes_several_notes_with_the_counts_once(served: Served) -> None:
+    text = "\u0001ж\ud800x\n" * 40_000
+    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
+        await e.note(text, usage=USAGE)
+        parts = notes(served, e)
+    assert "".join(part["text"] for part in parts) == text.replace("\ud800", "?")
+    assert [part.get("usage") for part in parts] == [None] * (len(parts) - 1) + [USAGE]
+
+
+async def test_notes_are_refused_to_agents_and_after_the_end(served: Served) -> None:
+    async with Decathlon(served.url) as d:
+        async with d.episode("find-answer") as e:
+            agent = str(e.agent_address).split("/")[-2]
+            with pytest.raises(UnknownEpisodeError):
+                await d.ask("add_note", {"episode": agent, "text": "an agent's"})
+            async with connected(served.lobby) as lobby:
+                assert "`role`" in await refused(lobby, "add_note", episode=e.id, text="x", role="tool")
+                assert "`usage" in await refused(lobby, "add_note", episode=e.id, text="x", usage={"a": -1})
+            reply = await d.ask("add_note", {"episode": e.id, "text": "x" * (64 << 10)})
+            assert reply.is_error
+            assert "the note is not kept" in reply.text
+        await served.find(e.id).state.reach(Phase.ENDED)
+        with pytest.raises(ClientError) as raised:
+            await e.note("too late")
+        assert isinstance(raised.value, EpisodeEndedError)
+        assert notes(served, e) == []
+
+
+async def test_notes_in_the_background_keep_their_order_and_their_place(served: Served) -> None:
+    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
+        async with sending_notes(e) as sender:
+            for number in range(5):
+                sender.add(f"turn {number}")
+                await e.act("probe__read", {"path": "notes.txt"})
+                await e.act("there-is-none")
+        kept = notes(served, e)
+    assert [(note["text"], note["calls"]) for note in kept] == [(f"turn {n}", n) for n in range(5)]
+
+
+async def test_no_turn_fails_by_a_note(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    async with Decathlon(served.url) as d:
+        async with d.episode("find-answer") as e:
+            pass
+        await served.find(e.id).state.reach(Phase.ENDED)
+        with anyio.fail_after(10):
+            async with sending_notes(e) as sender:
+                sender.add("of an episode that is over")
+    assert f"Notes of episode {e.public_id} are lost" in caplog.text
+
+
+async def test_a_server_that_is_away_delays_grading_by_seconds_only(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("decathlon_client.notes.FLUSH_SECONDS", 0.2)
+    messages = [{"role": "assistant", "content": f"turn {number}"} for number in range(3)]
+
+    def play(relay: Relay) -> None:
+        with sync.Decathlon(relay.url) as d, d.episode("find-answer") as e:
+            anyio.from_thread.run(relay.refuse)
+            send_notes(e, messages)
+            assert f"Notes of episode {e.public_id} are lost" in caplog.text
+            anyio.from_thread.run(relay.listen)
+            assert e.evaluate().reward == 0.0
+
+    async with relayed(served) as (relay, _):
+        with anyio.fail_after(60):
+            await anyio.to_thread.run_sync(play, relay)
+
+
+def test_a_conversation_has_the_models_texts_with_their_places() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "the prompt"},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [{}, {}]},
+        {"role": "tool", "content": "a reply"},
+        {"role": "assistant", "content": [{"type": "text", "text": "done"}]},
+    ]
+    assert list(notes_of(messages)) == [Note("hm", "reasoning", calls=0), Note("done", calls=2)]

@@ -1,0 +1,122 @@
+"""Arguments that are JSON in a string, with `--coerce-arguments`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.episodes.tools.coercion import MAX_STEPS, coerced_arguments
+from decathlon_mcp.json_limits import MAX_DEPTH
+from decathlon_mcp.types import JsonObject
+from tests.episodes.environment import running_registry
+from tests.fakes.driver import FakeCall, FakeTool
+from tests.fakes.provider import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+POINT: JsonObject = {
+    "type": "object",
+    "properties": {"x": {"type": "number"}, "name": {"type": "string"}},
+    "additionalProperties": {"type": "integer"},
+}
+
+
+def coerced(value: Any, schema: JsonObject) -> Any:
+    """The argument `v` of a tool with this schema for it."""
+    arguments = json.dumps({"v": value}).encode()
+    return json.loads(coerced_arguments(arguments, {"type": "object", "properties": {"v": schema}}))["v"]
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "expected"),
+    [
+        ("[1, 2]", {"type": "array"}, [1, 2]),
+        (' {"a": null} ', {"type": "object"}, {"a": None}),
+        ("7", {"type": "integer"}, 7),
+        ("7", {"type": ["number", "null"]}, 7),
+        ("7.5", {"anyOf": [{"type": "null"}, {"oneOf": [{"type": "number"}]}]}, 7.5),
+        ("true", {"type": "boolean"}, True),
+        ('["1", "x"]', {"type": "array", "items": {"type": "integer"}}, [1, "x"]),
+        ('{"x": "1.5", "name": "2", "z": "3"}', POINT, {"x": 1.5, "name": "2", "z": 3}),
+        ([{"x": "1"}], {"type": "array", "items": {"anyOf": [{"type": "null"}, POINT]}}, [{"x": 1}]),
+        ({"a": "1"}, {"type": "object", "properties": {"a": {}}, "additionalProperties": POINT}, {"a": "1"}),
+        ("[NaN]", {"type": "array"}, [None]),
+        ('["\\ud800"]', {"type": "array"}, ["\ud800"]),
+    ],
+)
+def test_a_string_becomes_what_the_schema_asks_for(value: Any, schema: JsonObject, expected: Any) -> None:
+    result = coerced(value, schema)
+    assert result == expected
+    assert type(result) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "schema"),
+    [
+        ("[1]", {"type": "string"}),
+        ("[1]", {"type": ["array", "string"]}),
+        ("[1]", {"anyOf": [{"type": "array"}, {"type": "string"}]}),
+        ("[1]", {}),
+        ("[1]", {"$ref": "#/$defs/list"}),
+        ("[1]", {"allOf": [{"type": "array"}]}),
+        ("[1", {"type": "array"}),
+        ("[1]", {"type": "object"}),
+        ("true", {"type": "integer"}),
+        ("1.0", {"type": "integer"}),
+        ("True", {"type": "boolean"}),
+        ("null", {"type": ["integer", "null"]}),
+        ('"x"', {"type": "array"}),
+        (1, {"type": "array"}),
+        ("[1]", {"type": "array", "anyOf": "none", "properties": 1} | {"type": 7}),
+    ],
+)
+def test_other_arguments_stay_as_they_are(value: Any, schema: JsonObject) -> None:
+    assert coerced(value, schema) == value
+
+
+def test_json_over_a_limit_stays_a_string() -> None:
+    deep = "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)
+    assert coerced([deep, "[1]"], {"items": {"type": "array"}}) == [deep, [1]]
+
+
+def test_arguments_that_would_be_nested_too_deep_stay_as_they_are() -> None:
+    deep = "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1)
+    assert coerced([deep], {"items": {"type": "array"}}) == [deep]
+
+
+def test_arguments_stay_as_they_are_if_the_schema_takes_too_long() -> None:
+    options = [{"type": "null"}] * 1000
+    many = ["[1]"] * (MAX_STEPS // len(options) + 1)
+    assert coerced(many, {"items": {"type": "array", "anyOf": options}}) == many
+
+
+@pytest.mark.parametrize("coerces", [True, False])
+@pytest.mark.parametrize("size", [1, 20_000])
+async def test_a_server_gets_coerced_arguments_only_with_the_option(
+    tmp_path: Path, coerces: bool, size: int
+) -> None:
+    received: list[JsonObject] = []
+
+    async def note(call: FakeCall) -> str:
+        received.append(call.arguments)
+        return ""
+
+    schema: JsonObject = {"type": "object", "properties": {"rows": {"type": "array"}}}
+    provider = FakeProvider(tools={"probe": {"note": FakeTool(note, schema)}})
+    async with running_registry(tmp_path, provider, coerce_arguments=coerces) as registry:
+        episode = registry.start("find-answer", Principal())
+        await episode.ready()
+        text = json.dumps(["x"] * size)
+        await episode.calls.call("probe__note", CallParams.of({"rows": text}))
+        assert received == [{"rows": ["x"] * size if coerces else text}]
+        await episode.claim_done("forty-two")
+        verdict = await episode.evaluate()
+        assert verdict.to_json().get("coerced_arguments") is (True if coerces else None)
+        # The trajectory has what the model has sent.
+        (call,) = episode.calls.recorder.calls
+        assert call.arguments == {"rows": text}

@@ -1,0 +1,64 @@
+"""`attempt.json`: everything that a later grading needs to know."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.grading.kept_attempt import KeptAttempt
+from tests.grading.support import make_attempt
+
+LAUNCH_TIME = datetime(2026, 11, 21, 9, 30, 1, 250, tzinfo=timezone(timedelta(hours=9)))
+
+
+def kept() -> KeptAttempt:
+    attempt = make_attempt(
+        launch_time=LAUNCH_TIME,
+        answer="the answer \ud800 ü",
+        turns=12,
+        started_at=datetime(2026, 11, 21, tzinfo=UTC),
+        claimed_at=datetime(2026, 11, 21, 0, 1, tzinfo=UTC),
+        tools={"files": [{"name": "read", "inputSchema": {"type": "object"}}]},
+        image_digest="sha256:0",
+        suite_changed=True,
+        preprocess_failure="preprocess failed (exit code 3): no such table",
+        truncated_by="calls",
+    )
+    return KeptAttempt(attempt=attempt, task_id="paper", language="cn", in_place=False, sealed=True)
+
+
+def test_an_attempt_is_read_as_it_was_written() -> None:
+    written = kept()
+    read = KeptAttempt.parse(json.loads(json.dumps(written.to_json())))
+    assert read == replace(written, attempt=replace(written.attempt, calls=()))
+    assert read.attempt.launch_time.utcoffset() == timedelta(hours=9)
+    assert read.attempt.counts == written.attempt.counts
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "version 2; this release reads version 1"),
+        ({"version": None}, "version None"),
+        ({"launch_time": "yesterday"}, "damaged"),
+        ({"calls": None}, "damaged"),
+        ({"tools": []}, "damaged"),
+        ({"isolation": "hope"}, "'hope' is not one of none, container, namespaces"),
+        ({"image_digest": 1}, "1 is no str"),
+    ],
+)
+def test_a_file_of_another_version_or_a_damaged_one_is_an_error(changes: Any, message: str) -> None:
+    with pytest.raises(BadRequestError, match=message):
+        KeptAttempt.parse({**kept().to_json(), **changes})
+
+
+def test_a_missing_field_is_an_error() -> None:
+    values = kept().to_json()
+    del values["prompt"]
+    with pytest.raises(BadRequestError, match="KeyError: 'prompt'"):
+        KeptAttempt.parse(values)

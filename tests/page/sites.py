@@ -1,0 +1,42 @@
+"""Pages over a state folder, in this process and without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+
+from decathlon_mcp.http.authentication import AllowedHosts, Tokens
+from decathlon_mcp.page.access import PageKey, Secrets, Sessions
+from decathlon_mcp.page.application import PageApp
+from decathlon_mcp.page.live import LiveFeed
+from decathlon_mcp.page.site import Site
+from decathlon_mcp.storage.history.episode_history import EpisodeHistory
+from decathlon_mcp.storage.keys import load_or_create_page_key
+
+HOST = "decathlon.localhost:8765"
+BASE = f"http://{HOST}"
+OWN = {"Sec-Fetch-Site": "same-origin"}
+HTML = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
+
+
+def page_over(
+    state: Path,
+    *,
+    tokens: Tokens | None = None,
+    live: LiveFeed | None = None,
+    public_url: str | None = None,
+) -> PageApp:
+    accepted: Secrets = tokens or PageKey(load_or_create_page_key(state))
+    site = Site(EpisodeHistory([state]), Sessions(accepted), live=live, public_url=public_url)
+    return PageApp(site, AllowedHosts().answers_to, public_url=public_url)
+
+
+def browser(app: PageApp) -> httpx2.AsyncClient:
+    """A client that keeps cookies and does not follow redirects."""
+    transport = httpx2.ASGITransport(app)
+    return httpx2.AsyncClient(transport=transport, base_url=BASE, headers={**HTML, **OWN})
+
+
+async def sign_in(client: httpx2.AsyncClient, secret: str) -> httpx2.Response:
+    return await client.post("/page/session", data={"secret": secret})

@@ -1,0 +1,241 @@
+"""Who may look at the page, and which requests are served at all."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.page import access
+from decathlon_mcp.page.access import PageKey, Sessions
+from decathlon_mcp.storage.keys import load_or_create_page_key
+from tests.page.sites import HOST, browser, page_over, sign_in
+
+pytestmark = pytest.mark.anyio
+
+KEY = "0f" * 32
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "WRONG_SECONDS", 0.01)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    (tmp_path / "page-key").write_text(KEY)
+    (tmp_path / "page-key").chmod(0o600)
+    return tmp_path
+
+
+def tokens(file: Path, **roles: str) -> Tokens:
+    """Tokens with these names, each with its name as the secret."""
+    lines = (f"{name} {hashlib.sha256(name.encode()).hexdigest()} {role}" for name, role in roles.items())
+    file.write_text("\n".join(lines))
+    return Tokens.read(file)
+
+
+def test_the_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
+    key = load_or_create_page_key(tmp_path)
+    assert re.fullmatch(r"[0-9a-f]{64}", key)
+    assert load_or_create_page_key(tmp_path) == key
+    file = tmp_path / "page-key"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o640)
+    with pytest.raises(SettingsError, match="chmod 600"):
+        load_or_create_page_key(tmp_path)
+
+
+async def test_the_key_opens_a_session_and_a_wrong_one_does_not(state: Path) -> None:
+    async with browser(page_over(state)) as client:
+        assert (await client.get("/e/0123456789abcdef")).status_code == 401
+        wrong = await sign_in(client, "0e" * 32)
+        assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
+        right = await sign_in(client, KEY)
+        assert (right.status_code, right.headers["location"]) == (303, "/")
+        cookie = right.headers["set-cookie"]
+        assert cookie.startswith("decathlon-8765=")
+        assert re.search(r"HttpOnly; Max-Age=43200; Path=/; SameSite=lax$", cookie)
+        assert KEY not in cookie
+        assert (await client.get("/no/such/page")).status_code == 404
+
+
+async def test_the_address_that_was_asked_for_is_shown_after_signing_in(state: Path) -> None:
+    async with browser(page_over(state)) as client:
+        asked = await client.get("/e/0123456789abcdef?call=7&q=%22")
+        assert 'value="/e/0123456789abcdef?call=7&amp;q=%22"' in asked.text
+        right = await client.post("/page/session", data={"secret": KEY, "next": "/e/0123456789abcdef?call=7"})
+        assert right.headers["location"] == "/e/0123456789abcdef?call=7"
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.example", "/\\evil.example", "https://evil.example", "x", "/\n/x", ""]
+)
+async def test_signing_in_leads_to_no_other_host(state: Path, path: str) -> None:
+    async with browser(page_over(state)) as client:
+        right = await client.post("/page/session", data={"secret": KEY, "next": path})
+        assert right.headers["location"] == "/"
+
+
+async def test_signing_out_ends_the_session(state: Path) -> None:
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        cookies = dict(client.cookies)
+        assert (await client.post("/page/leave")).status_code == 303
+        client.cookies.update(cookies)
+        assert (await client.get("/no/such/page")).status_code == 401
+
+
+async def test_a_session_ends_after_twelve_hours_and_with_its_token(tmp_path: Path) -> None:
+    now = 0.0
+
+    class Removable:
+        kind = "token"
+        key = PageKey("secret")
+        removed = False
+
+        def principal_of(self, digest: str) -> access.Principal | None:
+            return None if self.removed else self.key.principal_of(digest)
+
+    accepted = Removable()
+    app = page_over(tmp_path)
+    app.site.sessions = Sessions(accepted, clock=lambda: now)
+    async with browser(app) as client:
+        await sign_in(client, "secret")
+        now = 12 * 3600 - 1.0
+        assert (await client.get("/no/such/page")).status_code == 404
+        accepted.removed = True
+        assert (await client.get("/no/such/page")).status_code == 401
+        accepted.removed = False
+        now += 1
+        assert (await client.get("/no/such/page")).status_code == 401
+
+
+async def test_a_player_may_not_watch(tmp_path: Path) -> None:
+    known = tokens(tmp_path / "tokens", ann="player")
+    async with browser(page_over(tmp_path, tokens=known)) as client:
+        await sign_in(client, "ann")
+        response = await client.get("/")
+        assert response.status_code == 403
+        assert "may play" in response.text
+
+
+async def test_behind_a_proxy_addresses_have_its_prefix_and_the_cookie_is_secure(state: Path) -> None:
+    public_url = "https://box.example/decathlon"
+    async with browser(page_over(state, public_url=public_url)) as client:
+        form = await client.get("/")
+        assert 'action="/decathlon/page/session"' in form.text
+        right = await sign_in(client, KEY)
+        assert right.headers["location"] == "/decathlon/"
+        assert "; Secure" in right.headers["set-cookie"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "accepted"),
+    [
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({"Origin": f"http://{HOST}"}, True),
+        ({"Origin": "http://decathlon.localhost:8766"}, False),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Sec-Fetch-Site": "same-site", "Origin": f"http://{HOST}"}, False),
+        ({}, False),
+    ],
+)
+async def test_a_change_is_accepted_from_the_page_only(
+    state: Path, headers: dict[str, str], accepted: bool
+) -> None:
+    async with browser(page_over(state)) as client:
+        del client.headers["Sec-Fetch-Site"]
+        response = await client.post("/page/session", data={"secret": KEY}, headers=headers)
+        assert response.status_code == (303 if accepted else 403)
+
+
+async def test_a_change_behind_a_proxy_has_the_public_origin(state: Path) -> None:
+    async with browser(page_over(state, public_url="https://box.example:443/decathlon")) as client:
+        del client.headers["Sec-Fetch-Site"]
+        for origin, status in (("https://box.example", 303), (f"http://{HOST}", 403)):
+            response = await client.post("/page/session", data={"secret": KEY}, headers={"Origin": origin})
+            assert response.status_code == status
+
+
+@pytest.mark.parametrize("path", ["/", "/e/0123456789abcdef", "/page/live", "/page/session"])
+async def test_a_foreign_host_name_is_refused(state: Path, path: str) -> None:
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        assert (await client.get(path, headers={"Host": "evil.example"})).status_code == 421
+
+
+@pytest.mark.parametrize("path", ["/no/such/page", "/page/live", "/page/assets/0/x.js"])
+async def test_every_response_has_the_headers(state: Path, path: str) -> None:
+    async with browser(page_over(state)) as client:
+        for signed_in in (False, True):
+            if signed_in:
+                await sign_in(client, KEY)
+            headers = (await client.get(path)).headers
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["referrer-policy"] == "same-origin"
+            assert headers["cross-origin-opener-policy"] == "same-origin"
+            assert headers["cross-origin-resource-policy"] == "same-origin"
+            assert headers["cache-control"] == "no-store"
+
+
+async def test_assets_need_no_session_and_are_kept_for_a_year(state: Path) -> None:
+    async with browser(page_over(state)) as client:
+        form = (await client.get("/")).text
+        paths = re.findall(r'(?:href|src)="(/page/assets/[^"]+)"', form)
+        assert len(paths) == 3
+        for path in paths:
+            response = await client.get(path)
+            assert response.status_code == 200
+            assert "immutable" in response.headers["cache-control"]
+            assert response.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_browser_at_an_mcp_address_is_led_to_the_page(state: Path) -> None:
+    app = page_over(state)
+    handle = "ab" * 24
+    public_id = hashlib.sha256(handle.encode()).hexdigest()[:16]
+    async with browser(app) as client:
+        for path, target in (
+            ("/mcp", "/"),
+            ("/tasks/tune-reactor/mcp", "/episodes?task=tune-reactor"),
+            (f"/episodes/{handle}/mcp", f"/e/{public_id}"),
+        ):
+            response = await client.get(path)
+            assert (response.status_code, response.headers["location"]) == (303, target)
+            assert response.headers["vary"] == "Accept"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "accept", "served"),
+    [
+        ("GET", "/", "text/html", True),
+        ("GET", "/", "*/*", False),
+        ("GET", "/", "application/json, text/html;q=0", False),
+        ("GET", "/", "application/json, text/html;q=0.5", True),
+        ("GET", "/mcp", "text/event-stream", False),
+        ("POST", "/mcp", "text/html", False),
+        ("POST", "/episodes", "text/html", False),
+        ("GET", "/episodes", "text/html", True),
+        ("GET", "/episodes/x/mcp", "text/event-stream", False),
+        ("GET", "/metrics", "text/html", False),
+        ("GET", "/e/0123456789abcdef", "*/*", True),
+        ("POST", "/page/session", "*/*", True),
+    ],
+)
+def test_programs_keep_their_addresses(
+    tmp_path: Path, method: str, path: str, accept: str, served: bool
+) -> None:
+    scope = {"type": "http", "method": method, "path": path, "headers": [(b"accept", accept.encode())]}
+    assert page_over(tmp_path).serves(scope) is served

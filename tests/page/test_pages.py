@@ -1,0 +1,277 @@
+"""What the pages show, over a state folder as servers leave it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from decathlon_mcp.page.live import LiveFeed, Snapshot
+from decathlon_mcp.types import public_id
+from tests.page.samples import NOW, Call, Folder, Note
+from tests.page.sites import browser, page_over, sign_in
+
+pytestmark = pytest.mark.anyio
+
+KEY = "0f" * 32
+
+
+class Idle:
+    """A server on which nothing plays."""
+
+    stopping = False
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(episodes=(), state="ready", queued=0, sandboxes=0, places=64)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    (tmp_path / "page-key").write_text(KEY)
+    (tmp_path / "page-key").chmod(0o600)
+    return tmp_path
+
+
+async def text_of(client: httpx2.AsyncClient, path: str, status: int = 200) -> str:
+    response = await client.get(path)
+    assert response.status_code == status, response.text
+    return response.text
+
+
+def words(html: str) -> str:
+    """The text between tags."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
+
+
+async def test_an_empty_folder_says_how_to_start_an_episode(state: Path) -> None:
+    for live, command in (
+        (LiveFeed(Idle()), "http://decathlon.localhost:8765/tasks/random/mcp"),
+        (None, "decathlon-mcp serve"),
+    ):
+        async with browser(page_over(state, live=live)) as client:
+            await sign_in(client, KEY)
+            for path in ("/", "/runs", "/episodes"):
+                assert command in await text_of(client, path)
+
+
+async def test_the_front_shows_runs_and_the_latest_failures(state: Path) -> None:
+    with Folder(state) as folder:
+        folder.add("1" * 48, labels={"run": "alpha"}, task="won")
+        failed = folder.add("2" * 48, labels={"run": "alpha"}, task="not-won", reward=0.25)
+        lost = folder.add(
+            "3" * 48, labels={"run": "beta"}, task="gone", reward=None, ending="its sandbox was lost"
+        )
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        response = await client.get("/")
+        assert response.headers["vary"] == "Accept"
+        front = response.text
+    assert f'href="/e/{failed}"' in front
+    assert f'href="/e/{lost}"' in front
+    assert 'href="/runs/alpha"' in front
+    assert "50 %" in front
+    assert "0.25" in front
+    assert "its sandbox was lost" in front
+    assert ">won<" not in front
+
+
+async def test_a_run_shows_every_attempt_by_task_and_its_failures_first(state: Path) -> None:
+    with Folder(state) as folder:
+        ids = [
+            folder.add(
+                f"{step}{attempt}" * 24,
+                labels={"run": "a/b run", "step": str(step), "attempt": str(attempt)},
+                task="one",
+                reward=0.5 if step == 1 else 1.0,
+                started_at=NOW + 10 * step + attempt,
+            )
+            for step in (1, 2)
+            for attempt in (1, 2)
+        ]
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        run = await text_of(client, "/runs/a%2Fb%20run")
+        await text_of(client, "/runs/unknown", 404)
+    grid = run[run.index('id="grid"') : run.index('id="tasks"')]
+    assert re.findall(r"/e/([0-9a-f]{16})", grid) == ids
+    assert grid.count("✓</a>") == 2
+    episodes = run[run.index('id="episodes"') :]
+    assert set(re.findall(r"/e/([0-9a-f]{16})", episodes)[:2]) == set(ids[:2])
+    assert "step 1: reward 0.50" in run
+    assert "pass@2" in run
+
+
+async def test_runs_and_episodes_are_compared(state: Path) -> None:
+    same = Call(arguments={"path": "same"})
+    with Folder(state) as folder:
+        a = folder.add(
+            "1" * 48,
+            labels={"run": "alpha"},
+            reward=0.0,
+            entries=[same, same, Call(arguments={"path": "left"})],
+        )
+        b = folder.add(
+            "2" * 48, labels={"run": "beta"}, entries=[same, same, Call(arguments={"path": "right"})]
+        )
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        runs = await text_of(client, "/compare?a=alpha&b=beta")
+        assert f"/compare/episodes?a={a}&amp;b={b}" in runs
+        assert "+100" in runs
+        pair = words(await text_of(client, f"/compare/episodes?a={a}&b={b}"))
+        await text_of(client, "/compare?a=alpha&b=unknown", 404)
+    assert "The first 2 calls are equal. Call 3 is the first that differs." in pair
+    assert "other arguments" in pair
+    assert pair.index("left") < pair.index("right")
+
+
+async def test_an_episode_shows_its_verdict_prompt_notes_and_calls(state: Path) -> None:
+    entries = [Note("I read the file first."), Call(), Call(failed=True, reply="no such file", seconds=1.25)]
+    verdict = {
+        "metrics": {"found": 1.0, "exact": 0.5},
+        "weights": {"found": 3, "exact": 1},
+        "evaluator_output": "FAIL: exact",
+    }
+    with Folder(state) as folder:
+        name = folder.add(
+            "1" * 48, reward=0.875, success=False, entries=entries, verdict=verdict, labels={"model": "m 1"}
+        )
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, f"/e/{name}")
+        shown = words(page)
+        for text in ("0.750", "0.125", "0.875", "FAIL: exact", "model=m 1", "namespaces", "Tune the reactor"):
+            assert text in shown
+        assert (
+            shown.index("I read the file first.") < shown.index("name,amount") < shown.index("no such file")
+        )
+        assert 'id="c2"' in page
+        assert "1.2 s" in shown
+        downloaded = await client.get(f"/e/{name}/verdict.json")
+        assert json.loads(downloaded.text)["episode"] == name
+        assert "attachment" in downloaded.headers["content-disposition"]
+
+
+async def test_a_call_of_a_long_episode_has_an_address(state: Path) -> None:
+    with Folder(state) as folder:
+        name = folder.add("1" * 48, entries=[Call(reply=f"reply {number}") for number in range(1, 1001)])
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, f"/e/{name}?call=732")
+        assert re.findall(r'<article[^>]* id="c(\d+)"', page) == [str(number) for number in range(701, 801)]
+        assert len(re.findall(r'class="box closed"', page)) == 9
+        box = await text_of(client, f"/e/{name}/calls?first=801&last=900")
+        assert re.findall(r'<article[^>]* id="c(\d+)"', box) == [str(number) for number in range(801, 901)]
+        assert "<html" not in box
+        # More than a box is not given, whatever is asked for.
+        assert (await text_of(client, f"/e/{name}/calls?first=1&last=1000")).count("<article") == 100
+
+
+async def test_search_and_the_next_error_lead_to_a_call(state: Path) -> None:
+    entries = [Call(reply=f"reply {number}", failed=number in (40, 170)) for number in range(1, 301)]
+    with Folder(state) as folder:
+        name = folder.add("1" * 48, entries=entries)
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+
+        async def found(query: str) -> str:
+            response = await client.get(f"/e/{name}/find?{query}")
+            assert response.status_code == 303
+            return response.headers["location"]
+
+        assert await found("q=REPLY+222") == f"/e/{name}?call=222&q=REPLY%20222#c222"
+        assert await found("failed=1") == f"/e/{name}?call=40#c40"
+        assert await found("failed=1&after=40") == f"/e/{name}?call=170#c170"
+        # After the last one, from the beginning.
+        assert await found("failed=1&after=170") == f"/e/{name}?call=40#c40"
+        nothing = await found("q=nowhere&after=7")
+        assert nothing == f"/e/{name}?call=7&q=nowhere&found=nothing#calls"
+        assert "Nothing found" in await text_of(client, nothing.partition("#")[0])
+
+
+async def test_a_long_reply_is_folded_and_can_be_had_whole(state: Path) -> None:
+    long, huge = "x" * 1999 + "END" + "y" * 3000, "z" * 200_000
+    with Folder(state) as folder:
+        name = folder.add("1" * 48, entries=[Call(reply=long), Call(reply=huge)])
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, f"/e/{name}")
+        assert "END" not in page
+        assert len(page) < 40_000
+        whole = await text_of(client, f"/e/{name}/calls?first=1&last=1&whole=1")
+        assert "END" in whole
+        raw = await client.get(f"/e/{name}/reply/2")
+        assert huge in raw.text
+        assert raw.headers["content-type"] == "text/plain; charset=utf-8"
+        assert raw.headers["content-security-policy"].startswith("sandbox")
+        assert (await client.get(f"/e/{name}/reply/3")).status_code == 404
+        assert (await client.get(f"/e/{name}/reply/0")).status_code == 404
+
+
+async def test_a_long_note_is_folded_and_can_be_opened(state: Path) -> None:
+    text = "<b>I think</b>\n" * 1_000
+    with Folder(state) as folder:
+        name = folder.add("1" * 48, entries=[Note("short"), Call(), Note(text)])
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        html = await text_of(client, f"/e/{name}")
+        assert html.count("I think") < 200
+        assert f'href="/e/{name}/note/2">12.7 KiB more</a>' in html
+        whole = await client.get(f"/e/{name}/note/2")
+        assert whole.text == text
+        assert whole.headers["content-type"] == "text/plain; charset=utf-8"
+        assert whole.headers["content-security-policy"].startswith("sandbox")
+        for number in (0, 3):
+            assert (await client.get(f"/e/{name}/note/{number}")).status_code == 404
+
+
+async def test_a_live_episode_and_one_without_files_are_shown(state: Path) -> None:
+    with Folder(state) as folder:
+        live = folder.add("1" * 48, live=True)
+        gone = folder.add("2" * 48)
+    (state / "episodes" / ("2" * 48) / "trajectory.jsonl").unlink()
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        assert "playing" in words(await text_of(client, f"/e/{live}"))
+        assert "1.00" in words(await text_of(client, f"/e/{gone}"))
+        await text_of(client, f"/e/{public_id('unknown')}", 404)
+        await text_of(client, "/e/..%2f..%2fkey", 404)
+
+
+async def test_episodes_are_filtered_and_paged(state: Path) -> None:
+    with Folder(state) as folder:
+        for number in range(120):
+            folder.add(
+                f"{number:048x}",
+                task="t",
+                labels={"model": "m"},
+                reward=float(number % 2),
+                started_at=NOW + number,
+                entries=[],
+            )
+        folder.add("f" * 48, task="other", entries=[])
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, "/episodes?task=t&label=model%3Dm")
+        assert page.count('<th scope="row">') == 100
+        more = re.search(r'href="(/episodes\?[^"]*cursor=[^"]*)"', page)
+        assert more is not None
+        rest = await text_of(client, more[1].replace("&amp;", "&"))
+        assert rest.count('<th scope="row">') == 20
+        assert (await text_of(client, "/episodes?show=failed&task=t")).count("✓") == 0
+        assert "No episode fits" in await text_of(client, "/episodes?task=none")
+        await text_of(client, "/episodes?cursor=nonsense", 400)
+
+
+async def test_the_page_of_an_episode_says_why_it_was_lost_only_if_it_was(state: Path) -> None:
+    with Folder(state) as folder:
+        lost = folder.add("1" * 48, reward=None, ending="its sandbox was lost")
+        others = [folder.add("2" * 48, reward=0.0), folder.add("3" * 48, live=True)]
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        assert "No reward: " in words(await text_of(client, f"/e/{lost}"))
+        for name in others:
+            assert "No reward: " not in words(await text_of(client, f"/e/{name}"))

@@ -1,0 +1,250 @@
+"""The page of a running server: live episodes, events, control, and who learns what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from decathlon_client import Decathlon, Episode, SetUpError
+
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.page import front
+from decathlon_mcp.page.control import ACTIONS
+from decathlon_mcp.page.live import LiveEpisode, LiveFeed, Snapshot
+from decathlon_mcp.types import public_id
+from tests.page.samples import Call, Folder, Note
+from tests.page.sites import HTML, OWN, browser, page_over, sign_in
+from tests.probe.clients import playing, start
+from tests.probe.serving import Served, serving
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
+    async with serving(tmp_path_factory.mktemp("state"), provider="local", page=True) as served:
+        yield served
+
+
+@pytest.fixture
+async def person(served: Served) -> AsyncGenerator[httpx2.AsyncClient]:
+    """A browser whose user has presented the key."""
+    headers = {**HTML, **OWN}
+    async with httpx2.AsyncClient(base_url=served.url, headers=headers, timeout=30) as client:
+        await sign_in(client, (served.state / "page-key").read_text().strip())
+        yield client
+
+
+async def test_programs_still_get_the_text(served: Served) -> None:
+    async with httpx2.AsyncClient(base_url=served.url) as client:
+        response = await client.get("/")
+        assert response.text.startswith("decathlon-mcp: ")
+        assert response.headers["vary"] == "Accept"
+        assert (await client.get("/", headers=HTML)).status_code == 401
+
+
+async def test_results_of_a_batch_name_the_pages_of_their_episodes(
+    served: Served, person: httpx2.AsyncClient
+) -> None:
+    async def play(e: Episode) -> str | None:
+        return e.page
+
+    tasks = ["find-answer", "failing-preprocess"]
+    async with Decathlon(served.url) as d, d.batch(tasks, concurrency=1, progress=False, tries=1) as batch:
+        played, failed = [result async for result in batch.run(play)]
+    assert (played.reward, failed.reward) == (0.0, None)
+    assert isinstance(failed.failure, SetUpError)
+    for result in (played, failed):
+        assert result.page == f"{served.url}/e/{result.episode}"
+        assert (await person.get(f"/e/{result.episode}")).status_code == 200
+    assert played.played == played.page
+
+
+async def test_a_server_without_the_page_names_none(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path / "state", provider="local") as served,
+        Decathlon(served.url) as d,
+        d.episode("find-answer") as e,
+    ):
+        assert e.public_id
+        assert e.page is None
+
+
+async def test_no_page_of_another_origin_may_read_it(served: Served, person: httpx2.AsyncClient) -> None:
+    origin = served.url.replace("127.0.0.1", "localhost")
+    for path in ("/", "/runs", "/page/live"):
+        async with person.stream("GET", path, headers={"Origin": origin}) as response:
+            assert not [name for name in response.headers if name.startswith("access-control-")]
+
+
+@pytest.fixture
+async def episode(served: Served) -> AsyncGenerator[str]:
+    """The handle of a live episode that has called a tool."""
+    async with playing(served, "find-answer", "episode-handshake") as player:
+        await player.client.call_tool("probe__echo", {"text": "hi"})
+        yield player.episode_id
+
+
+async def snapshots(person: httpx2.AsyncClient) -> AsyncGenerator[dict[str, Any]]:
+    async with person.stream("GET", "/page/live") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["x-accel-buffering"] == "no"
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                yield json.loads(line.removeprefix("data: "))
+
+
+async def test_events_tell_what_plays_now(served: Served, person: httpx2.AsyncClient, episode: str) -> None:
+    events = snapshots(person)
+    async for snapshot in events:
+        rows = [each for each in snapshot["episodes"] if each["id"] == public_id(episode)]
+        if not rows:  # made before the episode started
+            continue
+        (row,) = rows
+        assert (row["task"], row["phase"], row["calls"], row["replies"]) == ("find-answer", "ready", 1, 1)
+        assert snapshot["live"] == len(snapshot["episodes"])
+        assert episode not in json.dumps(snapshot)
+        # The same snapshot.
+        assert f'data-id="{public_id(episode)}"' in (await person.get("/")).text
+        break
+    served.find(episode).close()
+    async for snapshot in events:
+        if public_id(episode) not in json.dumps(snapshot):
+            break
+    await events.aclose()
+
+
+async def test_a_bounded_number_of_browsers_gets_events(
+    person: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "MAX_STREAMS", 1)
+    events = snapshots(person)
+    await anext(events)
+    assert (await person.get("/page/live")).status_code == 503
+    await events.aclose()
+
+
+async def test_a_live_episode_is_ended_when_that_was_confirmed(
+    served: Served, person: httpx2.AsyncClient, episode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    form = {"episode": public_id(episode)}
+    with caplog.at_level(logging.INFO, "decathlon.page"):
+        assert "End this episode" in (await person.post("/page/end", data=form)).text
+        assert served.find(episode).state.phase is Phase.READY
+        await person.post("/page/end", data={**form, "sure": "yes"})
+    await served.find(episode).state.reach(Phase.ENDED)
+    (record,) = caplog.records
+    assert vars(record)["fields"] == {"token": None, "episode": public_id(episode)}
+
+
+async def test_a_run_is_pinned_and_deleted(served: Served, person: httpx2.AsyncClient) -> None:
+    handles = ["d" * 48, "e" * 48]
+    with Folder(served.state) as folder:
+        for handle in handles:
+            folder.add(handle, labels={"run": "probe run"})
+    form = {"run": "probe run", "sure": "yes"}
+    for action, pinned in (("pin", True), ("unpin", False)):
+        await person.post("/page/run", data={**form, "action": action})
+        assert ('class="pin"' in (await person.get("/runs/probe%20run")).text) is pinned
+    asked = await person.post("/page/run", data={"run": "probe run", "action": "delete"})
+    assert "Delete the 2 finished episodes" in asked.text
+    folders = [served.state / "episodes" / handle for handle in handles]
+    assert all(folder.is_dir() for folder in folders)
+    await person.post("/page/run", data={**form, "action": "delete"})
+    assert not any(folder.exists() for folder in folders)
+    assert (await person.get("/runs/probe%20run")).status_code == 404
+
+
+async def test_a_run_is_ended_whole(served: Served, person: httpx2.AsyncClient) -> None:
+    started = [await start(served, "find-answer", labels={"run": "live run"}) for _ in range(2)]
+    form = {"run": "live run", "action": "end"}
+    assert "End the 2 live episodes" in (await person.post("/page/run", data=form)).text
+    await person.post("/page/run", data={**form, "sure": "yes"})
+    for episode in started:
+        await served.find(episode["episode"]).state.reach(Phase.ENDED)
+
+
+class OneEpisode:
+    """A server that stops, so that a stream of events has one event at most, and plays one episode."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._asked = 0
+
+    @property
+    def stopping(self) -> bool:
+        self._asked += 1
+        return self._asked % 2 == 0
+
+    def snapshot(self) -> Snapshot:
+        episode = LiveEpisode(
+            public_id=self._name, task="secret-task", suite="s", run="secret-run", model=None, owner="owner",
+            phase="ready", calls=0, replies=0, started_at=0.0, waiting_for=None,
+        )  # fmt: skip
+        return Snapshot(episodes=(episode,), state="ready", queued=0, sandboxes=1, places=2)
+
+
+ROLES = {"admin": "admin", "owner": "controller", "other": "controller", "gamer": "player"}
+
+
+async def test_nobody_learns_what_is_not_theirs(tmp_path: Path) -> None:
+    lines = (f"{name} {hashlib.sha256(name.encode()).hexdigest()} {role}" for name, role in ROLES.items())
+    (tmp_path / "tokens").write_text("\n".join(lines))
+    tokens = Tokens.read(tmp_path / "tokens")
+    with Folder(tmp_path) as folder:
+        handle = "abc123" * 8
+        name = folder.add(
+            handle,
+            token="owner",
+            labels={"run": "secret-run"},
+            task="secret-task",
+            reward=0.4321,
+            entries=[Note("the-answer"), Call(reply="the-answer"), Call(reply="the-answer", failed=True)],
+            verdict={"evaluator_output": "the-answer"},
+        )
+    live = LiveFeed(OneEpisode(name))
+    paths = [
+        "/", "/runs", "/runs/secret-run", "/runs?name=secret-run", "/episodes", "/episodes?run=secret-run",
+        "/episodes?show=failed", "/compare", "/compare?a=secret-run&b=secret-run",
+        f"/compare/episodes?a={name}&b={name}", f"/e/{name}", f"/e/{name}/calls?first=1&last=2",
+        f"/e/{name}/find?failed=1", f"/e/{name}/find?q=the-ans", f"/e/{name}/reply/1", f"/e/{name}/note/1",
+        f"/e/{name}/tools",
+        f"/e/{name}/verdict.json", "/page/live", f"/e/{handle}", "/tasks/secret-task/mcp",
+        f"/episodes/{handle}/mcp", "/page/assets/0/style.css", "/no/such/page",
+    ]  # fmt: skip
+    changes = [("/page/end", {"episode": name, "sure": "yes"})]
+    changes += [("/page/run", {"run": "secret-run", "action": each, "sure": "yes"}) for each in ACTIONS]
+    app = page_over(tmp_path, tokens=tokens, live=live)
+    seen: dict[str, int] = {}
+    for who in ("nobody", "agent id", "foreign host", "gamer", "other", "owner", "admin"):
+        async with browser(app) as client:
+            if who in ROLES:
+                await sign_in(client, who)
+            elif who == "agent id":
+                await sign_in(client, f"agent-{handle}")
+                client.headers["Authorization"] = f"Bearer agent-{handle}"
+            elif who == "foreign host":
+                await sign_in(client, "admin")
+                client.headers["Host"] = "evil.example"
+            responses = [await first_part(client, path) for path in paths]
+            responses += [(await client.post(path, data=form)).text for path, form in changes]
+        text = "".join(responses)
+        assert handle not in text.replace(f"/e/{handle}", "").replace(f"/episodes/{handle}/mcp", "")
+        assert f"agent-{handle}" not in text
+        seen[who] = sum(text.count(secret) for secret in ("the-answer", "0.43", "0.4321"))
+        if who not in ("owner", "admin"):
+            assert "secret-run</a>" not in text
+    assert {who for who, count in seen.items() if count} == {"owner", "admin"}
+
+
+async def first_part(client: httpx2.AsyncClient, path: str) -> str:
+    """A response, with its headers; of the events only that they are refused."""
+    response = await client.get(path)
+    return f"{response.headers}{response.text}"

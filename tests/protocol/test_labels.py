@@ -1,0 +1,156 @@
+"""Labels of episodes: at every way to start one, as argument, parameter and header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
+
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.labels import check_labels, read_label_header
+from tests.http.messages import ACCEPT, INITIALIZE
+from tests.probe.clients import ERAS, connected, refused
+from tests.probe.serving import Served, serving
+
+pytestmark = pytest.mark.anyio
+
+HEADER = {"Decathlon-Labels": "run=r%20one, step=7"}
+OF_HEADER = {"run": "r one", "step": "7"}
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
+    async with serving(tmp_path_factory.mktemp("state"), provider="local") as served:
+        yield served
+
+
+async def refusal(url: str, body: object, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """The error of a POST that must start nothing."""
+    async with httpx2.AsyncClient(headers={**ACCEPT, **(headers or {})}, timeout=30) as http:
+        error = (await http.post(url, json=body)).json()["error"]
+    assert error["data"]["code"] == "bad_request"
+    return error
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_the_lobby_takes_labels_as_an_argument_and_in_the_header(served: Served, era: str) -> None:
+    async with create_mcp_http_client(headers=HEADER) as http:
+        transport = streamable_http_client(served.lobby, http_client=http)
+        async with Client(transport, mode=ERAS[era]) as lobby:
+            arguments = {"task": "say-answer", "labels": {"model": "größe", "group": "3"}}
+            result: Any = await lobby.call_tool("start_episode", arguments)
+            started = result.structured_content
+            episode = served.find(started["episode"])
+            assert episode.spec.labels == {**OF_HEADER, "model": "größe", "group": "3"}
+            twice = await refused(lobby, "start_episode", task="say-answer", labels={"run": "b"})
+            assert "the label 'run' is given twice" in twice
+            episode.close()
+
+
+async def test_episodes_are_listed_by_run_and_labels(served: Served) -> None:
+    async with connected(served.lobby, "handshake") as lobby:
+
+        async def listed(**arguments: Any) -> list[dict[str, str]]:
+            reply: Any = await lobby.call_tool("list_episodes", arguments)
+            return [episode["labels"] for episode in reply.structured_content["episodes"]]
+
+        first, second, third = {"run": "a", "step": "1"}, {"run": "a", "step": "2"}, dict[str, str]()
+        for labels in (first, second, third):
+            await lobby.call_tool("start_episode", {"task": "say-answer", "labels": labels, "wait": False})
+        episodes = served.episodes.live
+        assert await listed() == [third, second, first]
+        assert await listed(run="a") == [second, first]
+        assert await listed(run="a", labels={"step": "1"}) == [first]
+        assert await listed(run="a", labels={"run": "b"}) == []
+        assert "a name has 1 to 32" in await refused(lobby, "list_episodes", labels={"A": "b"})
+    for episode in episodes:
+        episode.close()
+        await episode.state.reach(Phase.ENDED)
+
+
+@pytest.mark.parametrize(("task", "draw"), [("say-answer", ""), ("random", "&search=say-answer")])
+async def test_a_tasks_address_takes_labels_as_parameters_and_in_the_header(
+    served: Served, task: str, draw: str
+) -> None:
+    query = f"label=model=a%26b&label=attempt=0{draw}"
+    async with create_mcp_http_client(headers=HEADER) as http:
+        transport = streamable_http_client(f"{served.task(task)}?{query}", http_client=http)
+        async with Client(transport, mode="legacy") as client:
+            # Only where the episode starts: these requests have the same header and parameters.
+            assert (await client.list_tools()).tools
+            assert served.episodes.live[-1].spec.labels == {**OF_HEADER, "model": "a&b", "attempt": "0"}
+
+
+async def test_a_held_episode_takes_labels_in_the_body_and_in_the_header(served: Served) -> None:
+    body = {"task": "say-answer", "labels": {"group": "3"}}
+    async with httpx2.AsyncClient(headers=HEADER, timeout=60) as http:
+        async with http.stream("POST", f"{served.url}/episodes", json=body) as response:
+            started = json.loads(await anext(response.aiter_lines()))
+            assert served.find(started["episode"]).spec.labels == {**OF_HEADER, "group": "3"}
+    error = await refusal(f"{served.url}/episodes", {**body, "labels": {"step": "8"}}, HEADER)
+    assert "the label 'step' is given twice" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "message"),
+    [
+        ("label=run=a&label=run=b", {}, "the label 'run' is given twice"),
+        ("label=run=a", HEADER, "the label 'run' is given twice"),
+        ("label=run", {}, "the label 'run' is not NAME=VALUE"),
+        ("lable=run=a", {}, "a task's address has no parameter 'lable'; it takes `label`"),
+        ("seed=1", {}, "a task's address has no parameter 'seed'; it takes `label`"),
+        ("", {"Decathlon-Labels": "run=%zz"}, "the label 'run': in a header, its value is percent-encoded"),
+        ("", {"Decathlon-Labels": "run=%ff"}, "the label 'run': in a header, its value is percent-encoded"),
+    ],
+)
+async def test_a_tasks_address_refuses_what_it_does_not_know_and_starts_nothing(
+    served: Served, query: str, headers: dict[str, str], message: str
+) -> None:
+    before = set(served.episodes.live)
+    error = await refusal(f"{served.task('say-answer')}?{query}", INITIALIZE, headers)
+    assert message in error["message"]
+    # Episodes of other tests may end meanwhile.
+    assert set(served.episodes.live) <= before
+
+
+async def test_the_random_address_refuses_labels_and_unknown_filters_alike(served: Served) -> None:
+    error = await refusal(f"{served.task('random')}?label=RUN=a", INITIALIZE)
+    assert "the label 'RUN': a name has 1 to 32 of the characters" in error["message"]
+    error = await refusal(f"{served.task('random')}?label=run=a&labels=b", INITIALIZE)
+    assert "`labels`: extra inputs are not permitted" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({f"name-{n}": "x" for n in range(17)}, "at most 16 labels, not 17"),
+        ({"run": "x" * 201}, "the label 'run': a value has 1 to 200 characters, not 201"),
+        ({"run": ""}, "the label 'run': a value has 1 to 200 characters, not 0"),
+        ({"run": "a\nb"}, "the label 'run': its value has a control character"),
+        ({"run": "a\u2028b"}, "the label 'run': its value has a control character"),
+        ({"run": "\x7f"}, "the label 'run': its value has a control character"),
+        ({"n" * 33: "a"}, f"the label '{'n' * 33}': a name has 1 to 32"),
+        ({"": "a"}, "the label '': a name has 1 to 32"),
+        ({"x" * 5000: "a"}, "the label of 5,000 characters: a name has 1 to 32"),
+        ({f"name-{n}": "x" * 190 for n in range(11)}, "bytes, more than 2048"),
+        ({"step": 7}, "`labels.step`: input should be a valid string"),
+    ],
+)
+async def test_labels_over_a_limit_are_an_error_that_names_the_label(
+    served: Served, labels: dict[str, Any], message: str
+) -> None:
+    async with connected(served.lobby) as lobby:
+        assert message in await refused(lobby, "start_episode", task="say-answer", labels=labels)
+
+
+def test_as_many_labels_as_are_allowed_fit() -> None:
+    labels = {f"name-{n:02}": "ж" * 60 for n in range(16)}
+    assert check_labels(labels) == labels
+    assert read_label_header(", ".join(f"{name}=%D0%B6" for name in labels)) == dict.fromkeys(labels, "ж")
+    assert read_label_header(" , ") == {}

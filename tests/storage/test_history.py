@@ -1,0 +1,594 @@
+"""Reading state folders: runs, episodes and their trajectories."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Generator
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from decathlon_client.results import TaskSummary
+
+from decathlon_mcp.errors import BadRequestError, SettingsError
+from decathlon_mcp.storage.history import queries
+from decathlon_mcp.storage.history.episode_history import KEPT_INDEXES, EpisodeHistory
+from decathlon_mcp.storage.history.trajectories import JSON_BYTES
+from decathlon_mcp.storage.history.values import CallEntry, EpisodeQuery, Estimate, NoteEntry, Page
+from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.types import public_id
+from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run
+
+
+def names(page: Page[Any]) -> list[str]:
+    return [item.public_id for item in page.items]
+
+
+def test_lost_episodes_stay_in_the_denominator_and_live_ones_are_apart(tmp_path: Path) -> None:
+    add_run(tmp_path, "r", {"a": [1.0, 0.0, LOST, LIVE], "b": [LOST]})
+    report = EpisodeHistory([tmp_path]).run("r")
+    assert report is not None
+    counts = report.summary.counts
+    assert (counts.episodes, counts.live, counts.finished, counts.scored, counts.lost) == (5, 1, 4, 2, 2)
+    assert counts.success_rate == 1 / 4
+    assert report.summary.mean_reward == 0.5
+    assert report.lost == {"its evaluation gave no verdict (evaluator_error)": 2}
+    a, b = report.tasks
+    assert a.pass_1 is not None
+    assert a.pass_1.mean == pytest.approx(1 / 3)
+    # The sample's deviation of 1, 0, 0 over the root of 3.
+    assert a.pass_1.standard_error == pytest.approx(math.sqrt(1 / 3) / math.sqrt(3))
+    assert b.pass_1 == Estimate(0.0, None, 1)
+    # Of the tasks' rates 1/3 and 0.
+    assert report.success_rate is not None
+    assert report.success_rate.mean == pytest.approx(1 / 6)
+    assert report.success_rate.standard_error == pytest.approx(1 / 6)
+
+
+def test_success_decides_and_not_a_full_reward(tmp_path: Path) -> None:
+    labels = {"run": "r"}
+    add_episode(tmp_path, "one", reward=0.7, success=True, labels=labels)
+    add_episode(tmp_path, "two", reward=1.0, success=False, labels=labels)
+    report = EpisodeHistory([tmp_path]).run("r")
+    assert report is not None
+    assert report.summary.counts.successes == 1
+    assert report.summary.mean_reward == pytest.approx(0.85)
+
+
+def test_pass_at_k_names_the_tasks_with_too_few_attempts(tmp_path: Path) -> None:
+    add_run(tmp_path, "r", {"a": [1.0, 1.0, 0.0, LOST], "b": [1.0, 0.0], "c": [1.0]})
+    report = EpisodeHistory([tmp_path]).run("r")
+    assert report is not None
+    one, two, four = report.passes
+    assert [(at.k, at.too_few) for at in (one, two, four)] == [(1, ()), (2, ("c",)), (4, ("b", "c"))]
+    assert two.pass_at is not None
+    assert two.pass_all is not None
+    # a: 1 - C(2,2)/C(4,2) and C(2,2)/C(4,2); b: 1 and 0.
+    assert two.pass_at.mean == pytest.approx((5 / 6 + 1) / 2)
+    assert two.pass_all.mean == pytest.approx((1 / 6 + 0) / 2)
+    assert four.pass_all == Estimate(0.0, None, 1)
+
+
+@pytest.mark.parametrize(("attempts", "scored", "successes"), [(1, 1, 1), (5, 3, 2), (8, 8, 0), (9, 7, 7)])
+def test_the_client_counts_as_the_server_does(
+    tmp_path: Path, attempts: int, scored: int, successes: int
+) -> None:
+    rewards: list[float | str] = (
+        [1.0] * successes + [0.0] * (scored - successes) + [LOST] * (attempts - scored)
+    )
+    add_run(tmp_path, "r", {"a": rewards})
+    report = EpisodeHistory([tmp_path]).run("r")
+    assert report is not None
+    (task,) = report.tasks
+    client = TaskSummary("a", attempts, scored, successes, None, None)
+    assert task.counts.lost == client.lost
+    for k, probability in task.pass_at.items():
+        assert client.pass_at(k) == pytest.approx(probability)
+        assert client.pass_all(k) == pytest.approx(task.pass_all[k])
+
+
+def test_replays_and_branches_are_in_no_numbers_and_in_lists_if_asked_for(tmp_path: Path) -> None:
+    one = add_episode(tmp_path, "one", labels={"run": "r"})
+    add_episode(tmp_path, "two", labels={"run": "r", "replay_of": one})
+    add_episode(tmp_path, "three", labels={"run": "r"}, branch=True)
+    history = EpisodeHistory([tmp_path])
+    report = history.run("r")
+    assert report is not None
+    assert report.summary.counts.episodes == 1
+    assert names(history.episodes(EpisodeQuery(run="r"))) == [one]
+    assert len(history.episodes(EpisodeQuery(run="r", with_branches=True)).items) == 3
+
+
+def test_runs_are_listed_with_the_newest_episode_first_page_by_page(tmp_path: Path) -> None:
+    for number in range(5):
+        add_episode(tmp_path, f"{number}", started_at=float(number), labels={"run": f"run-{number % 3}"})
+    add_episode(tmp_path, "without a run", started_at=9.0)
+    history = EpisodeHistory([tmp_path])
+    listed: list[str] = []
+    cursor = None
+    while True:
+        page = history.runs(limit=1, cursor=cursor)
+        listed += [run.name for run in page.items]
+        if (cursor := page.cursor) is None:
+            break
+    assert listed == ["run-1", "run-0", "run-2"]
+    assert history.runs().cursor is None
+
+
+def test_episodes_are_found_by_run_label_task_result_time_phase_and_owner(tmp_path: Path) -> None:
+    a = add_episode(tmp_path, "a", labels={"run": "r", "model": "x"}, started_at=1.0, token="alice")
+    b = add_episode(tmp_path, "b", labels={"run": "r", "model": "y"}, started_at=2.0, reward=0.0)
+    c = add_episode(tmp_path, "c", task="other", suite="t", started_at=3.0, reward=LOST)
+    d = add_episode(tmp_path, "d", started_at=4.0, reward=LIVE)
+    history = EpisodeHistory([tmp_path])
+    for query, expected in (
+        (EpisodeQuery(), [d, c, b, a]),
+        (EpisodeQuery(run="r"), [b, a]),
+        (EpisodeQuery(labels={"model": "x"}), [a]),
+        (EpisodeQuery(labels={"model": "x", "run": "other"}), []),
+        (EpisodeQuery(labels={"it's": 'a "name"'}), []),
+        (EpisodeQuery(task="other"), [c]),
+        (EpisodeQuery(suite="s", failed=True), [b]),
+        (EpisodeQuery(failed=True), [c, b]),
+        (EpisodeQuery(failed=False), [d, a]),
+        (EpisodeQuery(live=True), [d]),
+        (EpisodeQuery(live=False), [c, b, a]),
+        (EpisodeQuery(lost=True), [c]),
+        (EpisodeQuery(lost=False), [d, b, a]),
+        (EpisodeQuery(phase="queued"), [d]),
+        (EpisodeQuery(owner="alice"), [a]),
+        (EpisodeQuery(started_after=2.0, started_before=4.0), [c, b]),
+        (EpisodeQuery(order="failures_first"), [c, b, d, a]),
+    ):
+        assert names(history.episodes(query)) == expected, query
+
+
+@pytest.mark.parametrize("order", ["newest", "failures_first"])
+def test_pages_of_several_folders_have_each_episode_once(tmp_path: Path, order: Any) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    rewards = [1.0, 0.0, LOST, LIVE]
+    for number in range(24):
+        # Some start at the same time.
+        add_episode(
+            folders[number % 2], f"{number}", started_at=float(number // 4), reward=rewards[number // 3 % 4]
+        )
+    history = EpisodeHistory([*folders, tmp_path / "none"])
+    whole = names(history.episodes(EpisodeQuery(order=order)))
+    paged: list[str] = []
+    cursor = None
+    while True:
+        page = history.episodes(EpisodeQuery(order=order), limit=5, cursor=cursor)
+        paged += names(page)
+        if (cursor := page.cursor) is None:
+            break
+    assert paged == whole
+    assert len(set(paged)) == 24
+
+
+def test_a_run_in_several_folders_is_one_run(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder, rewards in zip(folders, ([1.0, 0.0], [1.0, 1.0]), strict=True):
+        folder.mkdir()
+        add_run(folder, "r", {"a": [*rewards]})
+    report = EpisodeHistory(folders).run("r")
+    assert report is not None
+    (task,) = report.tasks
+    assert (task.counts.finished, task.counts.successes) == (4, 3)
+    assert [point.success for point in report.curve] == [task.pass_1]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "0.y.z", "9" * 9999, "\ud800"])
+def test_a_cursor_that_is_none_is_a_bad_request(tmp_path: Path, cursor: str) -> None:
+    add_episode(tmp_path, "one", labels={"run": "r"})
+    history = EpisodeHistory([tmp_path])
+    with pytest.raises(BadRequestError):
+        history.episodes(EpisodeQuery(), cursor=cursor)
+    with pytest.raises(BadRequestError):
+        history.runs(cursor=cursor)
+
+
+def test_a_folder_of_another_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    add_episode(tmp_path, "one", labels={"run": "r"})
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        connection.execute("PRAGMA user_version = 3")
+    history = EpisodeHistory([tmp_path])
+    for read in (history.runs, lambda: history.run("r"), lambda: history.episodes(EpisodeQuery())):
+        with pytest.raises(SettingsError, match=r"has schema 3, .* move the folder away"):
+            read()
+
+
+def test_an_owner_sees_the_numbers_of_its_own_episodes(tmp_path: Path) -> None:
+    add_episode(tmp_path, "one", token="alice", labels={"run": "r"})
+    add_episode(tmp_path, "two", token="bob", reward=0.0, labels={"run": "r"})
+    history = EpisodeHistory([tmp_path])
+    report = history.run("r", owner="alice")
+    assert report is not None
+    assert report.summary.counts.episodes == 1
+    assert history.run("r", owner="eve") is None
+    assert history.runs(owner="eve").items == ()
+    assert history.runs(owner="bob").items[0].counts.successes == 0
+
+
+def test_the_curve_is_by_step_if_there_are_steps_and_else_by_time(tmp_path: Path) -> None:
+    for step, reward in (("10", 1.0), ("9", 0.5), ("9", LOST), ("x", 1.0)):
+        add_episode(
+            tmp_path, f"{step}-{reward}", reward=reward, success=False, labels={"run": "r", "step": step}
+        )
+    add_episode(tmp_path, "early", started_at=100.0, labels={"run": "t"})
+    add_episode(tmp_path, "late", started_at=5_100.0, reward=0.0, labels={"run": "t"})
+    history = EpisodeHistory([tmp_path])
+    by_step, by_time = history.run("r"), history.run("t")
+    assert by_step is not None
+    assert by_time is not None
+    assert by_step.curve_by == "step"
+    assert [(point.at, point.reward and point.reward.mean) for point in by_step.curve] == [
+        (9.0, 0.5),
+        (10.0, 1.0),
+    ]
+    assert by_step.curve[0].success == Estimate(0.0, 0.0, 2)
+    assert by_time.curve_by == "time"
+    assert [(point.at, point.highest) for point in by_time.curve] == [(100.0, 1.0), (5_100.0, 0.0)]
+
+
+def test_runs_are_compared_by_the_tasks_that_both_have(tmp_path: Path) -> None:
+    add_run(tmp_path, "a", {"x": [1.0, 0.0], "y": [0.0], "z": [1.0]})
+    add_run(tmp_path, "b", {"x": [1.0, 1.0], "y": [1.0], "w": [LIVE]})
+    history = EpisodeHistory([tmp_path])
+    comparison = history.compare("a", "b")
+    assert comparison is not None
+    assert {task.task: task.difference for task in comparison.tasks} == {
+        "w": None,
+        "x": 0.5,
+        "y": 1.0,
+        "z": None,
+    }
+    # Of the differences 0.5 and 1.
+    assert comparison.difference == Estimate(0.75, 0.25, 2)
+    assert history.compare("a", "none") is None
+
+
+# trajectories
+
+
+def write_calls(journal: Journal, first: int, last: int, *, reply: str = '{"content":[]}') -> None:
+    for seq in range(first, last + 1):
+        journal.add_call(
+            server="files",
+            tool="read",
+            request=seq,
+            seq=seq,
+            name="files__read",
+            arguments={"path": f"file-{seq}"},
+            digest="0",
+            started_at=1.0,
+        )
+        journal.add_reply(seq=seq, failed=seq % 3 == 0, seconds=0.25, result=msgspec.Raw(reply.encode()))
+
+
+class Journals:
+    """Episodes with a journal, which is closed at the end of the test."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._open: list[Journal] = []
+
+    def open(self, name: str = "one") -> tuple[Journal, str]:
+        episode = add_episode(self._state, name)
+        return self.keep(Journal(self._state / "episodes" / name)), episode
+
+    def keep(self, journal: Journal) -> Journal:
+        self._open.append(journal)
+        return journal
+
+    def close(self) -> None:
+        for journal in self._open:
+            journal.close()
+
+
+@pytest.fixture
+def journals(tmp_path: Path) -> Generator[Journals]:
+    journals = Journals(tmp_path)
+    yield journals
+    journals.close()
+
+
+def test_calls_and_notes_are_read_in_order_by_their_numbers(tmp_path: Path, journals: Journals) -> None:
+    journal, episode = journals.open()
+    tools = b'[{"name":"files__read"}]'
+    digest = sha256(tools).hexdigest()
+    journal.add("start", version=1, suite="s", task="task", labels={"run": "r"})
+    journal.add("ready", prompt={"system": None, "task": "Do it."}, tools=digest)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / f"{digest}.json").write_bytes(tools)
+    journal.add("note", calls=0, role="assistant", text="First I look.", usage={"input_tokens": 7})
+    write_calls(journal, 1, 2)
+    journal.add("note", calls=2, role="reasoning", text='Quotes " and \n lines')
+    write_calls(journal, 3, 3)
+    journal.add("note", calls=3, role="assistant", text="Done.")
+    journal.add("claim", by_agent=True, answer="42")
+    history = EpisodeHistory([tmp_path])
+    entries = history.calls(episode, 1, 100)
+    assert [entry.text.raw if isinstance(entry, NoteEntry) else entry.seq for entry in entries] == [
+        "First I look.",
+        1,
+        2,
+        'Quotes " and \n lines',
+        3,
+        "Done.",
+    ]
+    assert entries[0] == history.calls(episode, 1, 1)[0]
+    assert [type(entry) for entry in history.calls(episode, 3, 3)] == [NoteEntry, CallEntry, NoteEntry]
+    call = entries[1]
+    assert isinstance(call, CallEntry)
+    assert call.arguments is not None
+    assert call.reply is not None
+    assert (call.name, call.server, call.tool, call.failed, call.seconds) == (
+        "files__read",
+        "files",
+        "read",
+        False,
+        0.25,
+    )
+    assert json.loads(call.arguments.raw) == {"path": "file-1"}
+    assert (call.reply.raw, call.reply_kind) == ('{"content":[]}', "result")
+    note = entries[0]
+    assert isinstance(note, NoteEntry)
+    assert (note.usage, note.role) == ({"input_tokens": 7}, "assistant")
+    details = history.episode(episode)
+    assert details is not None
+    assert (details.calls, details.notes) == (3, 3)
+    assert details.head is not None
+    assert details.head["labels"] == {"run": "r"}
+    assert details.system_prompt is None
+    assert details.task_prompt is not None
+    assert details.task_prompt.raw == "Do it."
+    assert details.claim is not None
+    assert details.claim["answer"] == "42"
+    assert details.verdict is not None
+    assert history.tools(episode) == tools
+    assert [call_time.failed for call_time in history.call_times(episode)] == [False, False, True]
+
+
+def test_an_unfinished_trajectory_is_continued_from_where_it_was_read(
+    tmp_path: Path, journals: Journals
+) -> None:
+    journal, episode = journals.open()
+    history = EpisodeHistory([tmp_path])
+    assert history.calls(episode, 1, 10) == []
+    write_calls(journal, 1, 1)
+    assert len(history.calls(episode, 1, 10)) == 1
+    write_calls(journal, 2, 4)
+    file = journal.folder / "trajectory.jsonl"
+    with file.open("ab") as half:
+        half.write(b'{"event":"call","time":1.0,"seq":5,')
+    assert [entry.seq for entry in history.calls(episode, 2, 10) if isinstance(entry, CallEntry)] == [2, 3, 4]
+    # A server that starts later cuts the line that the dead one did not finish.
+    journal = journals.keep(Journal.reopen(journal.folder))
+    write_calls(journal, 5, 5)
+    assert len(history.calls(episode, 1, 10)) == 5
+
+
+def test_a_call_without_a_reply_and_one_that_was_never_sent_are_shown(
+    tmp_path: Path, journals: Journals
+) -> None:
+    journal, episode = journals.open()
+    journal.add_accepted(seq=1, name="files__read", arguments=None, digest="0", started_at=1.0)
+    journal.add_reply(seq=1, failed=True, seconds=1.0, failure={"code": "episode_ended", "message": "over"})
+    journal.add_call(server="files", tool="read", request=2, seq=2, name="files__read", arguments={})
+    first, second = EpisodeHistory([tmp_path]).calls(episode, 1, 2)
+    assert isinstance(first, CallEntry)
+    assert isinstance(second, CallEntry)
+    assert (first.server, first.arguments, first.reply_kind, first.failed) == (None, None, "failure", True)
+    assert (second.server, second.reply, second.seconds) == ("files", None, None)
+
+
+def test_long_values_are_slices_that_nobody_parses(tmp_path: Path, journals: Journals) -> None:
+    journal, episode = journals.open()
+    deep = "[" * 1_000_000 + "]" * 1_000_000
+    journal.add("ready", prompt={"system": "s", "task": "é" * JSON_BYTES}, tools="0" * 64)
+    journal.add_call(
+        server="files",
+        tool="read",
+        request=1,
+        seq=1,
+        name="n",
+        arguments={"text": "x" * JSON_BYTES},
+        digest="0",
+    )
+    journal.add_reply(seq=1, failed=False, seconds=0.1, result=msgspec.Raw(deep.encode()))
+    journal.add("note", calls=1, role="assistant", text="é" * JSON_BYTES)
+    history = EpisodeHistory([tmp_path])
+    call, note = history.calls(episode, 1, 1)
+    assert isinstance(call, CallEntry)
+    assert isinstance(note, NoteEntry)
+    assert call.reply is not None
+    assert call.arguments is not None
+    assert (call.reply.truncated, call.reply.size_bytes, len(call.reply.raw)) == (True, 2_000_000, JSON_BYTES)
+    assert call.arguments.truncated
+    assert note.text.truncated
+    assert note.text.raw.startswith('"éé')
+    details = history.episode(episode)
+    assert details is not None
+    assert details.ready is None
+    assert details.task_prompt is not None
+    assert details.task_prompt.truncated
+    reply = history.raw_reply(episode, 1)
+    assert reply is not None
+    assert b"".join(reply) == deep.encode()
+    assert history.raw_reply(episode, 2) is None
+
+
+def test_lone_surrogates_hide_nothing_of_a_line(tmp_path: Path, journals: Journals) -> None:
+    text = "\ud800 and \udfff"
+    journal, episode = journals.open()
+    journal.add("start", version=1, labels={"run": text})
+    journal.add("ready", prompt={"system": text, "task": text})
+    journal.add_call(server="s", tool=text, request=1, seq=1, name=text, arguments={text: [text]})
+    journal.add_reply(seq=1, failed=False, seconds=0.1, result={"text": text})
+    journal.add_note(calls=1, role="assistant", text=text)
+    history = EpisodeHistory([tmp_path])
+    details = history.episode(episode)
+    assert details is not None
+    assert details.head is not None
+    assert details.head["labels"] == {"run": text}
+    assert details.task_prompt is not None
+    assert (details.task_prompt.raw, details.calls, details.notes) == (text, 1, 1)
+    call, note = history.calls(episode, 1, 1)
+    assert isinstance(call, CallEntry)
+    assert isinstance(note, NoteEntry)
+    assert call.arguments is not None
+    assert call.reply is not None
+    assert (call.name, call.tool, json.loads(call.arguments.raw)) == (text, text, {text: [text]})
+    assert (json.loads(call.reply.raw), note.text.raw) == ({"text": text}, text)
+    assert history.find(episode, "and \udfff") is not None
+
+
+@pytest.mark.parametrize("text", ['a "quoted" name', "line\nbreak", "Ünïcode", "C:\\path", "FILE"])
+def test_texts_are_found_however_json_writes_them(tmp_path: Path, journals: Journals, text: str) -> None:
+    journal, episode = journals.open()
+    write_calls(journal, 1, 2, reply='{"content":[{"type":"text","text":"nothing"}]}')
+    inner = json.dumps({"text": text.lower()}, ensure_ascii=False)
+    for seq, reply in enumerate(
+        (
+            json.dumps({"content": [{"type": "text", "text": f"before {text} after"}]}),
+            json.dumps({"content": [{"type": "text", "text": text}]}, ensure_ascii=False),
+            json.dumps({"content": [{"type": "text", "text": inner}]}, ensure_ascii=False),
+        ),
+        3,
+    ):
+        journal.add_call(server="s", tool="t", request=seq, seq=seq, name="other", arguments=None)
+        journal.add_reply(seq=seq, failed=False, seconds=0.1, result=msgspec.Raw(reply.encode()))
+    history = EpisodeHistory([tmp_path])
+    found = [history.find(episode, text, after=after) for after in (2, 3, 4, 5)]
+    assert [match and (match.seq, match.where) for match in found] == [
+        (3, "reply"),
+        (4, "reply"),
+        (5, "reply") if text != "Ünïcode" else None,
+        None,
+    ]
+
+
+def test_search_covers_names_and_arguments_and_finds_the_next_error(
+    tmp_path: Path, journals: Journals
+) -> None:
+    journal, episode = journals.open()
+    write_calls(journal, 1, 7)
+    history = EpisodeHistory([tmp_path])
+    results = [
+        history.find(episode, "READ"),
+        history.find(episode, "file-5"),
+        history.find(episode, "", failed_only=True),
+        history.find(episode, "", failed_only=True, after=3),
+        history.find(episode, "", failed_only=True, after=6),
+    ]
+    assert [match and (match.seq, match.where) for match in results] == [
+        (1, "name"),
+        (5, "arguments"),
+        (3, "failed"),
+        (6, "failed"),
+        None,
+    ]
+    with pytest.raises(BadRequestError, match="1000 characters"):
+        history.find(episode, "x" * 1_001)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"event":"call","seq":99999999999999,"name":"x"}',
+        b'{"event":"call","seq":-1}',
+        b'{"event":"note","calls":-5,"role":"x","text":5}',
+        b'{"event":"reply","seq":1,"failed":true,"seconds":"x"}',
+    ],
+)
+def test_damaged_lines_hide_no_others(tmp_path: Path, journals: Journals, line: bytes) -> None:
+    journal, episode = journals.open()
+    write_calls(journal, 1, 1)
+    with (journal.folder / "trajectory.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    journal = journals.keep(Journal.reopen(journal.folder))
+    write_calls(journal, 2, 2)
+    entries = EpisodeHistory([tmp_path]).calls(episode, 1, 10)
+    assert [entry.seq for entry in entries if isinstance(entry, CallEntry)] == [1, 2]
+
+
+def test_no_list_opens_a_trajectory(tmp_path: Path) -> None:
+    add_run(tmp_path, "r", {"a": [1.0, LOST, LIVE]})
+    # Nothing can be opened: each trajectory is a folder.
+    for name in ("r-a-0", "r-a-1", "r-a-2"):
+        (tmp_path / "episodes" / name / "trajectory.jsonl").mkdir(parents=True)
+    history = EpisodeHistory([tmp_path])
+    assert len(history.runs().items) == 1
+    assert history.run("r") is not None
+    page = history.episodes(EpisodeQuery(run="r"))
+    assert len(page.items) == 3
+    details = history.episode(page.items[0].public_id)
+    assert details is not None
+    assert details.calls == 0
+
+
+@pytest.mark.parametrize("name", ["one", "", "../one", "0" * 16, "g" * 16])
+def test_an_id_that_is_no_episodes_is_none(tmp_path: Path, journals: Journals, name: str) -> None:
+    journals.open()
+    history = EpisodeHistory([tmp_path])
+    assert history.episode(name) is None
+    assert history.calls(name, 1, 1) == []
+    assert history.tools(name) is None
+    assert history.raw_reply(name, 1) is None
+
+
+def test_more_trajectories_than_are_kept_can_be_read(tmp_path: Path, journals: Journals) -> None:
+    episodes: list[str] = []
+    for number in range(KEPT_INDEXES + 2):
+        journal, episode = journals.open(f"{number}")
+        write_calls(journal, 1, 1)
+        episodes.append(episode)
+    history = EpisodeHistory([tmp_path])
+    assert [len(history.calls(episode, 1, 1)) for episode in [*episodes, *episodes]] == [1] * 2 * len(
+        episodes
+    )
+
+
+def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_run(tmp_path, "r", {"a": [1.0]})
+    statements: list[str] = []
+    for name in ("episodes", "run_times", "task_sums", "lost_reasons", "has_steps", "curve", "find"):
+        whole = getattr(queries, name)
+
+        def traced(connection: sqlite3.Connection, *args: Any, whole: Any = whole) -> Any:
+            connection.set_trace_callback(statements.append)
+            return whole(connection, *args)
+
+        monkeypatch.setattr(queries, name, traced)
+    history = EpisodeHistory([tmp_path])
+    history.runs()
+    history.run("r")
+    for query in (
+        EpisodeQuery(),
+        EpisodeQuery(run="r"),
+        EpisodeQuery(task="a"),
+        EpisodeQuery(order="failures_first"),
+        EpisodeQuery(run="r", order="failures_first"),
+        EpisodeQuery(lost=True),
+    ):
+        history.episodes(query)
+    history.episode(public_id("r-a-0"))
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        for statement in {text for text in statements if text.startswith("SELECT")}:
+            plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
+            assert any("INDEX" in step for step in plan), (statement, plan)
+            assert "SCAN episodes" not in plan, (statement, plan)
+            if "GROUP BY" in statement:
+                assert any("COVERING INDEX episodes_in_numbers" in step for step in plan), (statement, plan)
+            if " ORDER BY started_at DESC" in statement:
+                assert "USE TEMP B-TREE FOR ORDER BY" not in plan, (statement, plan)
