@@ -203,7 +203,7 @@ def main() -> None:
     write("\n".join(lines_table()) + "\n")
     if arguments.path:
         write(f"\n{'path through the server':32} {'files':>8} {'calls':>8} {'hand-offs':>9}\n")
-        for name, route in asyncio.run(follow_episode()).items():
+        for name, route in anyio.run(follow_episode).items():
             write(f"{name:32} {len(route.files):8} {route.functions:8} {route.hand_offs:9}\n")
             if arguments.files:
                 write("".join(f"    {file}\n" for file in sorted(route.files)))

@@ -662,7 +662,9 @@ class DriverLink:
         was_attached = self._end.attached
         self._end.stream_lost()
         self._is_open = self._is_broken = False
-        self._stop_writing()
+        if self._may_attach:
+            # Until then the driver's source is written, which is not sent again: it may still arrive.
+            self._stop_writing()
         self._on_detached()
         self._wake_senders()
         if not self.survival.seconds:

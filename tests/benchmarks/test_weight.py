@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import anyio
 
 from benchmarks.weight import count_lines, follow_episode
 
@@ -29,7 +29,7 @@ def test_docstrings_and_comments_are_no_code() -> None:
 
 
 def test_an_episode_is_followed_through_the_server() -> None:
-    routes = asyncio.run(follow_episode())
+    routes = anyio.run(follow_episode)
     assert {"protocol/episode_tools.py", "driver_client/link.py", "episodes/calls.py"} <= routes["call"].files
     assert routes["call"].hand_offs >= 1
     assert "grading/grader.py" in routes["claim and evaluation"].files

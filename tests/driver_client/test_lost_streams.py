@@ -319,6 +319,35 @@ async def test_stream_is_opened_again_while_the_lost_one_takes_nothing() -> None
             await unread.aclose()
 
 
+async def test_source_of_a_driver_is_written_whole_although_the_stream_is_lost_meanwhile() -> None:
+    class Reopening(Source):
+        began = anyio.Event()
+
+        async def reopen(self) -> None:
+            self.began.set()
+            await anyio.sleep_forever()
+
+    client, driver = stream_pair()
+    slow = SlowStream(client._incoming, client._outgoing)  # pyright: ignore[reportPrivateUsage]
+    slow.resume = anyio.Event()
+    source = Reopening(slow)
+    async with background_tasks() as tasks:
+        link = DriverLink(source, tasks, describe_loss, survival=SURVIVAL)
+        tasks.start_soon(link.run)
+        tasks.start_soon(link.send_bytes, b"source")
+        await anyio.wait_all_tasks_blocked()
+        await driver.send_eof()
+        with anyio.fail_after(10):
+            await source.began.wait()
+            slow.resume.set()
+            received = b""
+            while received != b"source":
+                received += await driver.receive()
+        link.close()
+    await client.aclose()
+    await driver.aclose()
+
+
 async def test_message_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async with surviving() as (link, source, tasks):
         peer, text = source.peer, {"text": "x" * (30 << 20)}
