@@ -174,7 +174,7 @@ async def test_a_token_is_needed_where_the_server_has_tokens(tmp_path: Path) -> 
 async def test_an_episode_goes_on_after_a_kill_if_its_starter_comes_back_and_ends_if_not(
     tmp_path: Path,
 ) -> None:
-    async with supervised_server(tmp_path / "state", "--grace-seconds", "2") as server:
+    async with supervised_server(tmp_path / "state", "--grace-seconds", "10") as server:
         async with (
             holding(server.url, {"Idempotency-Key": "stays-away"}) as first,
             holding(server.url, {"Idempotency-Key": "returns"}) as second,
