@@ -45,6 +45,7 @@ from decathlon_mcp.cli.usage import (
     check_token_name,
     check_url,
     failure_message,
+    report,
     usage_message,
 )
 from decathlon_mcp.errors import BadRequestError
@@ -566,7 +567,8 @@ def run(words: Sequence[str]) -> int:
         )
         sys.stdout.flush()
     except CycloptsError as error:
-        return _report(usage_message(error), 2)
+        report(usage_message(error))
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -576,7 +578,8 @@ def run(words: Sequence[str]) -> int:
     except (Exception, BaseExceptionGroup) as error:
         if (message := failure_message(error)) is None:
             raise
-        return _report(message, 1)
+        report(message)
+        return 1
     return status if isinstance(status, int) else 0
 
 
@@ -596,7 +599,7 @@ def _warn_of_unknown_variables(words: Sequence[str]) -> None:
         for option in argument.names
     }
     if unknown := {name: near for name, near in unknown_variables(options).items() if near}:
-        _report(f"set, but not settings: {describe_unknown_variables(unknown)}", 0)
+        report(f"set, but not settings: {describe_unknown_variables(unknown)}")
 
 
 def _commands(parent: App) -> Iterator[App]:
@@ -621,8 +624,3 @@ def _run(command: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     except ModuleNotFoundError:
         return anyio.run(command, *arguments)
     return anyio.run(command, *arguments, backend_options={"use_uvloop": True})
-
-
-def _report(message: str, status: int) -> int:
-    sys.stderr.write(f"decathlon-mcp: {' '.join(message.split())}\n")
-    return status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -86,8 +85,3 @@ def _shorten(text: str) -> str:
     if len(text) <= MAX_LINE_CHARACTERS:
         return text
     return f"{text[:MAX_LINE_CHARACTERS]} … ({len(text)} characters)"
-
-
-def print_json(value: object) -> None:
-    """Print one JSON value, for people and programs."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from decathlon_mcp.app import create_catalogue, sandbox_factories
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.cli.console import print_json
 from decathlon_mcp.cli.options import describe_unknown_variables, unknown_variables
+from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.readiness import check_readiness, format_finding
 from decathlon_mcp.cli.tasks import summarize_missing
 from decathlon_mcp.errors import DecathlonError, SettingsError

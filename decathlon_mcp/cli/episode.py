@@ -19,6 +19,8 @@ import anyio
 from cyclopts import App, Group, Parameter
 
 from decathlon_mcp.cli.options import Flag, Labels
+from decathlon_mcp.cli.output import print_json
+from decathlon_mcp.cli.usage import report
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.types import as_object
@@ -197,7 +199,7 @@ def _run(step: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     try:
         return anyio.run(step, *arguments)
     except _StepError as error:
-        sys.stderr.write(f"decathlon-mcp: {' '.join(error.message.split())}\n")
+        report(error.message)
         return error.status
 
 
@@ -329,7 +331,7 @@ def _progress_printer() -> OnProgress | None:
 
     async def print_progress(progress: float, total: float | None, message: str | None) -> None:
         share = f"{progress:g} of {total:g}" if total else f"{progress:g}"
-        sys.stderr.write(f"decathlon-mcp: {message or 'in progress'} ({share})\n")
+        report(f"{message or 'in progress'} ({share})")
 
     return print_progress
 
@@ -367,5 +369,5 @@ def _parse_object(text: str) -> dict[str, Any]:
 
 
 def _print(value: Mapping[str, Any], status: int = 0) -> int:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    print_json(value, indent=None)
     return status

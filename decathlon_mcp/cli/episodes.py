@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from decathlon_mcp.cli.tables import age, print_json, print_table, printed
+from decathlon_mcp.cli.output import age, print_json, print_table, printed
+from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import UnknownEpisodeError
 from decathlon_mcp.storage.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
 from decathlon_mcp.storage.history.values import CallEntry, EpisodeQuery, EpisodeSummary
@@ -46,7 +47,7 @@ def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: boo
     is_whole = every or query != EpisodeQuery()
     with Store.open_read_only(state) as store:
         if store is None:
-            sys.stderr.write(f"decathlon-mcp: no server has kept episodes in {state}\n")
+            report(f"no server has kept episodes in {state}")
         known = store.handles() if store is not None and handles else ()
     of = {public_id(handle): handle for handle in known}
     processes = server_processes(state)

@@ -7,7 +7,6 @@ touches what a running one uses, and no server takes over what it removes.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.docker.engine import Engine
@@ -84,8 +84,7 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
         partial(remove_unnamed_tools, state, time.time() - RECENT_SECONDS, dry_run=dry_run)
     )
     if as_json:
-        document = {"dry_run": dry_run, **asdict(report)}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        print_json({"dry_run": dry_run, **asdict(report)})
     else:
         for line in _lines(report, state, dry_run):
             sys.stdout.write(line + "\n")

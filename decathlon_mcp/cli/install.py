@@ -26,7 +26,7 @@ from urllib.parse import urlencode
 from cyclopts import Group, Parameter
 
 from decathlon_mcp.cli.options import Flag
-from decathlon_mcp.cli.usage import check_url
+from decathlon_mcp.cli.usage import check_url, report
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.settings import ProviderName
 
@@ -189,7 +189,7 @@ def install(
         sys.stdout.write(target.snippet(server))
         return 0
     if not url and not sys.platform.startswith("linux"):
-        sys.stderr.write("decathlon-mcp: sandboxes require Linux; use --url to connect to a server there\n")
+        report("sandboxes require Linux; use --url to connect to a server there")
     instructions = (
         f"Add this to {target.settings_file} and restart {target.title}:\n\n{target.snippet(server)}"
     )
@@ -214,7 +214,7 @@ def _run(target: Target, command: Sequence[str] | None, instructions: str, *, ye
     # By its path: on Windows `claude` and `code` are scripts, which are not found by their bare names.
     executable = shutil.which(command[0])
     if executable is None:
-        sys.stderr.write(f"decathlon-mcp: {target.title} cannot be reached: no {command[0]!r} on the PATH\n")
+        report(f"{target.title} cannot be reached: no {command[0]!r} on the PATH")
         sys.stdout.write(instructions)
         return 1
     sys.stdout.write(f"{shlex.join(command)}\n")
@@ -225,7 +225,7 @@ def _run(target: Target, command: Sequence[str] | None, instructions: str, *, ye
     status = subprocess.run([executable, *command[1:]], cwd=target.project, check=False).returncode
     if status == 0:
         return 0
-    sys.stderr.write(f"decathlon-mcp: {command[0]} failed with exit status {status}\n")
+    report(f"{command[0]} failed with exit status {status}")
     sys.stdout.write(instructions)
     return 1
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from decathlon_mcp.cli.output import print_json
+from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.grading.signing import BadSignatureError, PublicKey, Signer, verdict_digest
 from decathlon_mcp.http.authentication import new_token
@@ -50,7 +52,7 @@ def make_token(name: str, role: Role) -> int:
 def show_key(state: Path | None) -> int:
     """Print the server's public key as JSON; create the key if there is none."""
     public = Signer.at(state or default_state()).public
-    sys.stdout.write(json.dumps(public.to_json()) + "\n")
+    print_json(public.to_json(), indent=None)
     return 0
 
 
@@ -69,7 +71,7 @@ def verify(files: Sequence[Path], keys: Sequence[str], state: Path | None) -> in
     ]
     bad = results.count(False)
     if bad:
-        sys.stderr.write(f"decathlon-mcp: {bad} of {len(results)} do not verify\n")
+        report(f"{bad} of {len(results)} do not verify")
     return 1 if bad else 0
 
 

@@ -13,7 +13,8 @@ from decathlon_client import ClientError, Decathlon, NoVerdictError
 from decathlon_client.script import ScriptError, play_script, read_script
 from decathlon_client.shutdown import shutdown_on_signal
 
-from decathlon_mcp.cli.console import ScriptConsole, print_json
+from decathlon_mcp.cli.console import ScriptConsole
+from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder

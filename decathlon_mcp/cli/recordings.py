@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -16,6 +15,8 @@ from typing import IO, Annotated, Any, get_args
 from cyclopts import App, Parameter
 
 from decathlon_mcp.cli.options import Flag, StateFolder
+from decathlon_mcp.cli.output import print_json, print_lines
+from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.web.exchanges import Part
@@ -51,11 +52,11 @@ def list_recordings(*, as_json: AsJson = False, state: StateFolder = None) -> in
     folder = (state or default_state()) / FOLDER
     summaries = [_summary(path) for path in find_recordings(folder)]
     if as_json:
-        _print_json({"recordings": [_summary_json(summary) for summary in summaries]})
+        print_json({"recordings": [_summary_json(summary) for summary in summaries]}, indent=None)
         return 0
-    _print_lines(map(_cells, summaries))
+    print_lines(map(_cells, summaries))
     if not summaries:
-        sys.stderr.write(f"decathlon-mcp: there are no recordings in {folder}\n")
+        report(f"there are no recordings in {folder}")
     return 0
 
 
@@ -81,18 +82,18 @@ def show(
             ],
             "unanswered": [asdict(request) for request in unanswered],
         }
-        _print_json(value)
+        print_json(value, indent=None)
         return 0
-    _print_lines([_cells(summary), ()])
-    _print_lines((each.part, each.method, each.status, each.size, each.url) for each in exchanges)
-    _print_lines([()])
+    print_lines([_cells(summary), ()])
+    print_lines((each.part, each.method, each.status, each.size, each.url) for each in exchanges)
+    print_lines([()])
     for each in unanswered:
         why = f"recorded failure: {each.failure}" if each.failure else "missed"
-        _print_lines([(each.part, each.method, f"{each.count} times", why, each.url)])
-    _print_lines([()] if unanswered else [])
+        print_lines([(each.part, each.method, f"{each.count} times", why, each.url)])
+    print_lines([()] if unanswered else [])
     for each in rollouts:
         counts = ", ".join(f"{number} {name}" for name, number in asdict(each.counts).items() if number)
-        _print_lines([(each.at[:19], each.mode, each.episode, counts)])
+        print_lines([(each.at[:19], each.mode, each.episode, counts)])
     return 0
 
 
@@ -142,9 +143,10 @@ def compare(
         counts[result.difference] += 1
         if as_json:
             difference, detail = result.difference, result.detail
-            _print_json({"url": result.exchange.url, "difference": difference, "detail": detail})
+            document = {"url": result.exchange.url, "difference": difference, "detail": detail}
+            print_json(document, indent=None)
         elif result.difference != "same":
-            _print_lines([(result.difference, result.exchange.url, result.detail)])
+            print_lines([(result.difference, result.exchange.url, result.detail)])
     if not as_json:
         parts = [f"{number} {name}" for name, number in sorted(counts.items())]
         sys.stdout.write(f"{', '.join(parts) or 'the recording is empty'}\n")
@@ -252,12 +254,3 @@ def _summary_json(summary: Summary) -> dict[str, Any]:
         "hit_rate": summary.rate,
         "runnable": summary.runnable,
     }
-
-
-def _print_lines(rows: Iterable[tuple[object, ...]]) -> None:
-    for row in rows:
-        sys.stdout.write("\t".join(map(str, row)) + "\n")
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import signal
@@ -13,13 +12,12 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.cli.output import print_json, print_lines, print_table
 from decathlon_mcp.cli.readiness import require_ready
+from decathlon_mcp.cli.usage import report
 from decathlon_mcp.episodes.regrading import Regraded, Regrader, is_open, read_kept
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
@@ -242,23 +240,17 @@ class _Output:
     def add(self, result: Result) -> None:
         self.results.append(result)
         if self._as_json:
-            self._line(json.dumps(result.to_json()))
-            return
-        if result.regraded is not None and not self._as_table:
-            self._line("\t".join(result.cells()))
-        if not result.is_graded:
+            print_json(result.to_json(), indent=None)
+        elif result.regraded is not None and not self._as_table:
+            print_lines([result.cells()])
+        sys.stdout.flush()
+        if not (self._as_json or result.is_graded):
             detail = result.error.message if result.error else _detail(result)
-            sys.stderr.write(f"decathlon-mcp: {result.episode}: {' '.join(detail.split())}\n")
+            report(f"{result.episode}: {detail}")
 
     def finish(self) -> None:
         if self._as_table:
-            table = Table(box=None, header_style="bold", pad_edge=False)
-            for heading in HEADINGS:
-                table.add_column(heading, overflow="fold", no_wrap=heading == "episode")
-            for result in self.results:
-                if result.regraded is not None:
-                    table.add_row(*map(escape, result.cells()))
-            Console(highlight=False).print(table)
+            print_table(HEADINGS, [result.cells() for result in self.results if result.regraded])
         graded = [result for result in self.results if result.is_graded]
         other = sum(not {"status", "success", "reward"}.isdisjoint(result.changed) for result in graded)
         failed = len(self.results) - len(graded)
@@ -266,10 +258,6 @@ class _Output:
             f"{len(graded)} graded again, {other} of them with another result"
             f"{f'; {failed} could not be graded' if failed else ''}\n"
         )
-
-    def _line(self, text: str) -> None:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
 
 
 def _compared(verdict: Verdict | None) -> JsonObject:

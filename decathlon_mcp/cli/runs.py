@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from decathlon_mcp.cli.tables import age, print_json, print_table, printed
+from decathlon_mcp.cli.output import age, print_json, print_table, printed
+from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.storage.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
 from decathlon_mcp.storage.history.values import Counts, Estimate, RunReport, RunSummary, TaskReport
@@ -24,14 +25,14 @@ def list_runs(state: Path, run: str | None, *, as_json: bool) -> int:
     check_state_folder(state)
     history = EpisodeHistory([state])
     if run is not None:
-        report = history.run(run)
-        if report is None:
+        numbers = history.run(run)
+        if numbers is None:
             raise _unknown(state, run)
-        _print_report(report, as_json=as_json)
+        _print_report(numbers, as_json=as_json)
         return 0
     runs = _all_runs(history)
     if not runs:
-        sys.stderr.write(f"decathlon-mcp: no episode in {state} has a label `run`\n")
+        report(f"no episode in {state} has a label `run`")
     if as_json:
         print_json({"runs": [_run_json(one) for one in runs]})
     else:

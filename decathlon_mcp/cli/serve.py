@@ -19,6 +19,7 @@ from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks, run_alone
 from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.readiness import log_problems, require_ready
+from decathlon_mcp.cli.usage import report
 from decathlon_mcp.cli.view import page_address
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, SettingsError
@@ -175,7 +176,7 @@ async def _leaving_episodes_on_failure(episodes: EpisodeRegistry) -> AsyncGenera
         if episodes.store is None or not episodes.live:
             raise
         if isinstance(error, DecathlonError):
-            sys.stderr.write(f"decathlon-mcp: {' '.join(error.message.split())}\n")
+            report(error.message)
         else:
             log.exception("the server failed")
         log.warning("its episodes wait for the next server", extra=fields(episodes=len(episodes.live)))

@@ -23,8 +23,9 @@ from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.catalogue.recordings import recording_summary
 from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
 from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
-from decathlon_mcp.cli.console import print_json
+from decathlon_mcp.cli.output import print_json, print_lines
 from decathlon_mcp.cli.readiness import check_readiness, format_finding
+from decathlon_mcp.cli.usage import report
 from decathlon_mcp.episodes.suite_probe import RubricFinding
 from decathlon_mcp.errors import SettingsError, SuiteError
 from decathlon_mcp.sandboxes.base import Finding
@@ -59,8 +60,7 @@ def show_tasks(settings: Settings, filters: Draw, *, sample: int | None, as_json
         for line in _suite_lines(catalogue):
             Console(highlight=False).print(line, soft_wrap=True)
     else:
-        for task in tasks:
-            sys.stdout.write("\t".join(_cells(task)) + "\n")
+        print_lines(map(_cells, tasks))
     return 0
 
 
@@ -145,7 +145,7 @@ def _say_that_none_fits(catalogue: Catalogue, filters: Draw) -> None:
         if value not in (None, ()):
             shown = ",".join(value) if name in ("needs", "without") else value
             words.append(f"--{name.replace('_', '-')} {shown}")
-    sys.stderr.write(f"decathlon-mcp: none of the {len(catalogue)} tasks fits {' '.join(words)}\n")
+    report(f"none of the {len(catalogue)} tasks fits {' '.join(words)}")
 
 
 async def _check_sandboxes(catalogue: Catalogue, settings: Settings) -> list[Finding]:

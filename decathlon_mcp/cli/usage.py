@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 from collections.abc import Iterator
 from typing import cast
 from urllib.parse import urlsplit
@@ -28,6 +29,11 @@ _ENVIRONMENT = frozenset(
 )
 """Errors that name their file and whose cause is never this program."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def report(message: str) -> None:
+    """Print a message on stderr, as one line."""
+    sys.stderr.write(f"decathlon-mcp: {' '.join(message.split())}\n")
 
 
 def check_token_name(kind: object, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Prints lists on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON."""
+"""What commands print on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON."""
 
 from __future__ import annotations
 
@@ -6,35 +6,39 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 
 def print_table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    """Print lines of cells, of which the first is a name; without the headings in a pipe.
-
-    Control characters are escaped: clients and sandboxes may have written the texts.
-    """
-    printable = [[printed(cell) for cell in line] for line in lines]
+    """Print lines of cells, of which the first is a name; without the headings in a pipe."""
     if not sys.stdout.isatty():
-        for line in printable:
-            sys.stdout.write("\t".join(line) + "\n")
+        print_lines(lines)
         return
+    # Imported late: most commands print no table.
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, heading in enumerate(headings):
         table.add_column(heading, overflow="fold", no_wrap=column == 0)
-    for line in printable:
-        table.add_row(*map(escape, line))
+    for line in lines:
+        table.add_row(*(escape(printed(cell)) for cell in line))
     Console().print(table)
 
 
-def print_json(document: Any) -> None:
-    """Print a JSON value on several lines."""
+def print_lines(lines: Iterable[Sequence[object]]) -> None:
+    """Print lines of cells, with a tab between two.
+
+    Control characters are escaped: clients and sandboxes may have written the texts.
+    """
+    for line in lines:
+        sys.stdout.write("\t".join(printed(str(cell)) for cell in line) + "\n")
+
+
+def print_json(document: object, *, indent: int | None = 2) -> None:
+    """Print a JSON value on several lines, or on one without `indent`."""
     # UTF-8 has no lone surrogates; Python's escape for them is also JSON's.
-    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
     sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
