@@ -6,7 +6,8 @@ that runs in it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
+import secrets
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,11 @@ CAUSE_SECONDS = 2.0
 """Limit on `Sandbox.cause_of_end`: a verdict waits for it."""
 CHECK_SECONDS = 2.8
 """Limit on the work of `Provider.check`, which takes at most 3 s."""
+# The modules are those that python3-minimal lacks.
+_PYTHON = "import json, subprocess, selectors, sys; sys.exit(sys.version_info < (3, 10))"
+PYTHON_CHECK = ("python3", "-I", "-S", "-c", _PYTHON)
+"""The argv of a first process that fails where the driver could not run."""
+PYTHON_CURE = "the image needs a complete Python 3.10 or later (not python3-minimal) as python3 on its PATH"
 _EXIT_CODES_FROM_OUTSIDE = frozenset({"0", "137", "143"})
 
 
@@ -212,6 +218,20 @@ def limited_check(findings: list[Finding]) -> Generator[None]:
     if scope.cancelled_caught:
         cure = "try again when the machine is less busy"
         findings.append(Finding("time", False, "the checks did not finish within 3 s", cure, required=False))
+
+
+async def check_python(
+    open_sandbox: Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]], image: str | None, cure: str
+) -> Finding:
+    """Open a sandbox that checks its own Python. Raises ImageError, ProviderUnavailableError."""
+    name, root = f"check-{secrets.token_hex(8)}", PurePosixPath("/decathlon")
+    spec = SandboxSpec(name, PYTHON_CHECK, root, image, limits=Limits(memory_mib=256))
+    async with open_sandbox(spec) as sandbox:
+        async for _ in sandbox.stream:
+            pass
+        cause = await sandbox.cause_of_end()
+    suitable = cause == "exit code 0"
+    return finding("python3", suitable, "3.10 or later" if suitable else f"unsuitable: {cause}", cure)
 
 
 class Provider(Protocol):

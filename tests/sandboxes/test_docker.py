@@ -26,6 +26,7 @@ from requests import Response
 from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
+from decathlon_mcp.sandboxes import base
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
@@ -467,7 +468,7 @@ class SlowProvider(DockerProvider):
 async def test_check_on_a_slow_machine_leaves_out_the_images_python(
     docker: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_provider, "_PYTHON_CHECK", "import time; time.sleep(1000)")
+    monkeypatch.setattr(base, "PYTHON_CHECK", ("python3", "-c", "import time; time.sleep(1000)"))
     async with SlowProvider(docker.owner) as provider:
         findings = await provider.check(docker.image)
     assert [(finding.what, finding.ok) for finding in findings] == [

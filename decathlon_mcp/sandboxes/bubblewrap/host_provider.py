@@ -24,7 +24,14 @@ from pathlib import Path, PurePosixPath
 from anyio import to_thread
 
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
-from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec, limited_check
+from decathlon_mcp.sandboxes.base import (
+    PYTHON_CHECK,
+    Finding,
+    Limits,
+    SandboxSpec,
+    check_python,
+    limited_check,
+)
 from decathlon_mcp.sandboxes.bubblewrap.command import SandboxFiles, bubblewrap_command
 from decathlon_mcp.sandboxes.bubblewrap.host_files import HostFiles
 from decathlon_mcp.sandboxes.bubblewrap.mount_view import view_launcher
@@ -33,7 +40,6 @@ from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     ALLOW,
     INSTALL,
     PROBE_SECONDS,
-    PYTHON_CHECK,
     NamespaceProvider,
     find_program,
     lacks_namespaces,
@@ -97,7 +103,7 @@ class HostProvider(NamespaceProvider):
                 findings += await to_thread.run_sync(check_folder, self._folder, abandon_on_cancel=True)
                 cure = "run the server with a complete Python 3.10 or later"
                 if all(result.ok for result in findings):
-                    findings.append(await self._check_python(image, cure))
+                    findings.append(await check_python(self.open, image, cure))
             except DecathlonError as error:
                 message = message_with_notes(error)
                 findings.append(Finding("sandbox", False, message, f"{_cure_of(message)}; {PLAIN}"))
@@ -144,8 +150,7 @@ def _probe() -> str | None:
     if not is_recent:
         return f"{version} is too old: {INSTALL}"
     files = HostFiles.of_this_server()
-    command = ("python3", "-I", "-S", "-c", PYTHON_CHECK)
-    spec = SandboxSpec("probe", command, PurePosixPath("/decathlon"), limits=Limits(memory_mib=256))
+    spec = SandboxSpec("probe", PYTHON_CHECK, PurePosixPath("/decathlon"), limits=Limits(memory_mib=256))
     with ExitStack() as stack:
         status = stack.enter_context(closing_descriptor(os.memfd_create("status", os.MFD_CLOEXEC)))
         block, ours = socket.socketpair()

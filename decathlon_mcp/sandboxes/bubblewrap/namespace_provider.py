@@ -6,18 +6,16 @@ import logging
 import os
 import platform
 import re
-import secrets
 import shutil
 import subprocess
 from abc import abstractmethod
 from contextlib import suppress
 from functools import cached_property
-from pathlib import PurePosixPath
 
 import anyio
 
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, Limits, SandboxSpec, finding
+from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.bubblewrap.mounts import RootFiles, writable_folders
 from decathlon_mcp.sandboxes.bubblewrap.resources import (
@@ -44,8 +42,6 @@ SET_UP_SECONDS = 30.0
 """How long bubblewrap may take to set up a sandbox; usually some 10 ms."""
 PROBE_SECONDS = 10.0
 """Limit on programs that take 50 ms."""
-# The modules are those that python3-minimal lacks.
-PYTHON_CHECK = "import json, subprocess, selectors, sys; sys.exit(sys.version_info < (3, 10))"
 
 _log = logging.getLogger(__name__)
 
@@ -160,18 +156,6 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
             finding("program", is_recent, f"{version} at {host.program}", INSTALL),
             Finding("limits", True, limits),
         ]
-
-    async def _check_python(self, image: str | None, cure: str) -> Finding:
-        """Open a sandbox with a check of its Python. Raises ImageError, ProviderUnavailableError."""
-        name, command = f"check-{secrets.token_hex(8)}", ("python3", "-I", "-S", "-c", PYTHON_CHECK)
-        spec = SandboxSpec(name, command, PurePosixPath("/decathlon"), image, limits=Limits(memory_mib=256))
-        async with self.open(spec) as sandbox:
-            with suppress(anyio.EndOfStream):
-                while True:
-                    await sandbox.stream.receive()
-            cause = await sandbox.cause_of_end()
-        suitable = cause == "exit code 0"
-        return finding("python3", suitable, "3.10 or later" if suitable else f"unsuitable: {cause}", cure)
 
 
 def program_version(program: str) -> tuple[str, bool]:

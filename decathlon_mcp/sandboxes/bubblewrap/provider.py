@@ -21,7 +21,7 @@ from pathlib import Path
 from anyio import to_thread
 
 from decathlon_mcp.errors import DecathlonError, ImageError, NotRunnableError
-from decathlon_mcp.sandboxes.base import Finding, SandboxSpec, limited_check
+from decathlon_mcp.sandboxes.base import PYTHON_CURE, Finding, SandboxSpec, check_python, limited_check
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     ALLOW,
@@ -35,7 +35,6 @@ from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 UNPACK = "decathlon-mcp image unpack IMAGE DIR, then --image DIR"
 NO_NETWORK = "the bubblewrap provider gives sandboxes no outbound network: use --provider docker"
 OR_DOCKER = f"{INSTALL}, or use --provider docker"
-_PYTHON_CURE = "the image needs a complete Python 3.10 or later (not python3-minimal) as python3 on its PATH"
 
 
 class BubblewrapProvider(NamespaceProvider):
@@ -101,7 +100,7 @@ class BubblewrapProvider(NamespaceProvider):
     async def _check_image(self, image: str | None) -> list[Finding]:
         files = self._image_of(image)
         found = Finding("image", True, f"{files.location}, {files.digest or 'of unknown origin'}")
-        return [found, await self._check_python(image, _PYTHON_CURE)]
+        return [found, await check_python(self.open, image, PYTHON_CURE)]
 
 
 def _cure_of(error: DecathlonError) -> str:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import shutil
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import PurePosixPath
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,12 +25,14 @@ from docker.errors import APIError, NotFound
 from decathlon_mcp.background import finish, run_alone, run_for_ever
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import (
+    CHECK_SECONDS,
+    PYTHON_CURE,
     BaseProvider,
     Finding,
     Isolation,
     LimitName,
-    Limits,
     SandboxSpec,
+    check_python,
     finding,
     limited_check,
 )
@@ -53,8 +53,6 @@ REMOVE_SILENT_SECONDS = 2.0
 """The same limit after a removal that the engine did not answer, until it answers one: a queue must end."""
 REMOVE_RETRY_SECONDS = (0.2, 1.0, 5.0)
 FREE_BYTES = 2 << 30
-# The modules are those that python3-minimal lacks.
-_PYTHON_CHECK = "import json, subprocess, selectors, sys; sys.exit(sys.version_info < (3, 10))"
 
 _log = logging.getLogger(__name__)
 
@@ -265,7 +263,7 @@ class DockerProvider(BaseProvider):
 
     async def check(self, image: str | None) -> list[Finding]:
         findings: list[Finding] = []
-        deadline = anyio.current_time() + 2.8
+        deadline = anyio.current_time() + CHECK_SECONDS
         try:
             with limited_check(findings):
                 await self._check(image, findings)
@@ -309,23 +307,11 @@ class DockerProvider(BaseProvider):
         # Not in the scope of the other checks: a container that is not ready in time is removed first, which
         # can take longer than the rest of their time, and they have passed.
         with anyio.CancelScope(deadline=min(deadline, anyio.current_time() + 1.5)):
-            return await self._run_python(image)
+            try:
+                return await check_python(self.open, image, PYTHON_CURE)
+            except ImageError as error:
+                return Finding("python3", False, error.message, PYTHON_CURE)
         return Finding("python3", True, "not checked: the engine is busy")
-
-    async def _run_python(self, image: str) -> Finding:
-        name, command = f"check-{secrets.token_hex(8)}", ("python3", "-I", "-S", "-c", _PYTHON_CHECK)
-        spec = SandboxSpec(name, command, PurePosixPath("/decathlon"), image, limits=Limits(memory_mib=256))
-        cure = "the image needs a complete Python 3.10 or later (not python3-minimal) as python3 on its PATH"
-        try:
-            async with self.open(spec) as sandbox:
-                with suppress(anyio.EndOfStream):
-                    while True:
-                        await sandbox.stream.receive()
-                cause = await sandbox.cause_of_end()
-        except ImageError as error:
-            return Finding("python3", False, error.message, cure)
-        suitable = cause == "exit code 0"
-        return finding("python3", suitable, "3.10 or later" if suitable else f"unsuitable: {cause}", cure)
 
 
 def check_disk(facts: JsonObject, program: str = "docker") -> list[Finding]:
