@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 import anyio
 import anyio.lowlevel
 from anyio import CancelScope
 from anyio.abc import TaskGroup
+from decathlon_client.background import background_tasks as background_tasks
 
 RESTART_SECONDS = 1.0
 """Time between the failure of work in the background and its next begin."""
@@ -113,21 +113,6 @@ class Flag:
             await future
         finally:
             self.forget(wake)
-
-
-@asynccontextmanager
-async def background_tasks() -> AsyncGenerator[TaskGroup]:
-    """A task group whose tasks are cancelled when the body ends."""
-    # An exception of the body is raised outside the task group, which would wrap it in an ExceptionGroup.
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        try:
-            yield tasks
-        except Exception as error:  # noqa: BLE001
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 async def run_alone(work: Callable[..., Awaitable[object]], *arguments: object) -> None:

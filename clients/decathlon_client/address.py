@@ -19,14 +19,18 @@ def server_url(url: str | None, *, is_root: bool = False) -> str:
     source = "url"
     if url is None:
         source, url = URL_VARIABLE, os.environ.get(URL_VARIABLE, DEFAULT_URL)
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid or (is_root and ("/tasks/" in url or "/episodes/" in url)):
+    if not is_http_url(url) or (is_root and ("/tasks/" in url or "/episodes/" in url)):
         raise ValueError(f"{source}: not the address of a server, as {DEFAULT_URL} is one: {url!r}")
     return url
+
+
+def is_http_url(text: str) -> bool:
+    """Whether a text is an address with `http` or `https` and a host."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def server_token(token: str | None) -> str:

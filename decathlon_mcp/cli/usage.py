@@ -7,10 +7,10 @@ import re
 import sys
 from collections.abc import Iterator
 from typing import cast
-from urllib.parse import urlsplit
 
 from cyclopts import ArgumentCollection, CoercionError, CycloptsError, UnusedCliTokensError
 from cyclopts import ValidationError as RefusedValue
+from decathlon_client.address import is_http_url
 from pydantic import ValidationError
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError
@@ -69,14 +69,7 @@ def check_label_texts(kind: object, texts: tuple[str, ...]) -> None:
 
 
 def check_url(kind: object, url: str | None) -> None:
-    if url is None:
-        return
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid:
+    if url is not None and not is_http_url(url):
         raise ValueError("an address was expected, such as https://tasks.example.org")
 
 
