@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias, cast
 
@@ -23,6 +24,10 @@ PreprocessSandbox: TypeAlias = Literal["auto", "own", "snapshot"]
 """Where a preprocess runs. `own`: in a sandbox of its own; processes that it leaves running end with it.
 `snapshot`: in the agent's sandbox; what it changed there is removed or refused. `auto`: like `own`, but like
 `snapshot` for tasks graded in place, and whenever processes are left running that the task may need."""
+
+
+HANDLE = re.compile(r"[0-9a-f]{48}")
+"""Form of the handle of an episode."""
 
 
 def public_id(handle: str) -> str:

@@ -17,6 +17,8 @@ from decathlon_mcp.cli.episode import episode
 from decathlon_mcp.cli.image import image
 from decathlon_mcp.cli.install import install
 from decathlon_mcp.cli.options import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
     DOCTOR_DEFAULTS,
     NO_FILTERS,
     PLAY_DEFAULTS,
@@ -86,8 +88,8 @@ app.command(recordings)
 @app.command(sort_key=0, help_epilogue=EPILOGUE)
 def serve(
     *,
-    host: Host = "127.0.0.1",
-    port: Port = 8765,
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
     public_url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL", validator=check_url)] = None,
     allowed_host: Annotated[HostNames, Parameter(metavar="NAME")] = (),
     allowed_origin: Annotated[HostNames, Parameter(metavar="ORIGIN")] = (),
@@ -204,8 +206,8 @@ def init(folder: Annotated[Path, Parameter(metavar="FOLDER")], /) -> int:
 @app.command(sort_key=3, help_epilogue=EPILOGUE)
 def doctor(
     *,
-    host: Host = "127.0.0.1",
-    port: Port = 8765,
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
     json: Flag = False,
     settings: DoctorSettings = DOCTOR_DEFAULTS,
 ) -> int:

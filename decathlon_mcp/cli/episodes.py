@@ -22,7 +22,7 @@ from decathlon_mcp.storage.history.episode_history import MAX_PAGE_ITEMS, Episod
 from decathlon_mcp.storage.history.values import CallEntry, EpisodeQuery, EpisodeSummary
 from decathlon_mcp.storage.instance import check_state_folder, server_processes
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, Store
-from decathlon_mcp.types import JsonObject, public_id
+from decathlon_mcp.types import HANDLE, JsonObject, public_id
 
 HANDLE_CHARACTERS = 12
 RECENTLY_FINISHED = 20
@@ -30,7 +30,6 @@ RECENTLY_FINISHED = 20
 LAST_CALLS = 5
 MAX_TEXT_CHARACTERS = 2_000
 """Longest text of a value that `show` prints on a terminal."""
-_HANDLE = re.compile(r"[0-9a-f]{48}")
 _SECRET = re.compile(r"token|secret|password|credential|session|key", re.IGNORECASE)
 """Names of members whose values are not shown: the id of a session gives access to it."""
 _HEADINGS = ("episode", "task", "run", "phase", "token", "age", "calls", "result", "server pid")
@@ -79,7 +78,7 @@ def show_episode(state: Path, name: str, *, as_json: bool, handles: bool) -> int
     Raises SettingsError; UnknownEpisodeError if there is none, or more than one.
     """
     check_state_folder(state)
-    prefix = public_id(name) if _HANDLE.fullmatch(name) else name
+    prefix = public_id(name) if HANDLE.fullmatch(name) else name
     with Store.open_read_only(state) as store:
         rows = [] if store is None else store.find_episodes(prefix, 2)
         if len(rows) != 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import urllib.error
 import urllib.parse
@@ -19,14 +18,13 @@ from decathlon_mcp.grading.signing import BadSignatureError, PublicKey, Signer, 
 from decathlon_mcp.http.authentication import new_token
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.storage.keys import KEY_FILE
-from decathlon_mcp.types import JsonObject, as_object, public_id
+from decathlon_mcp.types import HANDLE, JsonObject, as_object, public_id
 
 if TYPE_CHECKING:
     from decathlon_mcp.episodes.specification import Role
 
 WELL_KNOWN = "/.well-known/decathlon-key"
 MAX_KEY_BYTES = 1 << 16
-HANDLE = re.compile(r"[0-9a-fA-F]{48}")
 PUBLIC_ID_CHARACTERS = 16
 VERDICT_PATHS = (
     (),
@@ -119,7 +117,7 @@ def _folder_problem(file: Path, episode: str) -> str:
     """Return which other episode's folder the verdict is in, or an empty string."""
     # With symbolic links, both the folder of the link and that of the file count.
     for folder in {file.absolute().parent, file.resolve().parent}:
-        is_episodes = HANDLE.fullmatch(folder.name) or folder.parent.name == "episodes"
+        is_episodes = HANDLE.fullmatch(folder.name.lower()) or folder.parent.name == "episodes"
         if is_episodes and (own := public_id(folder.name)) != episode:
             return f"it is the verdict of another episode than that of its folder, {own}"
     return ""

@@ -22,6 +22,8 @@ from decathlon_mcp.settings import PathSetting, Settings
 
 PREFIX = "DECATHLON_"
 DEFAULT_FILE = Path("decathlon.toml")
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8765
+"""Where `serve` listens by default."""
 SERVE_NAMES = ("host", "port", "public_url", "allowed_host", "allowed_origin", "ready_file")
 """Options of `serve` alone; the file and the variables may set them too."""
 CLIENT_NAMES = ("url", "token")

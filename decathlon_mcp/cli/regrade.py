@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -27,11 +26,10 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import count_running_servers
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.telemetry.logs import configure_logging, fields
-from decathlon_mcp.types import JsonObject, public_id
+from decathlon_mcp.types import HANDLE, JsonObject, public_id
 
 log = logging.getLogger("decathlon.cli")
 
-HANDLE = re.compile(r"[0-9a-f]{48}")
 COMPARED = ("status", "success", "reward", "metrics", "evaluator_digest", "suite_revision")
 """What a line of JSON has of both verdicts."""
 HEADINGS = ("episode", "task", "outcome", "reward", "metrics", "evaluator", "suite")

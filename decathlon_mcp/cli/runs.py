@@ -69,7 +69,7 @@ def compare_runs(state: Path, a: str, b: str, *, as_json: bool) -> int:
     print_table(
         _DIFFERENCES,
         (
-            [task.task, *_rate_cells(task.a), *_rate_cells(task.b), _signed(task.difference)]
+            [task.task, *_rate_cells(task.a), *_rate_cells(task.b), _number(task.difference, "+.3f")]
             for task in comparison.tasks
         ),
     )
@@ -77,9 +77,8 @@ def compare_runs(state: Path, a: str, b: str, *, as_json: bool) -> int:
     if difference is None:
         sys.stdout.write("no task has finished episodes in both runs\n")
         return 0
-    error = "" if difference.standard_error is None else f" ± {difference.standard_error:.3f}"
     sys.stdout.write(
-        f"difference of the success rates, {printed(b)} - {printed(a)}: {difference.mean:+.3f}{error} "
+        f"difference of the success rates, {printed(b)} - {printed(a)}: {_estimate(difference, '+.3f')} "
         f"(paired over {difference.count} tasks, with its standard error)\n"
     )
     return 0
@@ -126,7 +125,7 @@ def _run_cells(run: RunSummary) -> list[str]:
 
 def _task_cells(task: TaskReport) -> list[str]:
     cells = _count_cells(task.counts, task.mean_reward)
-    return [task.task, *cells, _short(task.mean_calls), _short(task.mean_turns)]
+    return [task.task, *cells, _number(task.mean_calls, ".1f"), _number(task.mean_turns, ".1f")]
 
 
 def _count_cells(counts: Counts, mean_reward: float | None) -> list[str]:
@@ -134,15 +133,15 @@ def _count_cells(counts: Counts, mean_reward: float | None) -> list[str]:
         str(counts.episodes),
         str(counts.live),
         str(counts.lost),
-        _rate(counts.success_rate),
-        _rate(mean_reward),
+        _number(counts.success_rate),
+        _number(mean_reward),
     ]
 
 
 def _rate_cells(task: TaskReport | None) -> Sequence[str]:
     if task is None or task.pass_1 is None:
         return "-", "0"
-    return _rate(task.pass_1.mean), str(task.pass_1.count)
+    return _number(task.pass_1.mean), str(task.pass_1.count)
 
 
 def _run_json(run: RunSummary) -> JsonObject:
@@ -172,23 +171,15 @@ def _estimate_json(estimate: Estimate | None) -> JsonObject | None:
     return None if estimate is None else asdict(estimate)
 
 
-def _estimate(estimate: Estimate | None) -> str:
+def _estimate(estimate: Estimate | None, spec: str = ".3f") -> str:
     if estimate is None:
         return "-"
     error = "" if estimate.standard_error is None else f" ± {estimate.standard_error:.3f}"
-    return f"{estimate.mean:.3f}{error}"
+    return f"{estimate.mean:{spec}}{error}"
 
 
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.3f}"
+def _number(value: float | None, spec: str = ".3f") -> str:
+    return "-" if value is None else f"{value:{spec}}"
 
 
 def _unknown(state: Path, *names: str) -> BadRequestError:

@@ -18,6 +18,7 @@ from decathlon_mcp import __version__
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks, run_alone
 from decathlon_mcp.cli import supervisor
+from decathlon_mcp.cli.options import DEFAULT_HOST, DEFAULT_PORT
 from decathlon_mcp.cli.readiness import log_problems, require_ready
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.cli.view import page_address
@@ -31,9 +32,6 @@ from decathlon_mcp.storage.instance import Successor
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 
 log = logging.getLogger("decathlon.cli")
-
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8765
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,14 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from decathlon_mcp.cli.options import DEFAULT_PORT
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import PAGE_HOST, AllowedHosts
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.storage.keys import load_or_create_page_key
 from decathlon_mcp.telemetry.logs import configure_logging
 
-DEFAULT_PORT = 8766
-SERVER_PORT = 8765
-"""Where `serve` listens by default."""
+VIEW_PORT = 8766
 
 
 def page_address(state: Path, port: int) -> str:
@@ -30,7 +29,7 @@ def page_address(state: Path, port: int) -> str:
 def show_address(states: Sequence[Path], port: int | None) -> int:
     """Print the address of the page that `serve` has on the first of these folders."""
     _require_folders(states)
-    sys.stdout.write(f"{page_address(states[0], SERVER_PORT if port is None else port)}\n")
+    sys.stdout.write(f"{page_address(states[0], DEFAULT_PORT if port is None else port)}\n")
     return 0
 
 
@@ -47,7 +46,7 @@ async def view(states: Sequence[Path], port: int | None, opens: bool) -> int:
     _require_folders(states)
     key = load_or_create_page_key(states[0])
     site = Site(EpisodeHistory(states), Sessions(PageKey(key)), folders=tuple(map(str, states)))
-    with listen("127.0.0.1", DEFAULT_PORT if port is None else port) as listener:
+    with listen("127.0.0.1", VIEW_PORT if port is None else port) as listener:
         address = f"http://{PAGE_HOST}:{listener.getsockname()[1]}/"
 
         def announce() -> None:

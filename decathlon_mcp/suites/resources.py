@@ -33,6 +33,7 @@ from decathlon_mcp.suites.tokens import (
     is_filled_in,
     read_checkout_tokens,
     read_task_tokens,
+    token_file,
 )
 from decathlon_mcp.types import as_object
 
@@ -250,9 +251,7 @@ def _token_files(resources: SuiteResources, credentials: Credentials) -> Iterato
     for prefix, (file, variable) in SOURCES.items():
         values = {key: value for key, value in credentials.values.items() if key.startswith(f"{prefix}.")}
         if values:
-            path = resources.checkout / file
-            if not path.exists():
-                path = resources.checkout / dict(resources.profile.stand_ins).get(file, file)
+            path = token_file(resources.checkout, resources.profile, file)
             lines = [f"{variable}[{key.partition('.')[2]!r}] = {value!r}\n" for key, value in values.items()]
             yield PurePosixPath(file), "".join([_read(path).decode(), _HEADING, *lines])
 

@@ -46,14 +46,18 @@ def read_tokens(path: Path, variable: str) -> TokenValues:
 
 
 def read_checkout_tokens(checkout: Path, profile: SuiteProfile) -> TokenValues:
-    """The values of the suite's token files, or of the profile's `stand_ins` for files that do not exist."""
+    """The values of the suite's token files."""
     values: dict[str, str | None] = {}
     for prefix, (file, variable) in SOURCES.items():
-        path = checkout / file
-        if not path.exists():
-            path = checkout / dict(profile.stand_ins).get(file, file)
-        values.update({f"{prefix}.{key}": value for key, value in read_tokens(path, variable).items()})
+        tokens = read_tokens(token_file(checkout, profile, file), variable)
+        values.update({f"{prefix}.{key}": value for key, value in tokens.items()})
     return values
+
+
+def token_file(checkout: Path, profile: SuiteProfile, file: str) -> Path:
+    """A file of `SOURCES` in the checkout, or the one that the profile has in its place if it is missing."""
+    path = checkout / file
+    return path if path.exists() else checkout / dict(profile.stand_ins).get(file, file)
 
 
 def read_task_tokens(folder: Path) -> TokenValues:
