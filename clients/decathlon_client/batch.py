@@ -29,6 +29,7 @@ from decathlon_client.results import Fault, Result, Summary, SummaryCounts
 from decathlon_client.values import Task, Verdict
 
 SHOW_SECONDS = 1.0
+"""Interval at which the progress is shown, besides every change."""
 MAX_LOST = 3
 """How often an attempt is played again because its node of a cluster was lost."""
 

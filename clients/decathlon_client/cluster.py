@@ -39,6 +39,7 @@ START_SECONDS = 30.0
 SILENCE_SECONDS = 20.0
 """How long a response may be silent until its node counts as lost: four heartbeats."""
 RETRY_SECONDS = 1.0
+"""When a cluster that is full is asked again."""
 MAX_ERROR_BYTES = 1 << 20
 
 

@@ -44,12 +44,14 @@ from decathlon_client.values import (
 START_SECONDS = 60.0
 """How long a `start_episode` that was sent is protected from cancellation."""
 CLOSE_SECONDS = 10.0
+"""How long closing one episode may take; a server that does not answer ends it by its lease."""
 CLOSE_QUEUE_SECONDS = 60.0
 """How long an episode waits until it is its turn to be closed."""
 MAX_CONCURRENT = 16
 """Limit on `start_episode` requests sent at once, and on `close_episode` requests. A slow server would answer
 the last of hundreds too late; it opens the sandboxes of started episodes in parallel anyway."""
-INTERRUPTED_SECONDS = 1.0
+DISCONNECT_SECONDS = 1.0
+"""For the connection after an interrupt; `close_budget.INTERRUPTED_SECONDS` was for the episodes."""
 NOT_OPEN = "this Decathlon is not open: use it in `async with`"
 
 log = logging.getLogger("decathlon.client")
@@ -141,7 +143,7 @@ class Decathlon:
         stack, close_budget = self._stack, self._close_budget
         self._reset()
         if is_interrupt(error):
-            close_budget.shorten(INTERRUPTED_SECONDS)
+            close_budget.shorten(DISCONNECT_SECONDS)
         await stack.__aexit__(kind, error, trace)
 
     async def tasks(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from decathlon_mcp.episodes.registry import EpisodeRegistry
 
 CLOSE_SECONDS = 5.0
+"""How long the server may take to end a session, and with it perhaps an episode."""
 MISSING_SERVER = (
     "Decathlon.embedded() runs the server in this process, but only the client is installed: add the extra "
     "`server` with: pip install 'decathlon-mcp[server,starter]'"

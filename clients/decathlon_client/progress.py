@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TextIO, TypeAlias
 
 LINE_SECONDS = 10.0
+"""Interval of the lines where there is no terminal."""
 PACE_EPISODES = 100
 """The pace is that of the last episodes, so that it follows a change of the model or the machine."""
 

@@ -24,6 +24,7 @@ RESEND_SECONDS = 330.0
 FIRST_PAUSE_SECONDS = 0.25
 """Pause after the first loss of an outage; doubled after each further one."""
 MAX_PAUSE_SECONDS = 5.0
+"""Longest mean pause: a server that comes back is found within seconds."""
 STEADY_SECONDS = 10.0
 """A request that was connected for this long ends an outage: its loss is the first of the next one."""
 WARNING_SECONDS = 60.0

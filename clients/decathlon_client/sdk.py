@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     import httpx2 as httpx
 
 CONNECT_SECONDS = 30.0
+"""How long a server may take to accept a connection: hundreds of clients may connect at once."""
 CANCEL_SECONDS = 5.0
+"""How long telling the server about a cancelled request may take."""
 END_SECONDS = 0.1
 """How long a stream that is closed may take to its end."""
 CLOSED_STREAM_ERRORS = (anyio.ClosedResourceError, anyio.BrokenResourceError)

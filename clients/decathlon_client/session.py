@@ -41,6 +41,7 @@ from decathlon_client.sdk import (
 from decathlon_client.values import JsonObject, OnProgress
 
 CLOSE_SECONDS = 10.0
+"""How long the end of a session may take; the server ends one that is silent by itself."""
 CONNECTION_CLOSED = -32000
 SESSION_TERMINATED = (-32600, 32600)
 """What the SDK (2.x, 1.x) answers for a server that no longer knows the session."""

@@ -42,6 +42,7 @@ POLICY_FOLDERS = ("/etc/chromium/policies/managed", "/etc/opt/chrome/policies/ma
 MAX_FOLDERS = 50_000
 MAX_DEPTH = 9
 PROGRAM_SECONDS = 20
+"""For one program that adds the certificate to a store."""
 CHANNEL = "DECATHLON_CHANNEL"
 
 

@@ -65,8 +65,10 @@ PENDING = "decathlon_pending"
 REFUSED = "decathlon_refused"
 MAX_PATH_BYTES = 16 << 10
 RESOLVE_SECONDS = 20.0
+"""How long the name of a site may take to be resolved. A sandbox has `MAX_RESOLVING` at a time."""
 RESOLVERS = 32
 ANNOUNCED_SECONDS = 30.0
+"""How long a connection that the server has announced may take to arrive."""
 GARBAGE_BYTES = 8 << 20
 CANCELLED = "connection cancelled"
 """mitmproxy's error of a connection to a site that nobody waits for any more."""

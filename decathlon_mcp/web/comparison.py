@@ -17,6 +17,7 @@ from decathlon_mcp.web.recording import Exchange
 
 AT_ONCE = 4
 TIMEOUT_SECONDS = 30.0
+"""How long a site may be silent."""
 MAX_BYTES = 64 << 20
 """Longer responses are not read to their end, and count as different."""
 USER_AGENT = f"decathlon-mcp/{__version__}"

@@ -65,6 +65,7 @@ REQUEST_SECONDS = SETTLE_SECONDS + BUSY_SECONDS
 STOP_SECONDS = 5.0
 """How long the process may take to end, and to say why, after the end of its input."""
 RESTART_SECONDS = 1.0
+"""Time between the end of a process that died and the start of the next one."""
 OUTPUT_TAIL = 2000
 _ADDON = Path(__file__).with_name("addon.py")
 

@@ -42,6 +42,7 @@ HAND_OVER_SECONDS = 5
 QUIET_SECONDS = 0.2
 """Without input for so long, no more comes: the service may answer before it has passed everything on."""
 PAUSE_SECONDS = 30
+"""How long the processes inside may take to end after SIGKILL."""
 NEWNS, NEWIPC, NEWPID = 0x20000, 0x8000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC_PRIVATE = 2, 4, 8, 0x4000 | 0x40000
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 24, 38, 47

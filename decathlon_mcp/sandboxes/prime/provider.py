@@ -50,6 +50,7 @@ REMOVE_SECONDS = 60.0
 """Limit on all tries to remove one sandbox. A sweep tries again."""
 REMOVE_RETRY_SECONDS = (0.2, 1.0, 5.0, 10.0)
 SEAL_SECONDS = 30.0
+"""How long the service may take to apply the rule that a sandbox has no network."""
 REOPEN_SECONDS = 120
 """Time without a stream after which a sandbox counts as lost, and its driver ends."""
 

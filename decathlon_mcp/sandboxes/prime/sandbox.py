@@ -38,12 +38,15 @@ PYTHON = "python3 -I -S"
 PART_BYTES = 8 << 20
 """The SDK holds each part in memory."""
 TRANSFER_SECONDS = 300
+"""For one part of an archive, at 28 KiB/s or more."""
 COMMAND_SECONDS = 600
 """For unpacking, the longest command."""
 ATTACH_SECONDS = 20.0
+"""From the request to the first line of an attachment, which may wait for the previous one's input."""
 RETRY_SECONDS = (0.2, 1.0, 5.0)
 """For commands, and the first attachment. Later ones are made again by the connection to the driver."""
 STATE_SECONDS = 5.0
+"""Limit on `Sandbox.is_running`, and on removing parts that go with the sandbox anyway."""
 _SCRATCH = PurePosixPath("/tmp")
 
 T = TypeVar("T")
