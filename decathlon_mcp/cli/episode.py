@@ -264,14 +264,10 @@ def _has_token() -> bool:
     return bool(server_token(None))
 
 
-async def _call_lobby(url: str | None, tool: str, params: Mapping[str, Any]) -> int:
-    reply = await _request(url, tool, params)
-    return _print(dict(reply.structured or {}))
-
-
 async def _call_for_episode(url: str | None, handle: str, tool: str) -> int:
     url, handle = _resolve_handle(url, handle)
-    return await _call_lobby(url, tool, {"episode": handle})
+    reply = await _request(url, tool, {"episode": handle})
+    return _print(dict(reply.structured or {}))
 
 
 async def _call_tool(url: str | None, handle: str, tool: str, arguments: str) -> int:

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import anyio.to_thread
-from docker.errors import APIError
 
-from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
-from decathlon_mcp.sandboxes.docker.engine import Engine, engine_message
-from decathlon_mcp.sandboxes.docker.events import LIVING_STATES, OWNER_LABEL, SANDBOX_LABEL
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider
+from decathlon_mcp.sandboxes.docker.engine import Engine
+from decathlon_mcp.sandboxes.docker.events import LIVING_STATES, SANDBOX_LABEL
+from decathlon_mcp.sandboxes.docker.provider import DockerProvider, containers_of
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.processes.resources import OWNER_FILE, read_owner
 from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
@@ -102,14 +100,9 @@ class DockerInventory:
         self._engine = engine
 
     async def sandboxes(self, owner: str) -> dict[str, bool]:
-        filters = {"label": f"{OWNER_LABEL}={owner}"}
-        try:
-            containers = await self._engine.run(lambda api: api.containers(all=True, filters=filters))
-        except APIError as error:
-            raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
         return {
             str(container["Labels"].get(SANDBOX_LABEL)): container["State"] in LIVING_STATES
-            for container in containers
+            for container in await containers_of(self._engine, owner)
         }
 
     async def remove(self, owner: str) -> int:

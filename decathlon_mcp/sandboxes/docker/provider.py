@@ -236,17 +236,13 @@ class DockerProvider(BaseProvider):
         return False
 
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
-        filters = {"label": f"{OWNER_LABEL}={owner}"}
-        try:
-            containers = await self.engine.run(lambda api: api.containers(all=True, filters=filters))
-            spared = {*self._open_names, *keep}
-            orphans = [
-                str(container["Id"])
-                for container in containers
-                if container["Labels"].get(SANDBOX_LABEL) not in spared
-            ]
-        except APIError as error:
-            raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
+        containers = await containers_of(self.engine, owner)
+        spared = {*self._open_names, *keep}
+        orphans = [
+            str(container["Id"])
+            for container in containers
+            if container["Labels"].get(SANDBOX_LABEL) not in spared
+        ]
         removed: list[str] = []
 
         async def remove(container_id: str) -> None:
@@ -312,6 +308,15 @@ class DockerProvider(BaseProvider):
             except ImageError as error:
                 return Finding("python3", False, error.message, PYTHON_CURE)
         return Finding("python3", True, "not checked: the engine is busy")
+
+
+async def containers_of(engine: Engine, owner: str) -> list[JsonObject]:
+    """The containers of all sandboxes labelled with `owner`. Raises ProviderUnavailableError."""
+    filters = {"label": f"{OWNER_LABEL}={owner}"}
+    try:
+        return await engine.run(lambda api: api.containers(all=True, filters=filters))
+    except APIError as error:
+        raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
 
 
 def check_disk(facts: JsonObject, program: str = "docker") -> list[Finding]:
