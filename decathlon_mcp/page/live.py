@@ -42,16 +42,12 @@ class LiveEpisode:
     waiting_for: str | None
 
     def to_json(self) -> JsonObject:
-        """What a row shows."""
+        """What of a row changes."""
         return {
             "id": self.public_id,
-            "task": marked(self.task),
-            "run": self.run and marked(self.run),
-            "model": self.model and marked(self.model),
             "phase": self.phase,
             "calls": self.calls,
             "replies": self.replies,
-            "started_at": self.started_at,
             "waits": self.waiting_for and marked(self.waiting_for),
         }
 

@@ -61,7 +61,7 @@ def create_environment(assets: Assets, href: Callable[[str], str]) -> Environmen
         "episode_path": episode_path,
     }
     written: dict[str, Any] = environment.filters
-    for function in (ago, exact, iso, duration, size, number, percent, signed, grouped, exactly):
+    for function in (ago, exact, iso, duration, size, number, percent, signed, grouped, measure, exactly):
         written[function.__name__] = function
     return environment
 
@@ -153,7 +153,11 @@ def number(value: float | None, digits: int = 2) -> str:
 
 def signed(value: float | None, digits: int = 2) -> str:
     """A difference with its sign."""
-    return "–" if value is None else f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    if value is None:
+        return "–"
+    # Rounded first: what is less than a digit has no sign.
+    rounded = round(value, digits)
+    return f"{rounded:+.{digits}f}".replace("-", "\N{MINUS SIGN}") if rounded else f"{0:.{digits}f}"
 
 
 def percent(value: float | None) -> str:
@@ -164,3 +168,8 @@ def percent(value: float | None) -> str:
 def grouped(value: Any) -> str:
     """A whole number with its digits in groups of three."""
     return f"{int(value):,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def measure(value: float) -> str:
+    """The value of a metric: whole numbers in groups of three digits, others with six digits."""
+    return grouped(value) if math.isfinite(value) and value == int(value) else f"{value:g}"

@@ -28,9 +28,7 @@ export function showBoxes() {
 
 /** A further box, which is loaded when it is near. @param {Element} after @param {string} address @param {number} first @param {number} calls */
 export function addBox(after, address, first, calls) {
-  const box = document.createElement("div");
-  box.className = "box closed";
-  box.id = `b${first}`;
+  const box = Object.assign(document.createElement("div"), { className: "box closed", id: `b${first}` });
   box.dataset.box = address;
   box.style.height = `${CALL_HEIGHT * calls}px`;
   after.before(box);
@@ -58,17 +56,18 @@ function empty(box) {
   if (box.classList.contains("closed") || box.contains(document.activeElement)) return;
   box.style.height = `${box.offsetHeight}px`;
   box.classList.add("closed");
-  const link = document.createElement("a");
-  link.href = `#${box.id}`;
-  link.textContent = "…";
-  box.replaceChildren(link);
+  box.replaceChildren(Object.assign(document.createElement("a"), { href: `#${box.id}`, textContent: "…" }));
 }
 
-/** The HTML of an address, without running anything of it. @param {string} address */
+/** The page at an address, without running anything of it. @param {string} address */
+export async function fetchPage(address) {
+  const response = await fetch(address, { headers: { Accept: "text/html" } }).catch(() => null);
+  return response?.ok ? new DOMParser().parseFromString(await response.text(), "text/html") : null;
+}
+
+/** What a fragment of HTML has. @param {string} address */
 export async function fetchNodes(address) {
-  const response = await fetch(address).catch(() => null);
-  if (!response?.ok) return null;
-  return new DOMParser().parseFromString(await response.text(), "text/html").body.childNodes;
+  return (await fetchPage(address))?.body.childNodes;
 }
 
 /** "… more" shows the rest in place. */

@@ -1,5 +1,5 @@
 // The rows of live episodes. Nothing moves while one reads: rows keep their places, and new ones wait to be asked for.
-
+import { fetchPage } from "./boxes.js";
 import { follow } from "./stream.js";
 
 /** @typedef {import("./stream.js").Row} Row */
@@ -17,12 +17,14 @@ export function showLive() {
     newest = snapshot;
     update(section, rows, fresh, newest);
   });
-  fresh.addEventListener("click", () => {
-    if (newest) replace(section, rows, newest);
+  fresh.addEventListener("click", async () => {
+    const newer = (await fetchPage(location.href))?.querySelector("#rows tbody");
+    if (!newer) return;
+    document.getElementById("nothing")?.remove();
+    rows.replaceChildren(...newer.children);
     if (newest) update(section, rows, fresh, newest);
     rows.querySelector("a")?.focus();
   });
-  setInterval(() => refreshAges(rows), 1000);
 }
 
 /** @param {HTMLElement} section @param {HTMLElement} rows @param {HTMLElement} fresh @param {Snapshot} snapshot */
@@ -58,42 +60,6 @@ function fill(element, row) {
   } else {
     delete age.dataset.since;
     setText(waits, "");
-  }
-}
-
-/** @param {HTMLElement} section @param {HTMLElement} rows @param {Snapshot} snapshot */
-function replace(section, rows, snapshot) {
-  document.getElementById("nothing")?.remove();
-  rows.replaceChildren(...snapshot.episodes.map((row) => {
-    const element = document.createElement("tr");
-    element.dataset.id = row.id;
-    const chip = document.createElement("span");
-    chip.className = "chip";
-    element.insertCell().append(chip);
-    const head = document.createElement("th");
-    head.scope = "row";
-    const link = document.createElement("a");
-    link.href = (section.dataset.episodes ?? "") + row.id;
-    link.textContent = row.task;
-    head.append(link);
-    element.append(head);
-    for (const text of [row.run ?? "–", row.model ?? "–", "", "", ""]) element.insertCell().textContent = text;
-    const [, , , , calls, age] = element.cells;
-    calls?.classList.add("n");
-    age?.classList.add("n");
-    if (age) age.dataset.since = String(row.started_at);
-    return element;
-  }));
-  refreshAges(rows);
-}
-
-/** @param {HTMLElement} rows */
-function refreshAges(rows) {
-  for (const cell of rows.querySelectorAll("[data-since]")) {
-    const seconds = Math.max(0, Math.floor(Date.now() / 1000 - Number(cell.getAttribute("data-since"))));
-    const [minutes, hours] = [Math.floor(seconds / 60), Math.floor(seconds / 3600)];
-    const days = Math.floor(hours / 24);
-    setText(cell, days ? `${days} d ${hours % 24} h` : hours ? `${hours} h ${minutes % 60} min` : minutes ? `${minutes} min ${seconds % 60} s` : `${seconds} s`);
   }
 }
 

@@ -1,26 +1,27 @@
 // What the browser adds to every page: each page works without it.
 import { showBoxes } from "./boxes.js";
 import { enterByFragment } from "./enter.js";
-import { showLive } from "./live.js";
+import { setText, showLive } from "./live.js";
 import { showPlay } from "./play.js";
 import { watchEpisode } from "./watch.js";
 
-/** Show the times of the page relative to now. */
+/** Show times relative to now: how long ago it was, or for how long it lasts. */
 function refreshTimes() {
   const now = Date.now() / 1000;
-  for (const element of document.querySelectorAll("time[data-time]")) {
-    const text = ago(now - Number(element.getAttribute("data-time")));
-    if (element.textContent !== text) element.textContent = text;
+  for (const element of document.querySelectorAll("[data-time]")) {
+    const seconds = now - Number(element.getAttribute("data-time"));
+    setText(element, seconds < 5 ? "just now" : `${duration(seconds, 1)} ago`);
   }
+  for (const element of document.querySelectorAll("[data-since]")) setText(element, duration(now - Number(element.getAttribute("data-since")), 2));
 }
 
-/** @param {number} seconds */
-function ago(seconds) {
-  if (seconds < 5) return "just now";
-  for (const [length, unit] of /** @type {const} */ ([[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]])) {
-    if (seconds >= length) return `${Math.floor(seconds / length)} ${unit} ago`;
-  }
-  return "just now";
+/** A duration in its one or two largest units. @param {number} seconds @param {number} parts */
+function duration(seconds, parts) {
+  const all = Math.max(0, Math.floor(seconds));
+  const counts = [all / 86400, (all / 3600) % 24, (all / 60) % 60, all % 60].map(Math.floor);
+  const first = Math.max(0, counts.findIndex((count, index) => count || index === 3));
+  const text = (/** @type {number} */ index) => `${counts[index]} ${["d", "h", "min", "s"][index]}`;
+  return parts > 1 && counts[first + 1] ? `${text(first)} ${text(first + 1)}` : text(first);
 }
 
 /** Buttons that copy what stands beside them. */
@@ -43,4 +44,4 @@ showLive();
 showBoxes();
 showPlay();
 watchEpisode();
-setInterval(refreshTimes, 10_000);
+setInterval(refreshTimes, 1000);

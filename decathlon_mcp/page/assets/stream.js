@@ -1,6 +1,6 @@
 // Server-sent events of what plays now, while somebody looks at the tab.
 
-/** @typedef {{id: string, task: string, run: string | null, model: string | null, phase: string, calls: number, replies: number, started_at: number, waits: string | null}} Row */
+/** @typedef {{id: string, phase: string, calls: number, replies: number, waits: string | null}} Row */
 /** @typedef {{state: string, queued: number, sandboxes: number, places: number, live: number, episodes: Row[]}} Snapshot */
 
 /**
