@@ -105,7 +105,9 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         tokens = Tokens.read(settings.tokens)
         with _listener(address) as (listener, address), _ready_file(address.ready_file) as write_url:
             max_body_bytes = settings.max_body_mib << 20
-            hosts = hosts_for(address.host, address.allowed_host, tokens, address.allowed_origin)
+            hosts = hosts_for(
+                address.host, address.allowed_host, tokens, address.allowed_origin, address.public_url
+            )
             page = None
             if address.page:
                 page = create_page(episodes, settings.state, tokens, hosts, address.public_url)

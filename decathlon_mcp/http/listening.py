@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from urllib.parse import urlsplit
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens, normalized_origin
@@ -14,9 +15,15 @@ LISTEN_BACKLOG = 2048
 
 
 def hosts_for(
-    host: str, extra_names: tuple[str, ...], tokens: Tokens, origins: tuple[str, ...] = ()
+    host: str,
+    extra_names: tuple[str, ...],
+    tokens: Tokens,
+    origins: tuple[str, ...] = (),
+    public_url: str | None = None,
 ) -> AllowedHosts:
     """The host names, and the origins of pages, to accept when listening on `host`.
+
+    A proxy may pass on the host of `public_url`, so that one is accepted too.
 
     Raises SettingsError for a host beyond loopback without tokens, and for what is no origin.
     """
@@ -34,7 +41,8 @@ def hosts_for(
         )
     # Nobody connects to a wildcard address by its name.
     own_name = () if host in ("0.0.0.0", "::") else (f"[{host}]" if ":" in host else host,)
-    names = tuple(dict.fromkeys((*AllowedHosts().names, *own_name, *extra_names)))
+    public_name = () if public_url is None else (urlsplit(public_url).netloc.rpartition("@")[2],)
+    names = tuple(dict.fromkeys((*AllowedHosts().names, *own_name, *public_name, *extra_names)))
     return AllowedHosts(names, tuple(normalized))
 
 

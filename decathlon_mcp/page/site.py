@@ -143,7 +143,7 @@ class Site:
             site=self,
             viewer=viewer,
             now=time.time(),
-            public_url=self.public_url or str(request.base_url).rstrip("/"),
+            public_url=self.public_url or _address(request),
             **values,
         )
         # Marks replace what UTF-8 cannot encode; what is left of it would be a fault of a template.
@@ -194,6 +194,15 @@ class Site:
         """The page on which a person presents the key or a token."""
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return self.render(request, "enter.html", 401, viewer=None, wrong=wrong, next_path=next_path or here)
+
+
+def _address(request: Request) -> str:
+    """The server's address for programs, by which the request came."""
+    url = request.base_url
+    # Browsers take `decathlon.localhost` for this machine; name resolvers of programs often do not.
+    if (url.hostname or "").endswith(".localhost"):
+        url = url.replace(hostname="localhost")
+    return str(url).rstrip("/")
 
 
 async def read_form(request: Request) -> dict[str, str]:

@@ -58,6 +58,9 @@ def test_allowed_hosts_are_loopback_the_host_and_the_configured_names(tmp_path: 
     loopback = ("127.0.0.1", "localhost", "[::1]", "decathlon.localhost")
     assert hosts_for("0.0.0.0", ("box.example",), tokens).names == (*loopback, "box.example")
     assert hosts_for("192.0.2.7", (), tokens).names == (*loopback, "192.0.2.7")
+    hosts = hosts_for("127.0.0.1", (), tokens, public_url="https://box.example:8443/decathlon/")
+    assert hosts.answers_to("box.example:8443")
+    assert not hosts.answers_to("other.example:8443")
 
 
 @pytest.mark.parametrize(

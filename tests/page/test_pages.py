@@ -48,7 +48,8 @@ def words(html: str) -> str:
 
 async def test_an_empty_folder_says_how_to_start_an_episode(state: Path) -> None:
     for live, command in (
-        (LiveFeed(Idle()), "http://decathlon.localhost:8765/tasks/random/mcp"),
+        # A name that every program resolves, by whichever the browser came.
+        (LiveFeed(Idle()), "http://localhost:8765/tasks/random/mcp"),
         (None, "decathlon-mcp serve"),
     ):
         async with browser(page_over(state, live=live)) as client:
@@ -102,6 +103,19 @@ async def test_a_run_shows_every_attempt_by_task_and_its_failures_first(state: P
     assert set(re.findall(r"/e/([0-9a-f]{16})", episodes)[:2]) == set(ids[:2])
     assert "step 1: reward 0.50" in run
     assert "pass@2" in run
+
+
+async def test_without_two_runs_the_page_to_compare_says_what_can_be_compared(state: Path) -> None:
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        assert "There are none yet" in words(await text_of(client, "/compare"))
+        with Folder(state) as folder:
+            folder.add("1" * 48, labels={"run": "a"})
+            assert "only one yet" in words(await text_of(client, "/compare"))
+            folder.add("2" * 48, labels={"run": "b/c"}, started_at=NOW + 60)
+        assert 'href="/compare?a=a&amp;b=b/c"' in await text_of(client, "/compare")
+        # Equal ones differ by nothing, without a sign.
+        assert '<td class="n strong">0</td>' in await text_of(client, "/compare?a=a&b=b%2Fc")
 
 
 async def test_runs_and_episodes_are_compared(state: Path) -> None:

@@ -74,6 +74,12 @@ async def test_a_task_is_played_to_its_verdict(served: Served, person: httpx2.As
     assert ("The task is solved." in page.text) is episode.verdict.success
 
 
+async def test_a_task_is_said_to_need_a_network_only_if_it_does(person: httpx2.AsyncClient) -> None:
+    page = await person.get("/play", params={"q": "say-answer"})
+    assert ">say-answer</a>" in page.text
+    assert "network" not in page.text
+
+
 async def test_the_same_form_calls_once(served: Served, person: httpx2.AsyncClient) -> None:
     page = await start(person, "say-answer")
     path = page.url.path
