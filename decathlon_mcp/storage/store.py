@@ -19,9 +19,10 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -221,6 +222,10 @@ class SessionRow:
     used_at: float = 0.0
 
 
+_Row = TypeVar("_Row", EpisodeRow, SandboxRow, SessionRow)
+_OBJECTS = frozenset({"spec", "progress", "tools", "verdict", "labels", "data"})
+"""Columns that are JSON objects."""
+_BOOLEANS = frozenset({"success", "is_derived", "pinned", "has_files"})
 _Statement: TypeAlias = "tuple[str, tuple[Any, ...]]"
 _TRANSIENT = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
@@ -315,28 +320,17 @@ class Store:
 
         Raises BadRequestError if there is an episode with this operation.
         """
+        names = (
+            *("id", "public_id", "agent_id", "server", "suite", "task", "token", "operation", "phase"),
+            *("started_at", "spec", "progress", "labels", "run"),
+        )
         statement = (
-            "INSERT INTO episodes"
-            " (id, public_id, agent_id, server, suite, task, token, operation, phase, started_at, spec,"
-            " progress, labels, run, step, is_derived, pinned)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce((SELECT pinned FROM episodes"
+            f"INSERT INTO episodes ({', '.join(names)}, step, is_derived, pinned)"
+            f" VALUES ({'?, ' * len(names)}?, ?, coalesce((SELECT pinned FROM episodes"
             " WHERE run = ? AND token IS ? ORDER BY started_at DESC LIMIT 1), 0))"
         )
         values = (
-            row.id,
-            row.public_id,
-            row.agent_id,
-            self.server,
-            row.suite,
-            row.task,
-            row.token,
-            row.operation,
-            row.phase,
-            row.started_at,
-            _text(row.spec),
-            _text(row.progress),
-            _text(dict(row.labels)),
-            row.run,
+            *_values(replace(row, server=self.server), names),
             _number(row.labels.get("step")),
             REPLAY_LABEL in row.labels,
             row.run,
@@ -441,25 +435,23 @@ class Store:
 
     def episode(self, episode: str) -> EpisodeRow | None:
         """The episode with this handle."""
-        return next(self._episodes("WHERE id = ?", (episode,)), None)
+        return next(iter(self._episodes("WHERE id = ?", (episode,))), None)
 
     def episode_of_agent(self, agent_id: str) -> EpisodeRow | None:
         """The episode with this agent id."""
-        return next(self._episodes("WHERE agent_id = ?", (agent_id,)), None)
+        return next(iter(self._episodes("WHERE agent_id = ?", (agent_id,))), None)
 
     def episode_of_operation(self, operation: str) -> EpisodeRow | None:
         """The episode that the request with this operation id has started."""
-        return next(self._episodes("WHERE operation = ?", (operation,)), None)
+        return next(iter(self._episodes("WHERE operation = ?", (operation,))), None)
 
     def live_episodes(self) -> list[EpisodeRow]:
         """The episodes of this server that are not over, oldest first."""
-        return list(
-            self._episodes("WHERE phase <> ? AND server = ? ORDER BY started_at", (ENDED, self.server))
-        )
+        return self._episodes("WHERE phase <> ? AND server = ? ORDER BY started_at", (ENDED, self.server))
 
     def unfinished_episodes(self) -> list[EpisodeRow]:
         """The episodes of all servers that are not over, oldest first."""
-        return list(self._episodes("WHERE phase <> ? ORDER BY started_at", (ENDED,)))
+        return self._episodes("WHERE phase <> ? ORDER BY started_at", (ENDED,))
 
     def handles(self) -> set[str]:
         """The handles of all episodes."""
@@ -468,13 +460,7 @@ class Store:
     def find_episodes(self, prefix: str, limit: int) -> list[EpisodeRow]:
         """The episodes whose public id begins like that."""
         # `g` comes after every hexadecimal digit.
-        return list(
-            self._episodes("WHERE public_id >= ? AND public_id < ? LIMIT ?", (prefix, f"{prefix}g", limit))
-        )
-
-    def ended_episodes(self, limit: int) -> list[EpisodeRow]:
-        """The episodes that ended last, newest first; also those of other servers."""
-        return list(self._episodes("WHERE phase = ? ORDER BY ended_at DESC LIMIT ?", (ENDED, limit)))
+        return self._episodes("WHERE public_id >= ? AND public_id < ? LIMIT ?", (prefix, f"{prefix}g", limit))
 
     def old_episodes(self, ended_before: float, limit: int) -> list[str]:
         """Handles of episodes with files that ended before that time and are not pinned, the oldest first."""
@@ -549,22 +535,7 @@ class Store:
     # sandboxes
 
     def insert_sandbox(self, row: SandboxRow) -> None:
-        statement = (
-            "INSERT OR REPLACE INTO sandboxes"
-            " (name, owner, episode, role, provider, isolation, wire_version, spec)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-        )
-        values = (
-            row.name,
-            row.owner,
-            row.episode,
-            row.role,
-            row.provider,
-            row.isolation,
-            row.wire_version,
-            _text(row.spec),
-        )
-        self._write((statement, values))
+        self._write(_replacement("sandboxes", row))
 
     def delete_sandbox(self, name: str) -> None:
         self._write(("DELETE FROM sandboxes WHERE name = ?", (name,)))
@@ -572,40 +543,18 @@ class Store:
     def sandboxes(self, episode: str | None = None) -> list[SandboxRow]:
         """The sandboxes of one episode, or all of them."""
         where, values = ("", ()) if episode is None else (" WHERE episode = ?", (episode,))
-        columns = "name, owner, episode, role, provider, isolation, wire_version, spec"
-        rows = self._rows(f"SELECT {columns} FROM sandboxes{where}", values)
-        return [
-            SandboxRow(
-                name=row[0],
-                owner=row[1],
-                episode=row[2],
-                role=row[3],
-                provider=row[4],
-                isolation=row[5],
-                wire_version=row[6],
-                spec=_object(row[7]),
-            )
-            for row in rows
-        ]
+        return self._read(SandboxRow, f"sandboxes{where}", values)
 
     # sessions
 
     def save_session(self, row: SessionRow) -> None:
         """Insert or replace a session."""
-        statement = (
-            "INSERT OR REPLACE INTO sessions (id, server, address, path, episode, used_at, data)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?)"
-        )
-        now, data = time.time(), _text(row.data)
-        self._write((statement, (row.id, self.server, row.address, row.path, row.episode, now, data)))
+        self._write(_replacement("sessions", replace(row, server=self.server, used_at=time.time())))
 
     def session(self, session: str) -> SessionRow | None:
         """A session of this server."""
-        columns = "id, server, address, path, episode, used_at, data"
-        rows = self._rows(
-            f"SELECT {columns} FROM sessions WHERE id = ? AND server = ?", (session, self.server)
-        )
-        return next((_session(row) for row in rows), None)
+        rows = self._read(SessionRow, "sessions WHERE id = ? AND server = ?", (session, self.server))
+        return next(iter(rows), None)
 
     def delete_session(self, session: str) -> None:
         """Delete a session."""
@@ -623,11 +572,8 @@ class Store:
 
     def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
         """This server's sessions that no server has started or written since that time."""
-        columns = "id, server, address, path, episode, used_at, data"
-        rows = self._rows(
-            f"SELECT {columns} FROM sessions WHERE server = ? AND used_at < ?", (self.server, unix_seconds)
-        )
-        return [_session(row) for row in rows]
+        where = "sessions WHERE server = ? AND used_at < ?"
+        return self._read(SessionRow, where, (self.server, unix_seconds))
 
     # internals
 
@@ -638,40 +584,14 @@ class Store:
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
-    def _episodes(self, where: str, values: Sequence[Any]) -> Generator[EpisodeRow]:
-        columns = (
-            "id, agent_id, server, suite, task, token, operation, phase, started_at, ended_at, ending, spec,"
-            " progress, tools, verdict, labels, calls, turns, reward, success, status, cause, is_derived,"
-            " pinned, has_files"
-        )
-        for row in self._rows(f"SELECT {columns} FROM episodes {where}", values):
-            yield EpisodeRow(
-                id=row[0],
-                agent_id=row[1],
-                server=row[2],
-                suite=row[3],
-                task=row[4],
-                token=row[5],
-                operation=row[6],
-                phase=row[7],
-                started_at=row[8],
-                ended_at=row[9],
-                ending=row[10],
-                spec=_object(row[11]),
-                progress=_object(row[12]),
-                tools=None if row[13] is None else _object(row[13]),
-                verdict=None if row[14] is None else _object(row[14]),
-                labels=_object(row[15]),
-                calls=row[16],
-                turns=row[17],
-                reward=row[18],
-                success=None if row[19] is None else bool(row[19]),
-                status=row[20],
-                cause=row[21],
-                is_derived=bool(row[22]),
-                pinned=bool(row[23]),
-                has_files=bool(row[24]),
-            )
+    def _episodes(self, where: str, values: Sequence[Any]) -> list[EpisodeRow]:
+        return self._read(EpisodeRow, f"episodes {where}", values)
+
+    def _read(self, kind: type[_Row], source: str, values: Sequence[Any]) -> list[_Row]:
+        """The rows of a table, as dataclasses. `source`: the table, and which of its rows."""
+        names = [column.name for column in fields_of(kind)]
+        rows = self._rows(f"SELECT {', '.join(names)} FROM {source}", values)
+        return [kind(**dict(zip(names, map(_value, names, row), strict=True))) for row in rows]
 
     def _rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         with _errors_named(self._file):
@@ -791,17 +711,26 @@ def _checkpoint(connection: sqlite3.Connection, file: Path) -> None:
     connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
 
-def _session(row: tuple[Any, ...]) -> SessionRow:
-    session, server, address, path, episode, used_at, data = row
-    return SessionRow(
-        id=session,
-        server=server,
-        address=address,
-        path=path,
-        episode=episode,
-        used_at=used_at,
-        data=_object(data),
-    )
+def _replacement(table: str, row: SandboxRow | SessionRow) -> _Statement:
+    """The statement that inserts a row or replaces it."""
+    names = [column.name for column in fields_of(row)]
+    places = ", ".join("?" * len(names))
+    return f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({places})", _values(row, names)
+
+
+def _values(row: EpisodeRow | SandboxRow | SessionRow, names: Iterable[str]) -> tuple[Any, ...]:
+    """What the columns of a row have in the database."""
+    values = {name: getattr(row, name) for name in names}
+    return tuple(_text(dict(value)) if name in _OBJECTS else value for name, value in values.items())
+
+
+def _value(name: str, value: Any) -> Any:
+    """The value of a row's column that the database has."""
+    if value is None:
+        return None
+    if name in _OBJECTS:
+        return _object(value)
+    return bool(value) if name in _BOOLEANS else value
 
 
 @contextmanager
