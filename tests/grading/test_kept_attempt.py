@@ -45,11 +45,9 @@ def test_an_attempt_is_read_as_it_was_written() -> None:
     [
         ({"version": 2}, "version 2; this release reads version 1"),
         ({"version": None}, "version None"),
-        ({"launch_time": "yesterday"}, "damaged"),
-        ({"calls": None}, "damaged"),
-        ({"tools": []}, "damaged"),
-        ({"isolation": "hope"}, "'hope' is not one of none, container, namespaces"),
-        ({"image_digest": 1}, "1 is no str"),
+        ({"attempt": None}, "damaged: .*attempt"),
+        ({"language": "hope"}, "damaged: Invalid enum value 'hope' - at `\\$.language`"),
+        ({"sealed": 1}, "damaged: .*sealed"),
     ],
 )
 def test_a_file_of_another_version_or_a_damaged_one_is_an_error(changes: Any, message: str) -> None:
@@ -57,8 +55,25 @@ def test_a_file_of_another_version_or_a_damaged_one_is_an_error(changes: Any, me
         KeptAttempt.parse({**kept().to_json(), **changes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"launch_time": "yesterday"}, "damaged: .*launch_time"),
+        ({"call_counts": None}, "damaged: .*call_counts"),
+        ({"tools": []}, "damaged: .*tools"),
+        ({"isolation": "hope"}, "damaged: Invalid enum value 'hope' - at `\\$.attempt.isolation`"),
+        ({"image_digest": 1}, "damaged: .*got `int` - at `\\$.attempt.image_digest`"),
+    ],
+)
+def test_an_attempt_that_is_damaged_is_an_error(changes: Any, message: str) -> None:
+    values = kept().to_json()
+    values["attempt"].update(changes)
+    with pytest.raises(BadRequestError, match=message):
+        KeptAttempt.parse(json.loads(json.dumps(values)))
+
+
 def test_a_missing_field_is_an_error() -> None:
     values = kept().to_json()
-    del values["prompt"]
-    with pytest.raises(BadRequestError, match="KeyError: 'prompt'"):
+    del values["attempt"]["prompt"]
+    with pytest.raises(BadRequestError, match="missing required field `prompt`"):
         KeptAttempt.parse(values)
