@@ -43,6 +43,14 @@ def as_object(value: object) -> JsonObject | None:
     return cast("JsonObject", value) if isinstance(value, dict) else None
 
 
+def read_object(text: str | bytes) -> JsonObject | None:
+    """The JSON object that a text is; None for anything else."""
+    try:
+        return as_object(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
 def as_json(value: object) -> bytes:
     """Encode a JSON value as compact UTF-8."""
     try:

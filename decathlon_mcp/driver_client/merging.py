@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from pathlib import Path, PurePosixPath
@@ -13,7 +12,7 @@ from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Finding, Limits, Provider, SandboxSpec, finding
-from decathlon_mcp.types import as_object
+from decathlon_mcp.types import read_object
 
 KSM_FOLDER = Path("/sys/kernel/mm/ksm")
 SLOW_MIB_PER_SECOND = 100
@@ -75,10 +74,7 @@ async def _check_sandbox(provider: Provider, image: str | None, root: PurePosixP
         return Finding("merging in a sandbox", False, error.message, cure, required=False)
     except TimeoutError:
         return Finding("merging in a sandbox", True, "not checked: the machine is busy")
-    try:
-        settings = as_object(json.loads(result.stdout)) or {}
-    except ValueError:
-        settings = {}
+    settings = read_object(result.stdout) or {}
     missing = [
         f"{text} for executed programs"
         for key, text in (("merging", "no merging"), ("fixed_addresses", "no fixed addresses"))

@@ -39,7 +39,7 @@ from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full
-from decathlon_mcp.storage.journal import VERDICT, Journal
+from decathlon_mcp.storage.journal import VERDICT_FILE, Journal
 from decathlon_mcp.storage.kept_tools import FOLDER as KEPT_TOOLS_FOLDER
 from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.store import ENDED, Store
@@ -290,7 +290,9 @@ class EpisodeRegistry:
     def written_verdict(self, episode_id: str) -> Verdict | None:
         """The verdict in an episode's folder."""
         try:
-            return Verdict.model_validate_json((self.options.journals / episode_id / VERDICT).read_bytes())
+            return Verdict.model_validate_json(
+                (self.options.journals / episode_id / VERDICT_FILE).read_bytes()
+            )
         except (OSError, ValueError):
             return None
 

@@ -38,7 +38,8 @@ from decathlon_mcp.grading.kept_attempt import (
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.grading.verdict import Regrading, Verdict
 from decathlon_mcp.sandboxes.base import Isolation, Sandbox
-from decathlon_mcp.storage.kept_files import VERDICT_FILE, KeptFiles
+from decathlon_mcp.storage.journal import VERDICT_FILE
+from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, TrajectoryCalls, has_ended
 from decathlon_mcp.suites.suite import Suite

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from decathlon_mcp.errors import AtCapacityError
 
@@ -71,6 +73,27 @@ class DiskSpace:
                 f"ask again in {RETRY_SECONDS:.0f} s",
                 retryAfterSeconds=RETRY_SECONDS,
             )
+
+
+@contextmanager
+def new_file(file: Path, unfinished: Path) -> Generator[BinaryIO]:
+    """A file that is called `unfinished` until the end of the body, and then replaces `file`.
+
+    Only its owner may read it. After an error there is no `unfinished`, and `file` is as it was.
+    """
+    try:
+        with create_private(unfinished) as out:
+            yield out
+        os.replace(unfinished, file)  # noqa: PTH105  (documented as atomic)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def create_private(file: Path) -> BinaryIO:
+    """A file for its owner only, which is created or emptied. Raises OSError, also for a link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(file, flags, 0o600), "wb")
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 
+from decathlon_mcp.storage.disk import new_file
 from decathlon_mcp.telemetry.logs import fields
 
 MAX_FILES = 2_000
@@ -61,17 +62,15 @@ class FileCache:
         data = b"%b\n%b" % (_digest(content), content)
         if len(data) > MAX_FILE_BYTES:
             return
-        new = self.folder / f"{UNFINISHED}{token_hex(8)}"
+        unfinished = self.folder / f"{UNFINISHED}{token_hex(8)}"
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Not synchronised: a file that a power cut leaves incomplete does not match its digest.
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with new_file(self.folder / key, unfinished) as file:
                 file.write(data)
-            new.replace(self.folder / key)
             self._limit(spared=key)
         except OSError as error:
             log.warning("a file of the cache could not be written", extra=fields(why=str(error)))
-            self._delete(new)
 
     def delete(self, key: str, content: bytes) -> bool:
         """Delete a file if it has this content: another server may have replaced it. Whether it had it."""

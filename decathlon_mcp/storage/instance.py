@@ -30,7 +30,7 @@ from typing import cast
 from decathlon_sandbox.processes import read_process
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, as_object, read_object
 
 MAX_DEAD_SERVERS = 64
 """Dead servers that one start takes over; each costs an open file. The next start takes the others."""
@@ -153,10 +153,7 @@ class _Record:
     @classmethod
     def parse(cls, encoded: bytes) -> _Record:
         """A record; an empty one for anything that is none."""
-        try:
-            values = as_object(json.loads(encoded)) or {}
-        except (ValueError, RecursionError):
-            return cls()
+        values = read_object(encoded) or {}
         boot, host, providers = values.get("boot"), values.get("host"), values.get("providers")
         return cls(
             boot if isinstance(boot, str) else None,

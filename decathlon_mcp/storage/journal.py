@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.storage.disk import SMALL_BYTES, DiskSpace, write_all
-from decathlon_mcp.storage.logged_calls import NOT_KEPT, LoggedCalls, Positions, merged, read_calls
+from decathlon_mcp.storage.disk import SMALL_BYTES, DiskSpace, new_file, write_all
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, LoggedCalls, Positions, read_calls
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, calls_at, read_line
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
+from decathlon_mcp.types import JsonObject, as_json_with_raw, read_object
 
 MAX_NOTE_LINE_BYTES = 64 << 10
 MAX_NOTES = 20_000
@@ -38,11 +39,10 @@ MAX_CALLS_BYTES = 256 << 20
 """Default limit on the calls in one trajectory."""
 VERDICT_BYTES = 256 << 10
 """Room on the disk that is reserved for the verdict: several times the longest that there can be."""
-_TRAJECTORY = "trajectory.jsonl"
 _MARK = re.compile(rb"(\d{16}) ([0-9a-f]{8})\n")
 _MARK_BYTES = 26
-VERDICT = "verdict.json"
-"""Name of the file."""
+VERDICT_FILE = "verdict.json"
+"""The episode's own verdict; regradings are in further files."""
 _CHUNK_BYTES = 64 << 10
 
 log = logging.getLogger("decathlon.observe")
@@ -77,7 +77,7 @@ class Journal:
         self._reserved = folder / ".verdict.reserved"
         if create:
             self._create()
-        self._trajectory = (folder / _TRAJECTORY).open("ab", buffering=0)
+        self._trajectory = (folder / TRAJECTORY_FILE).open("ab", buffering=0)
 
     @classmethod
     def reopen(
@@ -88,12 +88,12 @@ class Journal:
         A last line that the server did not write completely is removed: what it describes did not happen.
         """
         journal = cls(folder, max_calls_bytes=max_calls_bytes, disk=disk, create=False)
-        journal._size_bytes = _end_of_lines(folder / _TRAJECTORY)
+        journal._size_bytes = _end_of_lines(folder / TRAJECTORY_FILE)
         journal._trajectory.truncate(journal._size_bytes)
         for partial in folder.glob("*.partial"):
             partial.unlink(missing_ok=True)
         journal._check = None  # `read_calls` finds it out
-        if not (folder / VERDICT).exists():
+        if not (folder / VERDICT_FILE).exists():
             try:
                 journal._mark = _reserve(journal._reserved)
                 journal._found_mark = _read_mark(journal._mark)
@@ -106,7 +106,7 @@ class Journal:
         self.folder.mkdir(parents=True, mode=0o700)
         try:
             self._mark = _reserve(self._reserved)
-            (self.folder / _TRAJECTORY).touch(exist_ok=False)
+            (self.folder / TRAJECTORY_FILE).touch(exist_ok=False)
         except OSError:
             self._release_mark()
             self._reserved.unlink(missing_ok=True)
@@ -158,27 +158,15 @@ class Journal:
         A call without a reply lacks the reply's members. Calls that were not kept or cannot be read are
         skipped.
         """
-        with (self.folder / _TRAJECTORY).open("rb") as lines:
-            for at in positions:
-                if at.call != NOT_KEPT:
-                    lines.seek(at.call)
-                    call, reply = _read_line(lines.readline()), None
-                    if at.reply != NOT_KEPT:
-                        lines.seek(at.reply)
-                        reply = _read_line(lines.readline())
-                    if call is not None:
-                        yield merged(call, reply)
+        return calls_at(self.folder / TRAJECTORY_FILE, positions)
 
     def line_at(self, position: int) -> JsonObject | None:
         """Read one line; None if it was not kept or cannot be read."""
-        if position == NOT_KEPT:
-            return None
         try:
-            with (self.folder / _TRAJECTORY).open("rb") as lines:
-                lines.seek(position)
-                return _read_line(lines.readline())
+            with (self.folder / TRAJECTORY_FILE).open("rb") as lines:
+                return read_line(lines, position)
         except OSError as error:
-            _warn_of_file(_TRAJECTORY, error)
+            _warn_of_file(TRAJECTORY_FILE, error)
             return None
 
     def read_calls(self) -> LoggedCalls:
@@ -186,7 +174,7 @@ class Journal:
 
         Takes about a second for 256 MiB: run it in a thread.
         """
-        with (self.folder / _TRAJECTORY).open("rb") as lines:
+        with (self.folder / TRAJECTORY_FILE).open("rb") as lines:
             checked = _CheckedLines(lines, self._found_mark)
             logged = read_calls(checked)
         self._notes, self._notes_bytes = logged.notes, logged.notes_bytes
@@ -198,16 +186,16 @@ class Journal:
     def damage(self) -> str | None:
         """Why the trajectory cannot be what was written since it was opened; None if it can be."""
         try:
-            size_bytes = (self.folder / _TRAJECTORY).stat().st_size
+            size_bytes = (self.folder / TRAJECTORY_FILE).stat().st_size
         except OSError as error:
             return f"it cannot be read: {error.strerror}"
         return None if size_bytes == self._size_bytes else _other_size(size_bytes, self._size_bytes)
 
     def events(self, event: str) -> Iterator[JsonObject]:
         """Read the lines of one kind, in order. Lines that cannot be read are skipped."""
-        with (self.folder / _TRAJECTORY).open("rb") as lines:
+        with (self.folder / TRAJECTORY_FILE).open("rb") as lines:
             for line in lines:
-                if (value := _read_line(line)) is not None and value.get("event") == event:
+                if (value := read_object(line)) is not None and value.get("event") == event:
                     yield value
 
     def write_verdict(self, verdict: JsonObject) -> None:
@@ -220,12 +208,12 @@ class Journal:
                 with self._reserved.open("r+b", buffering=0) as file:
                     write_all(file.fileno(), data)
                     file.truncate(len(data))
-                os.replace(self._reserved, self.folder / VERDICT)  # noqa: PTH105  (documented as atomic)
+                os.replace(self._reserved, self.folder / VERDICT_FILE)  # noqa: PTH105  (documented as atomic)
             else:
                 self._reserved.unlink(missing_ok=True)
-                self._replace(VERDICT, (data,))
+                self._replace(VERDICT_FILE, (data,))
         except OSError as error:
-            _warn_of_file(VERDICT, error)
+            _warn_of_file(VERDICT_FILE, error)
 
     def write(self, name: str, value: JsonObject) -> None:
         """Write or replace a file of the folder; readers see either the whole file or none."""
@@ -296,15 +284,9 @@ class Journal:
 
     def _replace(self, name: str, chunks: Iterable[bytes]) -> None:
         target = self.folder / name
-        partial = target.with_suffix(".partial")
-        try:
-            with partial.open("wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-            os.replace(partial, target)  # noqa: PTH105  (documented as atomic)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        with new_file(target, target.with_suffix(".partial")) as file:
+            for chunk in chunks:
+                file.write(chunk)
 
 
 class _CheckedLines:
@@ -368,13 +350,6 @@ def _end_of_lines(file: Path) -> int:
                 return start + found + 1
             end = start
     return 0
-
-
-def _read_line(line: bytes) -> JsonObject | None:
-    try:
-        return as_object(json.loads(line))
-    except (ValueError, RecursionError):
-        return None
 
 
 def _indented(value: JsonObject) -> bytes:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
@@ -19,11 +17,9 @@ from typing import BinaryIO
 import anyio.from_thread
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, LimitExceededError
-from decathlon_mcp.storage.disk import DiskSpace
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.storage.disk import DiskSpace, create_private, new_file
+from decathlon_mcp.types import JsonObject, read_object
 
-VERDICT_FILE = "verdict.json"
-"""The episode's own verdict, which the journal writes."""
 CHUNK_BYTES = 1 << 20
 COMPRESSION_LEVEL = 1
 """gzip's fastest: the grading waits for it, and it takes most of what there is to gain from text."""
@@ -94,11 +90,9 @@ class KeptFiles:
     def read(self, name: str) -> JsonObject:
         """Read a JSON file. Raises BadRequestError if it is missing or no JSON object."""
         try:
-            value = as_object(json.loads((self.folder / name).read_bytes()))
+            value = read_object((self.folder / name).read_bytes())
         except OSError as error:
             raise BadRequestError(f"{name} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError):
-            value = None
         if value is None:
             raise BadRequestError(f"{name} is not a JSON object")
         return value
@@ -115,7 +109,7 @@ class KeptFiles:
         """
         draft = self.folder / f".verdict-draft.{token_hex(6)}"
         try:
-            with _create(draft, os.O_EXCL) as out:
+            with create_private(draft) as out:
                 out.write((json.dumps(verdict, indent=2) + "\n").encode("ascii"))
             for number in range(2, MAX_VERDICTS):
                 try:
@@ -128,24 +122,10 @@ class KeptFiles:
             draft.unlink(missing_ok=True)
         raise OSError(f"{self.folder} has {MAX_VERDICTS} verdicts")
 
-    @contextmanager
-    def _new_file(self, name: str) -> Generator[BinaryIO]:
+    def _new_file(self, name: str) -> AbstractContextManager[BinaryIO]:
         """A file that gets its name at the end of the body; after an error there is none."""
         # One name, since an episode has one writer: what a killed server left is overwritten.
-        partial = self.folder / f".{name}.partial"
-        try:
-            with _create(partial, os.O_TRUNC) as out:
-                yield out
-            os.replace(partial, self.folder / name)  # noqa: PTH105  (documented as atomic)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-
-
-def _create(file: Path, flags: int) -> BinaryIO:
-    return os.fdopen(
-        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600), "wb"
-    )
+        return new_file(self.folder / name, self.folder / f".{name}.partial")
 
 
 def _over_limit(name: str, allowed_bytes: int, limit_bytes: int) -> AtCapacityError | LimitExceededError:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import anyio.to_thread
 
+from decathlon_mcp.storage.disk import new_file
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
@@ -62,15 +63,12 @@ class KeptTools:
         digest = sha256(content).hexdigest()
         if self._touch(digest):
             return digest
-        partial = self._folder / f"{UNFINISHED}{token_hex(6)}"
+        unfinished = self._folder / f"{UNFINISHED}{token_hex(6)}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:
+            with new_file(self._folder / f"{digest}.json", unfinished) as file:
                 file.write(content)
-            os.replace(partial, self._folder / f"{digest}.json")  # noqa: PTH105  (documented as atomic)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             log.warning("a list of tools could not be kept", extra=fields(why=error.strerror))
         return digest
 

@@ -10,7 +10,6 @@ of its own only; `adopt` makes the rows of a dead server its own.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import sqlite3
@@ -29,7 +28,7 @@ import anyio.to_thread
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError, SettingsError
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, as_json, as_object, public_id
+from decathlon_mcp.types import JsonObject, as_json, as_object, public_id, read_object
 
 FILE_NAME = "store.db"
 BUSY_SECONDS = 5.0
@@ -784,7 +783,4 @@ def _text(value: JsonObject) -> str:
 
 def _object(text: str) -> JsonObject:
     """An object; an empty one for a damaged row, which its reader then refuses alone."""
-    try:
-        return as_object(json.loads(text)) or {}
-    except (ValueError, RecursionError):
-        return {}
+    return read_object(text) or {}

@@ -1,13 +1,13 @@
-"""Reads `trajectory.jsonl` of an episode that no server of this process runs."""
+"""Reads the lines of a `trajectory.jsonl`, also of an episode that no server of this process runs."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from decathlon_mcp.storage.logged_calls import NOT_KEPT, merged, read_calls
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, Positions, merged, read_calls
+from decathlon_mcp.types import JsonObject, read_object
 
 TRAJECTORY_FILE = "trajectory.jsonl"
 LAST_LINE_BYTES = 1 << 16
@@ -27,17 +27,26 @@ class TrajectoryCalls:
             self._positions = read_calls(lines).positions
 
     def __iter__(self) -> Iterator[JsonObject]:
-        with self._file.open("rb") as lines:
+        return calls_at(self._file, self._positions)
 
-            def line_at(position: int) -> JsonObject | None:
-                if position == NOT_KEPT:
-                    return None
-                lines.seek(position)
-                return _parse(lines.readline())
 
-            for at in self._positions:
-                if (call := line_at(at.call)) is not None:
-                    yield merged(call, line_at(at.reply))
+def calls_at(trajectory: Path, positions: Iterable[Positions]) -> Iterator[JsonObject]:
+    """Read calls, one after another: the members of both lines as one object, see `merged`.
+
+    Calls that were not kept or cannot be read are skipped.
+    """
+    with trajectory.open("rb") as lines:
+        for at in positions:
+            if (call := read_line(lines, at.call)) is not None:
+                yield merged(call, read_line(lines, at.reply))
+
+
+def read_line(lines: BinaryIO, position: int) -> JsonObject | None:
+    """Read one line; None if it was not kept or cannot be read."""
+    if position == NOT_KEPT:
+        return None
+    lines.seek(position)
+    return read_object(lines.readline())
 
 
 def has_ended(trajectory: Path) -> bool:
@@ -45,11 +54,4 @@ def has_ended(trajectory: Path) -> bool:
     with trajectory.open("rb") as file:
         file.seek(max(0, file.seek(0, 2) - LAST_LINE_BYTES))
         *_, last = file.read().splitlines() or [b""]
-    return (_parse(last) or {}).get("event") == "end"
-
-
-def _parse(line: bytes) -> JsonObject | None:
-    try:
-        return as_object(json.loads(line))
-    except (ValueError, RecursionError):
-        return None
+    return (read_object(last) or {}).get("event") == "end"
