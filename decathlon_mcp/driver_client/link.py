@@ -28,6 +28,7 @@ import msgspec
 from anyio import CancelScope
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
+from decathlon_sandbox.rates import TokenBucket
 from decathlon_sandbox.resumable import (
     ACKNOWLEDGE_AFTER_SECONDS,
     CHUNK_BYTES,
@@ -51,7 +52,6 @@ from decathlon_mcp.driver_client.messages import (
     read_notification,
     reply_id,
 )
-from decathlon_mcp.driver_client.rates import TokenBucket
 from decathlon_mcp.driver_client.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
 from decathlon_mcp.errors import (
     CallTimeoutError,

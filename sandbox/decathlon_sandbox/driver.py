@@ -6,12 +6,12 @@ import json
 import os
 import re
 import signal
-import time
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.connection import Connection
 from decathlon_sandbox.event_loop import EventLoop
 from decathlon_sandbox.log import log_exception
+from decathlon_sandbox.rates import TokenBucket
 from decathlon_sandbox.requests import Requests
 from decathlon_sandbox.rpc import Params, Request, RequestError
 from decathlon_sandbox.streams import Backpressure
@@ -92,7 +92,9 @@ class Driver:
                 signal.signal(number, signal.SIG_IGN)
             else:
                 self._loop.add_signal_handler(number, self._loop.stop)
-        self._notification_rate = _Rate(wire.NOTIFICATIONS_PER_SECOND, wire.NOTIFICATIONS_BURST)
+        self._notification_rate = TokenBucket(
+            per_second=wire.NOTIFICATIONS_PER_SECOND, burst=wire.NOTIFICATIONS_BURST
+        )
         self._created_supervisor: ProcessSupervisor | None = None
         self._created_servers: Servers | None = None
         self._created_tunnels: Tunnels | None = None
@@ -294,22 +296,3 @@ def _request_id(payload: bytes) -> int | None:
     """The id of a request that cannot be read, so that it does not wait for an answer for ever."""
     match = _REQUEST_ID.match(payload)
     return int(match.group(1)) if match is not None else None
-
-
-class _Rate:
-    """A token bucket: `per_second` events on average, `burst` at once."""
-
-    def __init__(self, per_second: float, burst: float) -> None:
-        self._per_second = per_second
-        self._burst = self._available = burst
-        self._refilled_at = time.monotonic()
-
-    def take(self) -> bool:
-        """Whether one more event is allowed now."""
-        now = time.monotonic()
-        refilled = self._available + (now - self._refilled_at) * self._per_second
-        self._available, self._refilled_at = min(self._burst, refilled), now
-        if self._available < 1:
-            return False
-        self._available -= 1
-        return True
