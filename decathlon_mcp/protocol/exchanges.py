@@ -134,12 +134,8 @@ class Exchange(ToolRequest):
         resumed: EventId | None = None,
     ) -> None:
         super().__init__(
-            method=message.method,
-            request_id=message.id,
-            name=message.name,
-            arguments=message.arguments,
-            meta=message.meta,
-            context=context,
+            message,
+            context,
             connection=connection,
             is_sessionless=transport is None,
             can_stream=can_stream or generation is not None or transport is None,

@@ -319,22 +319,18 @@ class ToolRequest(ABC):
 
     def __init__(
         self,
-        *,
-        method: str,
-        request_id: RequestId,
-        name: str,
-        arguments: bytes | None,
-        meta: JsonObject,
+        message: McpRequest,
         context: RequestContext,
+        *,
         connection: Connection | None,
         is_sessionless: bool,
         can_stream: bool,
     ) -> None:
-        self.method = method
-        self.id = request_id
-        self.name = name
-        self.arguments = arguments
-        self.meta = meta
+        self.method = message.method
+        self.id = message.id
+        self.name = message.name
+        self.arguments = message.arguments
+        self.meta = message.meta
         self.context = context
         self.connection = connection
         self.is_sessionless = is_sessionless

@@ -23,7 +23,7 @@ from decathlon_mcp.episodes.tools.offered import EpisodeTools
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.context import base_url_of, client_is_gone, request_context_of
 from decathlon_mcp.protocol.episode_tools import LOG_LEVEL_KEY, LOG_LEVELS
-from decathlon_mcp.protocol.requests import CALL, LIST, Kind, Result, ToolRequest
+from decathlon_mcp.protocol.requests import CALL, LIST, Kind, McpRequest, Result, ToolRequest
 from decathlon_mcp.protocol.results import (
     INVALID_PARAMS,
     is_sessionless,
@@ -115,13 +115,10 @@ class SdkRequest(ToolRequest):
         assert ctx.request_id is not None
         name, arguments = _call_params(ctx) if ctx.method == CALL else ("", None)
         context, sessionless = request_context_of(ctx), is_sessionless(ctx.protocol_version)
+        meta = dict(as_object((ctx.params or {}).get("_meta")) or {})
         super().__init__(
-            method=ctx.method,
-            request_id=ctx.request_id,
-            name=name,
-            arguments=CallParams.of(arguments).arguments,
-            meta=dict(as_object((ctx.params or {}).get("_meta")) or {}),
-            context=context,
+            McpRequest(ctx.request_id, ctx.method, name, CallParams.of(arguments).arguments, meta),
+            context,
             connection=None if sessionless else connection_of(ctx),
             is_sessionless=sessionless,
             can_stream=context.can_stream or sessionless,
