@@ -16,21 +16,19 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import secrets
 import socket
 import time
 from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
+import msgspec
 from decathlon_sandbox.processes import read_process
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.types import JsonObject, as_object, read_object
 
 MAX_DEAD_SERVERS = 64
 """Dead servers that one start takes over; each costs an open file. The next start takes the others."""
@@ -93,18 +91,6 @@ class Successor:
         """`supervisor`: the process that starts this one again; None if there is none."""
         return cls(supervisor, _started_ticks(supervisor), address, wait_seconds)
 
-    @classmethod
-    def parse(cls, values: JsonObject) -> Successor:
-        """One from a record; whatever is not valid is left out."""
-        supervisor, ticks = values.get("supervisor"), values.get("supervisor_ticks")
-        address, seconds = values.get("address"), values.get("wait_seconds")
-        return cls(
-            supervisor if isinstance(supervisor, int) else None,
-            ticks if isinstance(ticks, int) else None,
-            address if isinstance(address, str) else None,
-            float(seconds) if isinstance(seconds, int | float) else 0.0,
-        )
-
     def is_supervised(self) -> bool:
         """Whether its supervisor runs now, on this machine since its last boot."""
         return self.supervisor_ticks is not None and self.supervisor_ticks == _started_ticks(self.supervisor)
@@ -153,18 +139,13 @@ class _Record:
     @classmethod
     def parse(cls, encoded: bytes) -> _Record:
         """A record; an empty one for anything that is none."""
-        values = read_object(encoded) or {}
-        boot, host, providers = values.get("boot"), values.get("host"), values.get("providers")
-        return cls(
-            boot if isinstance(boot, str) else None,
-            host if isinstance(host, str) else None,
-            tuple(map(str, cast("list[object]", providers))) if isinstance(providers, list) else None,
-            values.get("survives") is True,
-            None if (successor := as_object(values.get("successor"))) is None else Successor.parse(successor),
-        )
+        try:
+            return msgspec.json.decode(encoded, type=cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return cls()
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return msgspec.json.encode(self)
 
     def can_sweep(self, other: _Record) -> bool:
         """Whether a server with this record may remove what the dead server `other` left behind."""
