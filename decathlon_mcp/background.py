@@ -19,10 +19,24 @@ from anyio import CancelScope
 from anyio.abc import TaskGroup
 from decathlon_client.background import background_tasks as background_tasks
 
+try:
+    from sniffio import current_async_library_cvar as _library
+except ImportError:
+    _library = None
+
 RESTART_SECONDS = 1.0
 """Time between the failure of work in the background and its next begin."""
 
 _log = logging.getLogger("decathlon.background")
+
+
+def name_event_loop() -> None:
+    """Let callbacks that are registered after this in the same context start tasks of a task group."""
+    # Where sniffio is installed, which other packages need, anyio asks it for the library. Outside of a task
+    # it knows only this variable. `anyio.run` sets it. `asyncio.run`, in a program that embeds a server, does
+    # not: then a long reply ended its episode.
+    if _library is not None:
+        _library.set("asyncio")
 
 
 class LazyTimer:
@@ -47,6 +61,7 @@ class LazyTimer:
             if self._handle is not None:
                 self._handle.cancel()
             self._rings_at = at
+            name_event_loop()
             self._handle = asyncio.get_running_loop().call_at(at, self._ring)
 
     def stop(self) -> None:

@@ -40,7 +40,7 @@ from decathlon_sandbox.resumable import (
 )
 from msgspec import Raw, UnsetType
 
-from decathlon_mcp.background import Flag, background_tasks
+from decathlon_mcp.background import Flag, background_tasks, name_event_loop
 from decathlon_mcp.driver_client.messages import (
     MAX_SMALL_NODES,
     Message,
@@ -471,6 +471,7 @@ class DriverLink:
     async def run(self) -> None:
         """Receive until the link closes."""
         self._loop = asyncio.get_running_loop()
+        name_event_loop()  # what arrives is handled in callbacks
         with CancelScope() as self._scope:
             if self.closed.is_set():
                 return

@@ -23,6 +23,7 @@ import anyio.to_thread
 import msgspec
 
 from decathlon_mcp import errors
+from decathlon_mcp.background import name_event_loop
 from decathlon_mcp.driver_client.driver import relayed_notification
 from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.driver_client.replies import CallParams, Reply
@@ -315,6 +316,7 @@ class RunningCall(msgspec.Struct, eq=False, kw_only=True):
             self._deadline.cancel()
             self._deadline = None
         if seconds is not None:
+            name_event_loop()
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._cancel)
 
     def on_absent(self, seconds: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
@@ -22,8 +24,9 @@ from decathlon_client import (
 )
 
 from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.driver_client.link import READ_IN_THREAD_BYTES
 from decathlon_mcp.episodes.state import Phase
-from tests.probe.serving import Served, serving
+from tests.probe.serving import SUITE, Served, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -277,3 +280,19 @@ async def test_loss_that_the_server_confirms_is_a_loss(tmp_path: Path) -> None:
             await server.find(episode.id).state.reach(Phase.ENDED)
             with pytest.raises(EpisodeEndedError):
                 await episode.call("probe__echo", {"text": "a"})
+
+
+def test_an_embedded_server_gives_long_replies_in_a_program_that_asyncio_runs(tmp_path: Path) -> None:
+    # Then anyio does not know the event loop in callbacks if sniffio is installed.
+    pytest.importorskip("sniffio")
+    text = "x" * READ_IN_THREAD_BYTES
+
+    async def play() -> str:
+        async with (
+            Decathlon.embedded(SUITE, "local", state=tmp_path / "state", isolation="none") as d,
+            d.episode("find-answer") as e,
+        ):
+            await e.call("probe__write", {"path": "long.txt", "text": text})
+            return (await e.call("probe__read", {"path": "long.txt"})).text
+
+    assert contextvars.Context().run(asyncio.run, play()) == text
