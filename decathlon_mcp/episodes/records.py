@@ -157,7 +157,6 @@ class EpisodeRecords:
         self,
         store: Store | None,
         episode_id: str,
-        progress: Progress | None = None,
         *,
         archive: Store | None = None,
     ) -> None:
@@ -165,7 +164,7 @@ class EpisodeRecords:
         self._archive = archive
         self._row: EpisodeRow | None = None
         self._id = episode_id
-        self.progress = progress or Progress()
+        self.progress = Progress()
 
     def insert(self, spec: EpisodeSpec, suite: str, started_at: float) -> None:
         """Write a new episode. Raises AtCapacityError if the disk is full."""
