@@ -33,6 +33,12 @@ MAX_NUMBER = 2.0**53 - 1
 # JavaScript writes larger whole numbers without a fraction or an exponent. Read as integers elsewhere, they
 # have no canonical form (RFC 8785, appendix D), and the verdict's signature could not be checked.
 
+_LEFT_OUT = (
+    *("labels", "suite_changed", "suite_release", "dense", "coerced_arguments", "uncaught", "unlimited"),
+    *("preprocess_failure", "web", "regrading", "signature"),
+)
+"""Members of a verdict that its JSON form lacks if they are empty, None or false."""
+
 
 def _bounded(number: float) -> float:
     if not is_bounded(number):
@@ -175,28 +181,7 @@ class Verdict(BaseModel):
         `coerced_arguments` unless they are true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
-        if not self.labels:
-            absent.add("labels")
-        if not self.suite_changed:
-            absent.add("suite_changed")
-        if self.suite_release is None:
-            absent.add("suite_release")
-        if not self.dense:
-            absent.add("dense")
-        if not self.coerced_arguments:
-            absent.add("coerced_arguments")
-        if not self.uncaught:
-            absent.add("uncaught")
-        if not self.unlimited:
-            absent.add("unlimited")
-        if not self.preprocess_failure:
-            absent.add("preprocess_failure")
-        if self.web is None:
-            absent.add("web")
-        if self.regrading is None:
-            absent.add("regrading")
-        if self.signature is None:
-            absent.add("signature")
+        absent |= {name for name in _LEFT_OUT if not getattr(self, name)}
         return self.model_dump(mode="json", exclude=absent)
 
     def text(self) -> str:
