@@ -42,6 +42,8 @@ STALL_SECONDS = 130.0
 MAX_LINKS = 64_000
 """A file of ext4 has at most 65,000 names."""
 LINKED_BYTES = 30_000
+FORM_SECONDS = 10.0
+"""How long an attacker's form waits for the server."""
 INTRODUCTION = """\
 Each attack runs against a fresh server of the local provider with {limit:g} GiB of address space. The
 neighbour is an episode that was open before; it is played and graded after the attack."""
@@ -179,6 +181,31 @@ def large_answers(address: Address) -> str:
     return ", ".join(sorted(outcomes))
 
 
+def forms_of_a_page(address: Address) -> str:
+    """Forms of the page, most without their last byte and some full of escapes, sent at once."""
+    size = 4 * MIB
+    head = (
+        f"POST /page/session HTTP/1.1\r\nHost: 127.0.0.1\r\nSec-Fetch-Site: same-origin\r\n"
+        f"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {size}\r\n\r\n"
+    ).encode()
+    unfinished, escapes = b"secret=".ljust(size - 1, b"x"), (b"secret=" + b"%41" * size)[:size]
+    replies: set[str] = set()
+
+    def send(body: bytes) -> None:
+        with socket.create_connection(address, timeout=FORM_SECONDS) as connection, suppress(OSError):
+            with suppress(OSError):
+                connection.sendall(head + body)
+            replies.add(connection.recv(4096).split(b"\r\n", 1)[0].decode("latin-1"))
+
+    threads = [threading.Thread(target=send, args=(unfinished,)) for _ in range(100)]
+    threads += [threading.Thread(target=send, args=(escapes,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ", ".join(sorted(filter(None, replies))) or "closed or silent"
+
+
 def workspace_of_links(address: Address) -> str:
     """The time to the verdict, also of an attempt with an empty workspace."""
     times: list[float] = []
@@ -204,6 +231,7 @@ ATTACKS: dict[str, Callable[[Address], str]] = {
     "a task name of 60 MB": long_task_name,
     "three replies of 58 MB of brackets, then a claim": replies_of_brackets,
     "four answers of 50 MB": large_answers,
+    "108 forms of 4 MB for the page": forms_of_a_page,
     f"a workspace of {MAX_LINKS} links to a file of 30 kB": workspace_of_links,
 }
 

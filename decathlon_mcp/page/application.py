@@ -22,7 +22,7 @@ from decathlon_mcp.page.control import change_run, end_episode
 from decathlon_mcp.page.front import front, live_events
 from decathlon_mcp.page.gate import READING, Gate
 from decathlon_mcp.page.rendering import MEDIA_TYPES
-from decathlon_mcp.page.site import Site, read_form
+from decathlon_mcp.page.site import Site, read_short_form
 from decathlon_mcp.types import public_id
 
 _OWN = ("/runs", "/e/", "/episodes", "/compare", "/play", "/page/")
@@ -91,7 +91,7 @@ class PageApp:
 
     async def _enter(self, request: Request) -> Response:
         """Exchange the key or a token for a cookie."""
-        form = await read_form(request)
+        form = await read_short_form(request)
         next_path = _own_path(form.get("next", ""))
         session = await self.site.sessions.open(form.get("secret", "").strip())
         if session is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import anyio
@@ -20,14 +20,22 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.page.access import Sessions, Viewer
-from decathlon_mcp.page.gate import MAX_FORM_BYTES
 from decathlon_mcp.page.live import LiveEpisode, LiveFeed, LiveQuery, Snapshot
 from decathlon_mcp.page.rendering import Assets, create_environment
 from decathlon_mcp.storage.history.episode_history import EpisodeHistory
 
+T = TypeVar("T")
+
 MAX_THREADS = 4
 """Pages that are made at the same time. More would only take turns at Python's lock."""
 MAX_FIELDS = 2_000
+SHORT_FORM_BYTES = 16 << 10
+"""Longest form of somebody who is not known yet. Longer ones are parsed in a thread: 4 MiB of escapes take
+half a second."""
+MAX_LONG_FORMS = 8
+"""Long forms that are in memory at once."""
+LONG_FORM_SECONDS = 60.0
+"""Longest time for a long form, with that for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,7 @@ class Site:
         self._prefix = urlsplit(public_url or "").path.rstrip("/")
         self._templates = create_environment(self.assets, self.href)
         self._threads = anyio.CapacityLimiter(MAX_THREADS)
+        self._long_forms = anyio.Semaphore(MAX_LONG_FORMS)
 
     def href(self, path: str) -> str:
         """The address of a path, behind a proxy too."""
@@ -170,7 +179,7 @@ class Site:
         if self.live is not None:
             snapshot, live = self.live.snapshot(), self.live.visible(LiveQuery(viewer.owner))
         try:
-            form = await read_form(request) if request.method == "POST" else {}
+            form = await self.read_form(request)
             return await self.in_thread(view, Visit(self, request, viewer, snapshot, live, form))
         except HTTPException as error:
             return await self.error(request, viewer, error.status_code, error.detail)
@@ -178,8 +187,25 @@ class Site:
             status = 400 if isinstance(error, BadRequestError) else 503
             return await self.error(request, viewer, status, error.message)
 
-    async def in_thread(self, function: Callable[..., Response], *arguments: Any) -> Response:
-        """Run what reads files or renders."""
+    async def read_form(self, request: Request) -> dict[str, str]:
+        """The fields of the form that somebody who is known has sent; none of a request that is no POST.
+
+        Raises BadRequestError, and HTTPException for a long one that takes too long.
+        """
+        if request.method != "POST":
+            return {}
+        if _is_short(request):
+            return await read_short_form(request)
+        with anyio.move_on_after(LONG_FORM_SECONDS):
+            await self._long_forms.acquire()
+            try:
+                return await self.in_thread(_fields, await _body(request))
+            finally:
+                self._long_forms.release()
+        raise HTTPException(503, "The form did not arrive in time: send it again.")
+
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run what reads files, renders, or takes long."""
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._threads)
 
     async def error(self, request: Request, viewer: Viewer | None, status: int, message: str) -> Response:
@@ -205,14 +231,27 @@ def _address(request: Request) -> str:
     return str(url).rstrip("/")
 
 
-async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form; of several with one name the last. Raises BadRequestError."""
+async def read_short_form(request: Request) -> dict[str, str]:
+    """The fields of a form of at most SHORT_FORM_BYTES. Raises BadRequestError, and HTTPException beyond."""
+    if not _is_short(request):
+        raise HTTPException(413, "The form is too long.")
+    return _fields(await _body(request))
+
+
+def _is_short(request: Request) -> bool:
+    # The gate has found the length to be one.
+    return int(request.headers.get("content-length", "0")) <= SHORT_FORM_BYTES
+
+
+async def _body(request: Request) -> bytes:
     try:
-        body = await request.body()
+        return await request.body()
     except ClientDisconnect:
         raise BadRequestError("the form did not arrive") from None
-    if len(body) > MAX_FORM_BYTES:
-        raise BadRequestError("the form is too long")
+
+
+def _fields(body: bytes) -> dict[str, str]:
+    """The fields of a form; of several with one name the last. Raises BadRequestError."""
     try:
         return dict(
             parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=MAX_FIELDS, separator="&")

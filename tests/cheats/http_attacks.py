@@ -212,6 +212,30 @@ async def expensive_bodies(host: str, port: int) -> None:
             await send(host, port, request("/mcp", body, Connection="close", **head))
 
 
+async def forms_of_a_page(host: str, port: int, *, count: int = 100) -> None:
+    """Send forms of the largest size to the page: all of each but its last byte, or full of escapes."""
+    size = 4 * MIB
+    lines = (
+        "POST /page/session HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Sec-Fetch-Site: same-origin",
+        "Content-Type: application/x-www-form-urlencoded",
+        f"Content-Length: {size}",
+    )
+    head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+    async def begin() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await send(host, port, head + b"secret=" + b"x" * (size - 8))
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(count):
+            tasks.create_task(begin())
+        for _ in range(8):
+            tasks.create_task(send(host, port, head + (b"secret=" + b"%41" * (size // 3))[:size]))
+
+
 async def long_names(host: str, port: int) -> None:
     """The longest possible names of tasks, episodes and sessions, and as many parameters."""
     name = "a" * (50 << 10)
@@ -304,6 +328,7 @@ ATTACKS: tuple[Attack, ...] = (
     other_protocols,
     flood_of_brackets,
     expensive_bodies,
+    forms_of_a_page,
     long_names,
     sessions_with_large_names,
     sessions_with_large_requests,

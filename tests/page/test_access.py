@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.page import access
 from decathlon_mcp.page.access import PageKey, Sessions
+from decathlon_mcp.page.gate import MAX_FORM_BYTES
+from decathlon_mcp.page.site import MAX_LONG_FORMS, SHORT_FORM_BYTES
 from decathlon_mcp.storage.keys import load_or_create_page_key
 from tests.page.sites import HOST, browser, page_over, sign_in
 
@@ -239,3 +243,47 @@ def test_programs_keep_their_addresses(
 ) -> None:
     scope = {"type": "http", "method": method, "path": path, "headers": [(b"accept", accept.encode())]}
     assert page_over(tmp_path).serves(scope) is served
+
+
+@pytest.mark.parametrize("size_bytes", [SHORT_FORM_BYTES + 1, MAX_FORM_BYTES])
+async def test_a_long_form_of_somebody_unknown_is_not_read(state: Path, size_bytes: int) -> None:
+    taken = 0
+
+    async def content() -> AsyncGenerator[bytes]:
+        nonlocal taken
+        for start in range(0, size_bytes, 1 << 16):
+            taken += 1
+            yield b"x" * min(1 << 16, size_bytes - start)
+
+    async with browser(page_over(state)) as client:
+        form = {"Content-Length": str(size_bytes), "Content-Type": "application/x-www-form-urlencoded"}
+        response = await client.post("/page/session", content=content(), headers=form)
+    assert response.status_code == 401
+    assert taken == 0
+
+
+async def test_long_forms_of_somebody_known_are_read_a_few_at_a_time(state: Path) -> None:
+    app = page_over(state)
+    begun, go_on = 0, anyio.Event()
+    statuses: list[int] = []
+
+    async def content() -> AsyncGenerator[bytes]:
+        nonlocal begun
+        begun += 1
+        await go_on.wait()
+        yield b"run=" + b"x" * SHORT_FORM_BYTES
+
+    async with browser(app) as client:
+        await sign_in(client, KEY)
+        headers = {"Content-Length": f"{SHORT_FORM_BYTES + 4}"}
+
+        async def send() -> None:
+            statuses.append((await client.post("/page/run", content=content(), headers=headers)).status_code)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(MAX_LONG_FORMS + 3):
+                tasks.start_soon(send)
+            await anyio.wait_all_tasks_blocked()
+            assert begun == MAX_LONG_FORMS
+            go_on.set()
+    assert statuses == [403] * (MAX_LONG_FORMS + 3)  # nothing can be changed here

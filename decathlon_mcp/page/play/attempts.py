@@ -50,7 +50,6 @@ from decathlon_mcp.page.play.reading import (
     text_of,
 )
 from decathlon_mcp.page.site import Site, Visit
-from decathlon_mcp.page.site import read_form as read_posted
 from decathlon_mcp.storage.history.values import EpisodeDetails
 from decathlon_mcp.storage.logged_calls import Origin
 from decathlon_mcp.types import JsonObject, as_object
@@ -114,7 +113,7 @@ class PlayPages:
             if viewer is None:
                 return await self._site.in_thread(self._site.ask_for_secret, request)
             try:
-                form = await read_posted(request) if request.method == "POST" else {}
+                form = await self._site.read_form(request)
                 return await handler(Visit(self._site, request, viewer, None, (), form))
             except HTTPException as error:
                 return await self._site.error(request, viewer, error.status_code, error.detail)
