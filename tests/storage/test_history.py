@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing
@@ -16,9 +17,10 @@ import pytest
 from decathlon_client.results import TaskSummary
 
 from decathlon_mcp.errors import BadRequestError, SettingsError
+from decathlon_mcp.labels import check_labels
 from decathlon_mcp.storage.history import queries
 from decathlon_mcp.storage.history.episode_history import KEPT_INDEXES, EpisodeHistory
-from decathlon_mcp.storage.history.trajectories import JSON_BYTES
+from decathlon_mcp.storage.history.trajectories import JSON_BYTES, MAX_SKIPPED_CALLS
 from decathlon_mcp.storage.history.values import CallEntry, EpisodeQuery, Estimate, NoteEntry, Page
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.types import public_id
@@ -508,7 +510,9 @@ def test_search_covers_names_and_arguments_and_finds_the_next_error(
         b'{"event":"call","seq":99999999999999,"name":"x"}',
         b'{"event":"call","seq":-1}',
         b'{"event":"note","calls":-5,"role":"x","text":5}',
+        b'{"event":"note","calls":1000000000000000000000,"role":"x","text":"x"}',
         b'{"event":"reply","seq":1,"failed":true,"seconds":"x"}',
+        b'{"event":"reply","seq":1,"failed":true,"seconds":NaN,"error":"\\ud800"}',
     ],
 )
 def test_damaged_lines_hide_no_others(tmp_path: Path, journals: Journals, line: bytes) -> None:
@@ -518,8 +522,59 @@ def test_damaged_lines_hide_no_others(tmp_path: Path, journals: Journals, line: 
         file.write(line + b"\n")
     journal = journals.keep(Journal.reopen(journal.folder))
     write_calls(journal, 2, 2)
-    entries = EpisodeHistory([tmp_path]).calls(episode, 1, 10)
+    history = EpisodeHistory([tmp_path])
+    entries = history.calls(episode, 1, 10)
     assert [entry.seq for entry in entries if isinstance(entry, CallEntry)] == [1, 2]
+    assert [time.seconds for time in history.call_times(episode)] == [0.25, 0.25]
+
+
+def test_numbers_that_damaged_lines_skip_take_little_memory(tmp_path: Path, journals: Journals) -> None:
+    journal, episode = journals.open()
+    write_calls(journal, 1, 1)
+    for number in range(1, 100):
+        journal.add_call(seq=number * MAX_SKIPPED_CALLS, name="x")
+    history = EpisodeHistory([tmp_path])
+    details = history.episode(episode)
+    assert details is not None
+    assert details.calls <= MAX_SKIPPED_CALLS + 1
+    assert len(history.calls(episode, 1, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        dict.fromkeys(("a", "arguments", "result", "failure", "error", "text", "prompt", "answer"), "x"),
+        {f"n{number}": '"' * 125 for number in range(16)},
+    ],
+    ids=["names of other members", "long"],
+)
+def test_labels_of_any_name_and_length_leave_the_head_readable(
+    tmp_path: Path, journals: Journals, labels: dict[str, str]
+) -> None:
+    journal, episode = journals.open()
+    assert check_labels(labels) == labels
+    journal.add("start", suite="s", task="t", labels=labels, policy="visible")
+    details = EpisodeHistory([tmp_path]).episode(episode)
+    assert details is not None
+    assert details.head is not None
+    assert details.head["policy"] == "visible"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_trajectory_that_is_no_regular_file_is_not_read(
+    tmp_path: Path, journals: Journals, kind: str
+) -> None:
+    journal, episode = journals.open()
+    write_calls(journal, 1, 1)
+    trajectory = journal.folder / "trajectory.jsonl"
+    elsewhere = trajectory.rename(tmp_path / "elsewhere")
+    if kind == "pipe":
+        os.mkfifo(trajectory)
+    else:
+        trajectory.symlink_to(elsewhere)
+    details = EpisodeHistory([tmp_path]).episode(episode)
+    assert details is not None
+    assert details.calls == 0
 
 
 def test_no_list_opens_a_trajectory(tmp_path: Path) -> None:

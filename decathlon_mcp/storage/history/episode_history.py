@@ -16,7 +16,13 @@ from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.storage.history import queries
 from decathlon_mcp.storage.history.queries import FoundEpisode, Position
 from decathlon_mcp.storage.history.reports import RunNumbers, compare_runs
-from decathlon_mcp.storage.history.trajectories import JSON_BYTES, Span, TrajectoryIndex, TrajectoryReader
+from decathlon_mcp.storage.history.trajectories import (
+    JSON_BYTES,
+    Span,
+    TrajectoryIndex,
+    TrajectoryReader,
+    open_regular,
+)
 from decathlon_mcp.storage.history.values import (
     CallTime,
     Entry,
@@ -188,7 +194,7 @@ class EpisodeHistory:
         if found is None or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             return None
         try:
-            with (found[0] / "tools" / f"{digest}.json").open("rb") as file:
+            with open_regular(found[0] / "tools" / f"{digest}.json") as file:
                 return file.read(MAX_TOOLS_BYTES)
         except OSError:
             return None

@@ -6,15 +6,18 @@ and of a line longer than JSON_BYTES only the members before its long value are 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import re
+import stat
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Literal, NamedTuple, Self
+from typing import Annotated, BinaryIO, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
 
@@ -28,7 +31,8 @@ PREFIX_BYTES = 4 << 10
 PIECE_BYTES = 1 << 20
 """How much of a line is in memory at once while lines are looked for."""
 MAX_SKIPPED_CALLS = 100_000
-"""Numbers that one line may skip: a damaged line must not make the tables as long as it likes."""
+"""Numbers without a line in a trajectory: damaged lines must not make the tables as long as they like."""
+MAX_NUMBER = 1 << 53
 NOTHING = -1
 _LONG_MEMBERS = tuple(
     f',"{name}":'.encode() for name in ("arguments", "result", "failure", "error", "text", "prompt", "answer")
@@ -40,19 +44,25 @@ _REPLIES: Mapping[str, Literal["result", "error", "failure"]] = {
 }
 
 
+_EVENT = re.compile(rb'\{"event":"([a-z_]+)"')
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+"""Neither NaN nor infinity, which Python's decoder takes."""
+
+
 class _Line(msgspec.Struct, frozen=True):
     """The short members of a line."""
 
     event: str = ""
-    time: float = 0.0
-    seq: int = 0
-    calls: int = 0
+    time: _Seconds = 0.0
+    seq: _Count = 0
+    calls: _Count = 0
     server: str | None = None
     tool: str | None = None
     name: str = ""
     role: str = ""
     failed: bool = False
-    seconds: float | None = None
+    seconds: _Seconds | None = None
 
 
 class _Arguments(msgspec.Struct, frozen=True):
@@ -63,6 +73,17 @@ class _Arguments(msgspec.Struct, frozen=True):
 
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_arguments = msgspec.json.Decoder(_Arguments).decode
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """Open a file of a state folder, which may come from somewhere else. Raises OSError if it is no file."""
+    # A link could lead out of the folder, and opening a FIFO would wait for ever.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    opened = open(descriptor, "rb")  # noqa: PTH123, SIM115
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        opened.close()
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return opened
 
 
 class Span(NamedTuple):
@@ -111,11 +132,12 @@ class TrajectoryIndex:
     _times: array[float] = field(default_factory=lambda: array("d"))
     _seconds: array[float] = field(default_factory=lambda: array("d"))
     _failed: bytearray = field(default_factory=bytearray)
+    _lines: int = 0
     lock: Lock = field(default_factory=Lock)
 
     def update(self) -> Self:
         """Read what was written since the last time. Raises OSError."""
-        with self.lock, self.file.open("rb") as lines:
+        with self.lock, open_regular(self.file) as lines:
             status = os.fstat(lines.fileno())
             if status.st_ino != self.inode or status.st_size < self.size_bytes:
                 self._clear(status.st_ino)
@@ -154,21 +176,26 @@ class TrajectoryIndex:
         self.calls, self.replies, self.notes = _Spans(), _Spans(), _Spans()
         self._note_calls, self._times, self._seconds = array("q"), array("d"), array("d")
         self._failed = bytearray()
+        self._lines = 0
 
     def _add(self, span: Span, prefix: bytes) -> None:
-        line = _short_members(prefix)
-        match line.event:
-            case "start":
+        event = _EVENT.match(prefix)
+        match event and event[1]:
+            # Their members are not needed here. They can be long, and labels have any names.
+            case b"start":
                 self.head = self.head or span
-            case "ready":
+            case b"ready":
                 self.ready = span
-            case "claim":
+            case b"claim":
                 self.claim = span
-            case "note":
+            case b"note":
                 self.notes.set(len(self.notes) + 1, span)
-                self._note_calls.append(line.calls)
-            case "accepted" | "call" | "reply" if 0 < line.seq <= len(self._times) + MAX_SKIPPED_CALLS:
-                self._add_call(line, span)
+                self._note_calls.append(_short_members(prefix).calls)
+            case b"accepted" | b"call" | b"reply":
+                line = _short_members(prefix)
+                if 0 < line.seq <= self._lines + MAX_SKIPPED_CALLS:
+                    self._lines += 1
+                    self._add_call(line, span)
             case _:
                 pass
 
@@ -229,7 +256,7 @@ class TrajectoryReader:
 
     def __init__(self, index: TrajectoryIndex) -> None:
         self._index = index
-        self._file = index.file.open("rb")
+        self._file = open_regular(index.file)
 
     def __enter__(self) -> Self:
         return self
