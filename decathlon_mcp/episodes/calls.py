@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -353,7 +353,11 @@ class EpisodeCalls:
 
     async def _send_coerced(self, session: ToolSession, call: RunningCall) -> None:
         """Send a call of a dead server again, whose line has the arguments as the client sent them."""
-        route = self._tools.route(call.name)
+        route = call.route
+        assert route is not None, "it was sent before"
+        with suppress(UnknownToolError):
+            # Its schema is not in the line. A tool that is not listed any more still has the reply.
+            route = self._tools.route(call.name)
         params = await session.coerced(route, call.params)
         if not call.is_ended:
             self._send(session, call, route, params)

@@ -582,18 +582,43 @@ async def test_files_do_not_change_whether_an_episode_with_a_row_is_open(tmp_pat
         assert not is_open(folder)
 
 
-def write_unanswered_call(journal: Journal) -> None:
+def write_unanswered_call(journal: Journal, name: str = "probe__echo") -> None:
     """A call `one` that was sent, and whose reply never came."""
     journal.add_call(
         seq=1,
-        name="probe__echo",
+        name=name,
         server="probe",
         tool="echo",
         request=1,
         started_at=1.0,
-        digest=call_digest("probe__echo", None),
+        digest=call_digest(name, None),
         operation="one",
     )
+
+
+async def test_coerced_call_of_a_tool_that_is_not_listed_any_more_gets_its_reply(tmp_path: Path) -> None:
+    async def answer(call: FakeCall) -> str:
+        return "its reply"
+
+    tools, progress = {"probe": {"echo": answer}}, {**READY, "coerces_arguments": True}
+    async with (
+        sandbox_of_the_dead_server(tmp_path, tools) as (agent, machine),
+        recovered(
+            tmp_path,
+            Phase.READY,
+            progress,
+            agent=agent,
+            machine=machine,
+            tools=tools,
+            write=partial(write_unanswered_call, name="probe__gone"),
+        ) as registry,
+    ):
+        calls, origin = only(registry).calls, Origin("one")
+        with anyio.fail_after(10):
+            call = await calls.find(origin)
+            assert call is not None
+            reply = await calls.reply_of(call, Caller(origin=origin))
+        assert reply.decoded()["result"]["content"][0]["text"] == "its reply"
 
 
 async def test_call_without_a_reply_ends_as_soon_as_its_claimed_attempt_is_recovered(tmp_path: Path) -> None:
