@@ -22,8 +22,8 @@ from starlette.requests import HTTPConnection
 from decathlon_mcp.episodes.access import Principal
 
 SESSION_SECONDS = 12 * 3600.0
-MAX_SESSIONS = 1000
-"""Sessions in memory; beyond, the oldest ends."""
+MAX_SESSIONS = 100
+"""Sessions of one key or token; beyond, its oldest ends, and nobody else's."""
 WRONG_SECONDS = 1.0
 """Each wrong secret is answered after this time, one after the other."""
 MAX_WRONG = 32
@@ -115,8 +115,9 @@ class Sessions:
         now = self._clock()
         for digest in [each for each, session in self._by_digest.items() if session.ends_at <= now]:
             del self._by_digest[digest]
-        while len(self._by_digest) >= MAX_SESSIONS:
-            del self._by_digest[next(iter(self._by_digest))]
+        own = [digest for digest, session in self._by_digest.items() if session.secret == secret_digest]
+        for digest in own[: max(0, len(own) + 1 - MAX_SESSIONS)]:
+            del self._by_digest[digest]
         session_id = secrets.token_urlsafe(32)
         self._by_digest[digest_of(session_id)] = _Session(secret_digest, now + SESSION_SECONDS)
         return session_id

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import anyio
 import pytest
+from starlette.requests import HTTPConnection
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.page import access
-from decathlon_mcp.page.access import PageKey, Sessions
+from decathlon_mcp.page.access import MAX_SESSIONS, PageKey, Sessions
 from decathlon_mcp.page.gate import MAX_FORM_BYTES
 from decathlon_mcp.page.site import MAX_LONG_FORMS, SHORT_FORM_BYTES
 from decathlon_mcp.storage.keys import load_or_create_page_key
@@ -117,6 +118,17 @@ async def test_a_session_ends_after_twelve_hours_and_with_its_token(tmp_path: Pa
         accepted.removed = False
         now += 1
         assert (await client.get("/no/such/page")).status_code == 401
+
+
+async def test_one_token_cannot_end_the_sessions_of_another(tmp_path: Path) -> None:
+    sessions = Sessions(tokens(tmp_path / "tokens", ann="admin", bob="player"))
+    ids = [await sessions.open(name) for name in ["ann", *["bob"] * (MAX_SESSIONS + 1)]]
+
+    def is_open(session_id: str | None) -> bool:
+        headers = [(b"cookie", f"decathlon-0={session_id}".encode())]
+        return sessions.viewer(HTTPConnection({"type": "http", "headers": headers})) is not None
+
+    assert [is_open(session_id) for session_id in ids] == [True, False, *[True] * MAX_SESSIONS]
 
 
 async def test_a_player_may_not_watch(tmp_path: Path) -> None:
