@@ -6,15 +6,20 @@ An input is named by its place in the form, `f.0.2`, so that nothing of a schema
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from decathlon_client.forms.schema import Field, Kind, display_value
 from decathlon_client.forms.values import Draft, Path, empty_draft, is_filled
 
+from decathlon_mcp.errors import BadRequestError
+
 ROOT = "f"
 MAX_ITEMS = 200
 """Items that a list in a form can have."""
+MAX_DRAFT_FIELDS = 2_000
+"""Fields of a form with the items of all lists: as many as a browser can send. Drawing them takes 10 ms."""
 MAX_DESCRIPTION_CHARACTERS = 1_000
 CHOICE_CHARACTERS = 100
 MAX_SAVED_BYTES = 64 << 20
@@ -39,40 +44,70 @@ class Change:
         return cls(name, int(index)) if kind == "remove" and _is_number(index) else None
 
 
-def read_inputs(
-    form: Field, inputs: Mapping[str, str], change: Change | None = None, name: str = ROOT
-) -> Draft:
-    """The draft of what a browser sent. Inputs that are missing are empty."""
-    match form.kind:
-        case Kind.OBJECT:
-            return {
-                inner.name: read_inputs(inner, inputs, change, f"{name}.{index}")
-                for index, inner in enumerate(form.fields)
-            }
-        case Kind.ARRAY if form.items is not None:
-            count = inputs.get(f"{name}.n", "0")
-            items = [
-                read_inputs(form.items, inputs, change, f"{name}.{index}")
-                for index in range(min(int(count), MAX_ITEMS) if _is_number(count) else 0)
-            ]
-            if change is not None and change.name == name:
-                if change.index is None and len(items) < MAX_ITEMS:
-                    items.append(empty_draft(form.items))
-                elif change.index is not None:
-                    del items[change.index : change.index + 1]
-            return items
-        case Kind.UNION:
-            chosen = inputs.get(f"{name}.o", "")
-            if not _is_number(chosen) or int(chosen) >= len(form.options):
-                return (None, None)
-            index = int(chosen)
-            return (index, read_inputs(form.options[index], inputs, change, f"{name}.{index}"))
-        case Kind.CHOICE:
-            chosen = inputs.get(name, "")
-            return int(chosen) if _is_number(chosen) and int(chosen) < len(form.choices) else None
+def read_inputs(form: Field, inputs: Mapping[str, str], change: Change | None = None) -> Draft:
+    """The draft of what a browser sent. Inputs that are missing are empty.
+
+    Raises BadRequestError for more than MAX_DRAFT_FIELDS.
+    """
+    return _Inputs(inputs, change).read(form, ROOT)
+
+
+class _Inputs:
+    """The inputs of one form. `change`: to a list in it."""
+
+    def __init__(self, inputs: Mapping[str, str], change: Change | None) -> None:
+        self._inputs = inputs
+        self._change = change
+        self._fields = 0
+
+    def read(self, form: Field, name: str) -> Draft:
+        self._fields += 1
+        if self._fields > MAX_DRAFT_FIELDS:
+            # Lists in lists multiply: 20 inputs could describe a million fields.
+            raise BadRequestError(f"a form has at most {MAX_DRAFT_FIELDS} fields: give the arguments as JSON")
+        match form.kind:
+            case Kind.OBJECT:
+                return {
+                    inner.name: self.read(inner, f"{name}.{index}") for index, inner in enumerate(form.fields)
+                }
+            case Kind.ARRAY if form.items is not None:
+                return self._items(form.items, name)
+            case Kind.UNION:
+                chosen = self._inputs.get(f"{name}.o", "")
+                if not _is_number(chosen) or int(chosen) >= len(form.options):
+                    return (None, None)
+                index = int(chosen)
+                return (index, self.read(form.options[index], f"{name}.{index}"))
+            case Kind.CHOICE:
+                chosen = self._inputs.get(name, "")
+                return int(chosen) if _is_number(chosen) and int(chosen) < len(form.choices) else None
+            case _:
+                # Browsers send the lines of a text as CR LF.
+                return self._inputs.get(name, "").replace("\r\n", "\n")
+
+    def _items(self, form: Field, name: str) -> Draft:
+        count, change = self._inputs.get(f"{name}.n", "0"), self._change
+        items = [
+            self.read(form, f"{name}.{index}")
+            for index in range(min(int(count), MAX_ITEMS) if _is_number(count) else 0)
+        ]
+        if change is not None and change.name == name:
+            if change.index is None and len(items) < MAX_ITEMS:
+                items.append(empty_draft(form))
+            elif change.index is not None:
+                del items[change.index : change.index + 1]
+        return items
+
+
+def count_fields(draft: Draft) -> int:
+    """About as many fields as a form with this draft has."""
+    match draft:
+        case dict():
+            return 1 + sum(map(count_fields, cast("dict[str, Draft]", draft).values()))
+        case list() | tuple():
+            return 1 + sum(map(count_fields, cast("Sequence[Draft]", draft)))
         case _:
-            # Browsers send the lines of a text as CR LF.
-            return inputs.get(name, "").replace("\r\n", "\n")
+            return 1
 
 
 def _is_number(text: str) -> bool:

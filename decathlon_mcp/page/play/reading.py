@@ -25,6 +25,7 @@ from decathlon_client.forms.values import (
 )
 
 from decathlon_mcp.json_limits import JsonLimitError, check_json
+from decathlon_mcp.page.play.forms import MAX_DRAFT_FIELDS, count_fields
 from decathlon_mcp.types import as_object
 
 T = TypeVar("T")
@@ -119,6 +120,9 @@ def draft_of(form: Field, text: str) -> Draft | str:
     if reading.arguments is None:
         return reading.messages[()]
     try:
-        return draft_from_value(form, json.loads(reading.arguments))
+        draft = draft_from_value(form, json.loads(reading.arguments))
     except NotRepresentableError as error:
         return f"the form cannot represent this: {error}"
+    if count_fields(draft) > MAX_DRAFT_FIELDS:
+        return f"the form cannot represent this: it would have more than {MAX_DRAFT_FIELDS} fields"
+    return draft
