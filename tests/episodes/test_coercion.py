@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.episodes.tools.coercion import MAX_STEPS, coerced_arguments
+from decathlon_mcp.episodes.tools import coercion
+from decathlon_mcp.episodes.tools.coercion import MAX_STEPS, QUICK_STEPS, coerced_arguments
 from decathlon_mcp.json_limits import MAX_DEPTH
 from decathlon_mcp.types import JsonObject
 from tests.episodes.environment import running_registry
@@ -26,10 +28,10 @@ POINT: JsonObject = {
 }
 
 
-def coerced(value: Any, schema: JsonObject) -> Any:
+async def coerced(value: Any, schema: JsonObject) -> Any:
     """The argument `v` of a tool with this schema for it."""
-    arguments = json.dumps({"v": value}).encode()
-    return json.loads(coerced_arguments(arguments, {"type": "object", "properties": {"v": schema}}))["v"]
+    arguments, schema = json.dumps({"v": value}).encode(), {"type": "object", "properties": {"v": schema}}
+    return json.loads(await coerced_arguments(arguments, schema))["v"]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +51,10 @@ def coerced(value: Any, schema: JsonObject) -> Any:
         ('["\\ud800"]', {"type": "array"}, ["\ud800"]),
     ],
 )
-def test_a_string_becomes_what_the_schema_asks_for(value: Any, schema: JsonObject, expected: Any) -> None:
-    result = coerced(value, schema)
+async def test_a_string_becomes_what_the_schema_asks_for(
+    value: Any, schema: JsonObject, expected: Any
+) -> None:
+    result = await coerced(value, schema)
     assert result == expected
     assert type(result) is type(expected)
 
@@ -75,24 +79,49 @@ def test_a_string_becomes_what_the_schema_asks_for(value: Any, schema: JsonObjec
         ("[1]", {"type": "array", "anyOf": "none", "properties": 1} | {"type": 7}),
     ],
 )
-def test_other_arguments_stay_as_they_are(value: Any, schema: JsonObject) -> None:
-    assert coerced(value, schema) == value
+async def test_other_arguments_stay_as_they_are(value: Any, schema: JsonObject) -> None:
+    assert await coerced(value, schema) == value
 
 
-def test_json_over_a_limit_stays_a_string() -> None:
+async def test_json_over_a_limit_stays_a_string() -> None:
     deep = "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)
-    assert coerced([deep, "[1]"], {"items": {"type": "array"}}) == [deep, [1]]
+    assert await coerced([deep, "[1]"], {"items": {"type": "array"}}) == [deep, [1]]
 
 
-def test_arguments_that_would_be_nested_too_deep_stay_as_they_are() -> None:
+async def test_arguments_that_would_be_nested_too_deep_stay_as_they_are() -> None:
     deep = "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1)
-    assert coerced([deep], {"items": {"type": "array"}}) == [deep]
+    assert await coerced([deep], {"items": {"type": "array"}}) == [deep]
 
 
-def test_arguments_stay_as_they_are_if_the_schema_takes_too_long() -> None:
+async def test_arguments_stay_as_they_are_if_the_schema_takes_too_long() -> None:
     options = [{"type": "null"}] * 1000
     many = ["[1]"] * (MAX_STEPS // len(options) + 1)
-    assert coerced(many, {"items": {"type": "array", "anyOf": options}}) == many
+    assert await coerced(many, {"items": {"type": "array", "anyOf": options}}) == many
+
+
+async def test_schema_that_takes_long_does_not_keep_the_server_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = dict[int, int]()
+    has_type = coercion._has_type  # pyright: ignore[reportPrivateUsage]
+
+    def count(value: Any, name: str) -> bool:
+        thread = threading.get_ident()
+        steps[thread] = steps.get(thread, 0) + 1
+        return has_type(value, name)
+
+    monkeypatch.setattr(coercion, "_has_type", count)
+    names = [f"no-type-{number}" for number in range(1000)]
+    option: JsonObject = {"type": [*names, "object"]}
+    rows = [1] * 100
+    # A name that is no type costs nothing, however many there are.
+    assert await coerced([*rows, "[1]"], {"items": {"type": "array", "anyOf": [option]}}) == [*rows, [1]]
+    assert sum(steps.values()) < 1000
+    # Beyond what a millisecond or two suffice for, a thread goes on.
+    rows *= 5
+    assert await coerced([*rows, "[1]"], {"items": {"type": "array", "anyOf": [option] * 10}}) == [*rows, [1]]
+    assert steps[threading.get_ident()] < 2 * QUICK_STEPS
+    assert len(steps) == 2
 
 
 @pytest.mark.parametrize("coerces", [True, False])

@@ -13,29 +13,48 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, cast
 
+import anyio.to_thread
 from pydantic_core import to_json
 
-from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json
+from decathlon_mcp.json_limits import MAX_NODES, check_json
 from decathlon_mcp.types import JsonObject, as_object
 
 MAX_STEPS = 200_000
 """Schemas of unions that are looked at for one call: some 50 ms. Without unions a call needs none."""
-THREAD_BYTES = 16_384
-"""Arguments from this length on are coerced in a thread."""
+QUICK_STEPS = 2_000
+QUICK_BYTES = 16_384
+"""A call that needs more steps, or has longer arguments, is coerced in a thread."""
 
 _ANY: JsonObject = {}
 """The schema that allows every value."""
 _COERCIBLE = frozenset({"object", "array", "integer", "number", "boolean"})
+_TYPES = _COERCIBLE | {"string", "null"}
+"""A schema can name any number of others, which mean nothing."""
 
 
-def coerced_arguments(arguments: bytes, schema: JsonObject) -> bytes:
+class _StepsError(Exception):
+    """The unions of a schema need more steps."""
+
+
+async def coerced_arguments(arguments: bytes, schema: JsonObject) -> bytes:
     """The JSON text of a tool's arguments with strings replaced as its input schema asks for.
 
     The same text if nothing is replaced, or if a limit is reached.
     """
-    coercion = _Coercion()
+    if len(arguments) <= QUICK_BYTES:
+        with suppress(_StepsError):
+            return _coerced(arguments, schema, QUICK_STEPS)
+    try:
+        return await anyio.to_thread.run_sync(_coerced, arguments, schema, MAX_STEPS)
+    except _StepsError:
+        return arguments
+
+
+def _coerced(arguments: bytes, schema: JsonObject, max_steps: int) -> bytes:
+    coercion = _Coercion(max_steps)
     try:
         before = json.loads(arguments)
         after = coercion.coerced(before, schema)
@@ -51,10 +70,10 @@ def coerced_arguments(arguments: bytes, schema: JsonObject) -> bytes:
 class _Coercion:
     """One call's arguments. `replaced`: how many strings were."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_steps: int) -> None:
         self.replaced = 0
         self._nodes = MAX_NODES
-        self._steps = MAX_STEPS
+        self._steps = max_steps
         # By identity: one schema of an array's items is asked for each of them.
         self._types: dict[int, frozenset[str]] = {}
 
@@ -102,7 +121,7 @@ class _Coercion:
         if known is None:
             own = schema.get("type")
             names = cast("list[Any]", own) if isinstance(own, list) else [own]
-            types = frozenset(name for name in names if isinstance(name, str))
+            types = frozenset(name for name in names if isinstance(name, str) and name in _TYPES)
             known = types.union(*(self._declared_types(option) for option in self._options(schema)))
             self._types[id(schema)] = known
         return known
@@ -113,7 +132,7 @@ class _Coercion:
             for option in cast("list[Any]", options) if isinstance(options, list) else ():
                 self._steps -= 1
                 if self._steps < 0:
-                    raise JsonLimitError("the unions of the tool's schema are too large")
+                    raise _StepsError
                 if isinstance(option, dict):
                     yield cast("JsonObject", option)
 

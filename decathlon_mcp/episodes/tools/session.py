@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import anyio
-import anyio.to_thread
 
 from decathlon_mcp.background import Flag
 from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
 from decathlon_mcp.driver_client.link import Request
 from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
-from decathlon_mcp.episodes.tools.coercion import THREAD_BYTES, coerced_arguments
+from decathlon_mcp.episodes.tools.coercion import coerced_arguments
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import (
     AtCapacityError,
@@ -212,11 +211,7 @@ class ToolSession:
         """The parameters of a call with its arguments as the tool's schema asks for; see `coercion`."""
         if params.arguments is None or not self.coerces(route):
             return params
-        if len(params.arguments) < THREAD_BYTES:
-            arguments = coerced_arguments(params.arguments, route.schema)
-        else:
-            arguments = await anyio.to_thread.run_sync(coerced_arguments, params.arguments, route.schema)
-        return CallParams(arguments, params.meta)
+        return CallParams(await coerced_arguments(params.arguments, route.schema), params.meta)
 
     def request(
         self,
