@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from decathlon_client.forms.schema import Kind
 from decathlon_client.forms.values import Draft
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.page.play.forms import MAX_DRAFT_FIELDS, read_inputs
-from decathlon_mcp.page.play.reading import draft_of, make_form
+from decathlon_mcp.page.play.reading import draft_of, make_form, read_form, text_of
+from decathlon_mcp.types import JsonObject
 
 ROWS = make_form(
     json.dumps(
@@ -41,3 +43,15 @@ def test_json_with_more_values_than_a_form_has_fields_stays_json() -> None:
     problem = draft_of(ROWS, json.dumps({"rows": [["x"] * MAX_DRAFT_FIELDS]}))
     assert isinstance(problem, str)
     assert str(MAX_DRAFT_FIELDS) in problem
+
+
+@pytest.mark.parametrize("property_schema", [{}, {"enum": ["\ud800"]}, {"type": "string"}])
+def test_arguments_with_lone_surrogates_are_json_that_can_be_sent(property_schema: JsonObject) -> None:
+    properties = {"a": property_schema, "\udfff": {"type": "string"}}
+    form = make_form(json.dumps({"type": "object", "properties": properties}))
+    typed = '"\\ud800"' if form.fields[0].kind is Kind.JSON else "0"
+    draft = read_inputs(form, {"f.0": typed, "f.1": "x"})
+    reading = read_form(form, draft)
+    assert reading.arguments is not None
+    for text in (reading.arguments, text_of(form, draft)):
+        assert json.loads(text.encode())["\udfff"] == "x"

@@ -44,6 +44,7 @@ from decathlon_mcp.page.play.reading import (
     Reading,
     TooSlowError,
     draft_of,
+    is_encodable,
     make_form,
     read_form,
     read_text,
@@ -404,7 +405,9 @@ def _tools(episode: Episode) -> dict[str, JsonObject]:
     router = episode.tools.current_router
     if router is None:
         return {}
-    return {tool["name"]: tool for tool in router.tools if tool["name"] != router.claim_name}
+    named = {tool["name"]: tool for tool in router.tools if tool["name"] != router.claim_name}
+    # No address can have another name.
+    return {name: tool for name, tool in named.items() if is_encodable(name)}
 
 
 def _schema(tool: JsonObject) -> str:

@@ -90,7 +90,7 @@ def read_form(form: Field, draft: Draft) -> Reading:
     messages: dict[Path, str] = {}
     for violation in found.violations:
         messages.setdefault(violation.path, violation.message)
-    return Reading(None if messages else json.dumps(found.value, ensure_ascii=False), messages)
+    return Reading(None if messages else _json_text(found.value), messages)
 
 
 def read_text(text: str) -> Reading:
@@ -111,7 +111,23 @@ def _refuse_constant(name: str) -> None:
 
 def text_of(form: Field, draft: Draft) -> str:
     """The readable part of a draft as JSON text."""
-    return json.dumps(partial_value(form, draft), indent=2, ensure_ascii=False)
+    return _json_text(partial_value(form, draft), indent=2)
+
+
+def _json_text(value: object, *, indent: int | None = None) -> str:
+    """JSON for people to read, that UTF-8 can encode."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    # Lone surrogates can be in a schema, and in JSON that somebody types.
+    return text if is_encodable(text) else json.dumps(value, indent=indent)
+
+
+def is_encodable(text: str) -> bool:
+    """Whether UTF-8 can encode a text, and so an address or a request have it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def draft_of(form: Field, text: str) -> Draft | str:
