@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import random
 import time
 
-from decathlon_mcp.foreign_names import quoted, similar
+import pytest
+
+from decathlon_mcp.foreign_names import MAX_COMPARED, quoted, similar
 
 
 def test_short_names_are_quoted_and_have_similar_ones() -> None:
@@ -18,6 +22,24 @@ def test_long_names_are_neither_shown_nor_compared() -> None:
     started = time.process_time()
     assert similar(name, ["n" * 100, "n" * 300], count=3) == []
     assert time.process_time() - started < 1
+
+
+def test_many_candidates_that_are_alike_take_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+    ratio = difflib.SequenceMatcher[str].ratio
+
+    def count(matcher: difflib.SequenceMatcher[str]) -> float:
+        nonlocal compared
+        compared += 1
+        return ratio(matcher)
+
+    monkeypatch.setattr(difflib.SequenceMatcher, "ratio", count)
+    shuffled = random.Random(1)
+    letters = "abc_" * 20
+    candidates = ["".join(shuffled.sample(letters, len(letters))) for _ in range(2_000)]
+    assert similar(letters, candidates, count=1, cutoff=0.2) != []
+    # `difflib` asks twice for what is alike.
+    assert 0 < compared <= 2 * MAX_COMPARED
 
 
 def test_long_candidates_are_not_compared() -> None:

@@ -7,7 +7,6 @@ client stays the episode's; what a server changes later is for sessions (see `of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Protocol, Self
@@ -116,6 +115,10 @@ class ToolRouter:
         self.tools: list[JsonObject] = [*(definitions[name] for name in sorted(definitions)), claim]
         """All tools except `evaluate`, which only clients that may evaluate see."""
         self.evaluator_tools = [*self.tools, evaluate]
+
+    def has(self, name: str) -> bool:
+        """Whether a tool of the task has this name."""
+        return name in self._routes
 
     def route(self, name: str) -> ToolRoute:
         """The route of a tool. Raises UnknownToolError with the names that are similar."""
@@ -230,10 +233,9 @@ class EpisodeTools:
 
     def route(self, name: str) -> ToolRoute:
         """The route of a tool that is listed now, or was listed first. Raises UnknownToolError."""
-        if self._changed_router is not None:
-            with suppress(UnknownToolError):
-                return self._changed_router.route(name)
         assert self.router is not None, "the tools are not known yet"
+        if self._changed_router is not None and self._changed_router.has(name):
+            return self._changed_router.route(name)
         return self.router.route(name)
 
     def offer(self, tools: OfferedTools, router: ToolRouter) -> None:
