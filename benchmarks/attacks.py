@@ -32,7 +32,7 @@ RESULTS = Path(__file__).parent / "ATTACKS.md"
 PROTOCOL = "2025-11-25"
 MIB = 1 << 20
 GIB = 1 << 30
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 ATTACK_SECONDS = 180.0
 NEIGHBOUR_SECONDS = 60.0
 """Time limit for each request of the honest neighbour."""

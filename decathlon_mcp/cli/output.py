@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
+
+_ESCAPED = re.compile("[\x7f-\x9f\ud800-\udfff]")
+"""Control characters that JSON allows and a terminal obeys; lone surrogates, which UTF-8 does not have."""
 
 
 def print_table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
@@ -37,9 +41,8 @@ def print_lines(lines: Iterable[Sequence[object]]) -> None:
 
 def print_json(document: object, *, indent: int | None = 2) -> None:
     """Print a JSON value on several lines, or on one without `indent`."""
-    # UTF-8 has no lone surrogates; Python's escape for them is also JSON's.
-    text = json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
-    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    sys.stdout.write(_ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def printed(text: str) -> str:

@@ -71,6 +71,17 @@ async def test_an_episode_has_the_labels_of_its_start(steps: Steps, served: Serv
     assert dict(served.find(started["episode"]).spec.labels) == {"run": "a", "step": "7"}
 
 
+async def test_what_a_sandbox_replies_is_not_obeyed_by_the_terminal(steps: Steps, served: Served) -> None:
+    started = await steps.output("start", "find-answer")
+    text = "\x1b[31m \x9b31m \x7f ü"
+    arguments = json.dumps({"text": text})
+    status, out, _ = await steps.run("call", started["episode"], "probe__echo", arguments)
+    assert status == 0
+    assert json.loads(out)["content"][0]["text"] == text
+    assert out.rstrip("\n").isprintable()
+    assert "ü" in out
+
+
 async def test_steps_in_separate_processes_share_an_episode(shell: Shell, served: Served) -> None:
     async def step(*arguments: str) -> tuple[int, dict[str, Any]]:
         done = await anyio.to_thread.run_sync(
