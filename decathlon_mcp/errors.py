@@ -17,6 +17,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+STDERR_CHARACTERS = 2_000
+"""How much of a dead server's stderr an error quotes."""
+
 
 class DecathlonError(Exception):
     """Base class of all errors of the server.
@@ -32,6 +35,13 @@ class DecathlonError(Exception):
         super().__init__(message)
         self.message = message
         self.data: dict[str, Any] = data
+
+
+def failure_text(error: DecathlonError) -> str:
+    """The message, with the end of the stderr of a server that died: what an agent reads."""
+    about: Any = error.data.get("about")
+    stderr = str(about.get("stderr") or "").strip() if isinstance(about, dict) else ""  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    return f"{error.message}; stderr: {stderr[-STDERR_CHARACTERS:]}" if stderr else error.message
 
 
 class BadRequestError(DecathlonError):

@@ -33,6 +33,7 @@ from decathlon_client.session import HttpEndpoint, OpenSession, ReconnectingSess
 from decathlon_client.values import (
     Filters,
     JsonObject,
+    OnDifference,
     OnProgress,
     Policy,
     Reply,
@@ -188,6 +189,7 @@ class Decathlon:
         tries: int = 1,
         patience_seconds: float = 0.0,
         labels: Mapping[str, str] | None = None,
+        outside: bool = False,
         on_progress: OnProgress | None = None,
         **filters: Unpack[Filters],
     ) -> AbstractAsyncContextManager[Episode]:
@@ -196,8 +198,9 @@ class Decathlon:
         `policy` may restrict who sees the reward further than the server does. `tries`: how often opening is
         tried before its failure counts. `patience_seconds`: how long a full server is asked again, at the
         intervals that it names, and how long one that went away is waited for. `labels`: names and short
-        texts by which the episode is found later, such as `run` and `step`. `on_progress` is called while
-        waiting. On exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
+        texts by which the episode is found later, such as `run` and `step`. `outside`: with the label
+        `replay_of`, also a task that reaches what episodes share. `on_progress` is called while waiting. On
+        exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
         Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
         """
         draw = filter_arguments(split=split, seed=seed, **filters)
@@ -208,9 +211,37 @@ class Decathlon:
             tries=tries,
             patience_seconds=patience_seconds,
             labels=labels or {},
+            outside=outside,
         )
         default = None if draw else self._default_task
         return opener.open(task or default, draw=draw, on_progress=on_progress)
+
+    def branch(
+        self,
+        episode: Episode | str,
+        *,
+        at: int,
+        on_difference: OnDifference = "refuse",
+        outside: bool = False,
+        tries: int = 1,
+        patience_seconds: float = 0.0,
+        labels: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> AbstractAsyncContextManager[Episode]:
+        """Open an episode that stands where another stood after its call `at`, and wait until it does.
+
+        The other, or its handle, may still play. Its first `at` calls are made again, and the replies are
+        compared: one that differs is a SetUpError, or with `on_difference="report"` counted in the verdict.
+        `outside`: also for a task that reaches the network, services or accounts that episodes share.
+        `labels`: beside those of the other episode. All else as for `episode`. Raises RequestError for a call
+        after which there can be no branch, AccessDeniedError, UnknownEpisodeError, AtCapacityError.
+        """
+        opener = self._opener(
+            tries=tries, patience_seconds=patience_seconds, labels=labels or {}, outside=outside
+        )
+        handle = episode if isinstance(episode, str) else episode.id
+        draw = {"branch_of": handle, "at": at, "on_difference": on_difference}
+        return opener.open(None, draw=draw, on_progress=on_progress)
 
     def lockstep(
         self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]

@@ -103,9 +103,12 @@ class Summary:
     tasks: tuple[TaskSummary, ...]
 
     @classmethod
-    def of(cls, results: Iterable[Result[Any]]) -> Summary:
-        """Summarize results, for example those of several batches."""
-        counts = SummaryCounts()
+    def of(cls, results: Iterable[Result[Any]], *, with_branches: bool = False) -> Summary:
+        """Summarize results, for example those of several batches.
+
+        `with_branches`: also those of episodes that branch from others, which are no attempts of their own.
+        """
+        counts = SummaryCounts(with_branches=with_branches)
         for result in results:
             counts.add(result.task, result.verdict)
         return counts.summary()
@@ -150,10 +153,14 @@ class Summary:
 class SummaryCounts:
     """Counts results as they arrive. Its size depends on the number of tasks and not on that of episodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_branches: bool = False) -> None:
         self._tasks: dict[str, _TaskCounts] = {}
+        self._with_branches = with_branches
 
     def add(self, task: str, verdict: Verdict | None) -> None:
+        """Count a result. That of a branch does not count, unless `with_branches`."""
+        if verdict is not None and "branch" in verdict.raw and not self._with_branches:
+            return
         counts = self._tasks.get(task)
         if counts is None:
             counts = self._tasks[task] = _TaskCounts()

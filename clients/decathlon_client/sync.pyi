@@ -13,7 +13,17 @@ from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
 from decathlon_client.resending import RESEND_SECONDS
 from decathlon_client.results import Result, Summary
-from decathlon_client.values import Filters, JsonObject, NoteRole, Policy, Reply, Task, Tool, Verdict
+from decathlon_client.values import (
+    Filters,
+    JsonObject,
+    NoteRole,
+    OnDifference,
+    Policy,
+    Reply,
+    Task,
+    Tool,
+    Verdict,
+)
 
 T = TypeVar("T")
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], None]
@@ -262,6 +272,7 @@ class Decathlon:
         tries: int = 1,
         patience_seconds: float = 0.0,
         labels: Mapping[str, str] | None = None,
+        outside: bool = False,
         on_progress: OnProgress | None = None,
         **filters: Unpack[Filters],
     ) -> AbstractContextManager[Episode]:
@@ -270,9 +281,31 @@ class Decathlon:
         `policy` may restrict who sees the reward further than the server does. `tries`: how often opening is
         tried before its failure counts. `patience_seconds`: how long a full server is asked again, at the
         intervals that it names, and how long one that went away is waited for. `labels`: names and short
-        texts by which the episode is found later, such as `run` and `step`. `on_progress` is called while
-        waiting. On exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
+        texts by which the episode is found later, such as `run` and `step`. `outside`: with the label
+        `replay_of`, also a task that reaches what episodes share. `on_progress` is called while waiting. On
+        exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
         Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
+        """
+
+    def branch(
+        self,
+        episode: Episode | str,
+        *,
+        at: int,
+        on_difference: OnDifference = "refuse",
+        outside: bool = False,
+        tries: int = 1,
+        patience_seconds: float = 0.0,
+        labels: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> AbstractContextManager[Episode]:
+        """Open an episode that stands where another stood after its call `at`, and wait until it does.
+
+        The other, or its handle, may still play. Its first `at` calls are made again, and the replies are
+        compared: one that differs is a SetUpError, or with `on_difference="report"` counted in the verdict.
+        `outside`: also for a task that reaches the network, services or accounts that episodes share.
+        `labels`: beside those of the other episode. All else as for `episode`. Raises RequestError for a call
+        after which there can be no branch, AccessDeniedError, UnknownEpisodeError, AtCapacityError.
         """
 
     def lockstep(

@@ -16,6 +16,9 @@ Policy: TypeAlias = Literal["visible", "meta", "controller"]
 NoteRole: TypeAlias = Literal["system", "user", "assistant", "reasoning"]
 """Whose message a note is. `reasoning`: what a model thought before it answered."""
 
+OnDifference: TypeAlias = Literal["refuse", "report"]
+"""What becomes of a branch if a call that is made again has another reply."""
+
 Order: TypeAlias = Literal["easy_first", "hard_first", "curriculum"]
 """An order of tasks by their pass rates."""
 

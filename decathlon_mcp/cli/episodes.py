@@ -78,18 +78,12 @@ def show_episode(state: Path, name: str, *, as_json: bool, handles: bool) -> int
     Raises SettingsError; UnknownEpisodeError if there is none, or more than one.
     """
     check_state_folder(state)
-    prefix = public_id(name) if HANDLE.fullmatch(name) else name
     with Store.open_read_only(state) as store:
-        rows = [] if store is None else store.find_episodes(prefix, 2)
-        if len(rows) != 1:
-            shown = repr(prefix[:HANDLE_CHARACTERS])
-            if rows:
-                raise UnknownEpisodeError(f"more than one episode begins with {shown} in {state}")
-            raise UnknownEpisodeError(f"there is no episode that begins with {shown} in {state}")
+        row = find_row(store, state, name)
         assert store is not None
-        details = _details(rows[0], store.sandboxes(rows[0].id), state)
+        details = _details(row, store.sandboxes(row.id), state)
     if not handles:
-        capabilities = (rows[0].id, rows[0].agent_id)
+        capabilities = (row.id, row.agent_id)
         longest = None if as_json else MAX_TEXT_CHARACTERS
         details = cast("JsonObject", _shorten(details, capabilities, longest))
     if as_json:
@@ -99,6 +93,18 @@ def show_episode(state: Path, name: str, *, as_json: bool, handles: bool) -> int
         for line in _lines(member, value):
             sys.stdout.write(line + "\n")
     return 0
+
+
+def find_row(store: Store | None, state: Path, name: str) -> EpisodeRow:
+    """The episode with this handle, or whose public id begins so. Raises UnknownEpisodeError."""
+    prefix = public_id(name) if HANDLE.fullmatch(name) else name
+    rows = [] if store is None else store.find_episodes(prefix, 2)
+    if len(rows) == 1:
+        return rows[0]
+    shown = repr(prefix[:HANDLE_CHARACTERS])
+    if rows:
+        raise UnknownEpisodeError(f"more than one episode begins with {shown} in {state}")
+    raise UnknownEpisodeError(f"there is no episode that begins with {shown} in {state}")
 
 
 def _summary(

@@ -36,9 +36,9 @@ async def play(settings: Settings | None, task: str | None, url: str | None, scr
         raise BadRequestError("a script plays one task: decathlon-mcp play TASK --script FILE")
     if script is None:
         require_player()
-    d = _connect(settings, url)
+    d = connect(settings, url)
     try:
-        with _redirect_logs(settings):
+        with redirect_logs(settings):
             if script is not None and task is not None:
                 return await _play_script(d, task, script)
             from decathlon_client.player.app import play_by_hand
@@ -58,7 +58,8 @@ def require_player() -> None:
         )
 
 
-def _connect(settings: Settings | None, url: str | None) -> Decathlon:
+def connect(settings: Settings | None, url: str | None) -> Decathlon:
+    """A client, as for `play`. Raises BadRequestError for a URL that cannot be right."""
     if settings is not None:
         options: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
         return Decathlon.embedded(options.pop("suite"), options.pop("provider"), **options)
@@ -69,7 +70,7 @@ def _connect(settings: Settings | None, url: str | None) -> Decathlon:
 
 
 @contextmanager
-def _redirect_logs(settings: Settings | None) -> Generator[None]:
+def redirect_logs(settings: Settings | None) -> Generator[None]:
     """Write the log of a server in this process to a file; without one, drop log records."""
     # The player draws on the terminal and a script prints its steps on stderr, so logs cannot go there.
     root = logging.getLogger()

@@ -46,7 +46,13 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.attempt import CallCounts, CallRecord, TruncationCause
 from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.storage.logged_calls import NOT_KEPT, CallPositions, LoggedCalls, Origin
+from decathlon_mcp.storage.logged_calls import (
+    NOT_KEPT,
+    NOT_KEPT_MESSAGE,
+    CallPositions,
+    LoggedCalls,
+    Origin,
+)
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
 from decathlon_mcp.types import JsonObject, as_json, as_object
@@ -65,7 +71,7 @@ class EpisodeCalls:
 
     `public_id`: names the episode in the server's log. `tools`: the tools that it lists. `max_calls`: how
     many may be sent. `close` closes the attempt for a limit that was reached, and returns whether it will be
-    graded.
+    graded. `first`: the highest number that is kept for calls of `replay`.
     """
 
     def __init__(
@@ -78,8 +84,10 @@ class EpisodeCalls:
         tools: EpisodeTools,
         max_calls: int | None,
         close: Callable[[TruncationCause], bool],
+        first: int = 0,
     ) -> None:
-        self.recorder = CallRecorder(journal)
+        self.recorder = CallRecorder(journal, first)
+        self._first = first
         self._journal = journal
         self._metrics = metrics
         self._public_id = public_id
@@ -90,7 +98,9 @@ class EpisodeCalls:
         self._operations = Operations()
         self._tasks: TaskGroup | None = None
         self._session: ToolSession | None = None
-        """What calls the tools, once they can be called."""
+        """What calls the tools, once they can be called, or a call of another episode is played again."""
+        self._is_open = False
+        """Whether clients' calls are sent; before they wait."""
         self._log_is_full = ""
         """What further calls are told once one could not be written."""
         self._ended_at = math.inf
@@ -173,6 +183,17 @@ class EpisodeCalls:
         caller = caller or Caller()
         return await self.reply_of(await self.accept(name, params, caller.origin), caller)
 
+    async def replay(self, session: ToolSession, seq: int, name: str, params: CallParams) -> Outcome:
+        """Make a call of another episode again under its number, before the tools can be called.
+
+        Returns when it has ended. Raises UnknownToolError, and EpisodeClaimedError if the log is full.
+        """
+        digest = await call_digest_of_any_size(name, params.arguments)
+        self._use(session)
+        self._tools.route(name)
+        call = self._begin(name, params.on_one_line(), Origin(), digest, replayed=seq)
+        return await call.wait(Caller())
+
     def cancel(self, operation: str) -> None:
         """Cancel the call of an operation whose client will not come back; no effect if none is running."""
         self._operations.abandon(operation)
@@ -183,9 +204,15 @@ class EpisodeCalls:
         """
         self._known = Flag()
 
-    async def restore(self) -> None:
-        """Read the calls of a server that died from the trajectory, before the episode is READY again."""
+    async def restore(self, *, starts_over: bool = False) -> None:
+        """Read the calls of a server that died from the trajectory, before the episode is READY again.
+
+        Those of `replay` are removed there if the episode was not READY: its set-up starts over.
+        """
         logged = await anyio.to_thread.run_sync(self._journal.read_calls)
+        if starts_over and self._first and logged.damage is None:
+            await anyio.to_thread.run_sync(self._journal.remove_calls, self._first)
+            logged = await anyio.to_thread.run_sync(self._journal.read_calls)
         self.recorder.restore(logged)
         calls = [unanswered_call(line) for line in logged.unanswered]
         for call in calls:
@@ -221,8 +248,8 @@ class EpisodeCalls:
 
         The driver ignores those that it has had, and its replies come anyway.
         """
-        self._session = session
-        session.driver.on_absent(self._on_absent)
+        self._use(session)
+        self._is_open = True
         for call in self._operations.running:
             if call.state is CallState.RESTORED and call.route is not None:
                 # Its server runs, or it has its reply already.
@@ -232,6 +259,11 @@ class EpisodeCalls:
                     self._send(session, call, call.route)
             elif call.state is CallState.WAITING:
                 self._start(call, self._start_server_and_send(session, call))
+
+    def _use(self, session: ToolSession) -> None:
+        if self._session is not session:
+            self._session = session
+            session.driver.on_absent(self._on_absent)
 
     def close(self) -> None:
         """End what a dead server has left of an attempt that is closed: no tool can be called any more."""
@@ -256,20 +288,23 @@ class EpisodeCalls:
 
     # from the acceptance to the driver
 
-    def _begin(self, name: str, params: CallParams, origin: Origin, digest: str) -> RunningCall:
-        """Begin a new call; if this raises, nothing has happened."""
+    def _begin(
+        self, name: str, params: CallParams, origin: Origin, digest: str, *, replayed: int | None = None
+    ) -> RunningCall:
+        """Begin a new call; if this raises, nothing has happened. `replayed`: its number, see `replay`."""
         route = None if self._tools.router is None else self._tools.route(name)
         if self._state.phase not in NOT_READY:
             self._require_open()
-        session = self._session
+        session = self._session if self._is_open or replayed is not None else None
         call = RunningCall(
-            seq=self.recorder.last + 1,
+            seq=self.recorder.last + 1 if replayed is None else replayed,
             name=name,
             params=params,
             digest=digest,
             started_at=time.time(),
             origin=origin,
             cancel=self._cancel,
+            replayed=replayed is not None,
         )
         self._operations.add(call)
         try:
@@ -285,7 +320,7 @@ class EpisodeCalls:
         except BaseException:
             self._operations.forget(call)
             raise
-        self.recorder.last = call.seq
+        self.recorder.last = max(call.seq, self.recorder.last)
         return call
 
     def _require_open(self) -> None:
@@ -348,7 +383,8 @@ class EpisodeCalls:
         params = await session.coerced(route, call.params)
         if not call.is_ended:
             # The attempt may have been closed meanwhile.
-            self._require_open()
+            if not call.replayed:
+                self._require_open()
             self._send(session, call, route, params)
 
     async def _send_coerced(self, session: ToolSession, call: RunningCall) -> None:
@@ -478,7 +514,7 @@ def _metric_outcome(outcome: Outcome) -> CallOutcome:
     return "error" if outcome.result is None or outcome.is_error else "ok"
 
 
-_LOST_REPLY = failure_json(LimitExceededError("not kept: the log has reached its limit"))
+_LOST_REPLY = failure_json(LimitExceededError(NOT_KEPT_MESSAGE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,13 +529,13 @@ class RecordedCalls:
 
 
 class CallRecorder:
-    """Writes and counts an episode's calls. `last`: number of the newest call, from 1.
+    """Writes and counts an episode's calls. `last`: number of the newest call, from 1; at first `first`.
 
     A call that was sent counts, and one without a reply counts as failed.
     """
 
-    def __init__(self, journal: Journal) -> None:
-        self.last = 0
+    def __init__(self, journal: Journal, first: int = 0) -> None:
+        self.last = first
         self.sent = 0
         """Number of calls that were sent."""
         self._journal = journal
@@ -580,7 +616,7 @@ class CallRecorder:
 
     def restore(self, logged: LoggedCalls) -> None:
         """Continue the record of a server that died."""
-        self.last = logged.last
+        self.last = max(self.last, logged.last)
         self.sent = logged.calls
         self._positions = logged.positions
         self.answered = logged.calls - sum("request" in line for line in logged.unanswered)
@@ -596,6 +632,7 @@ def _call_members(call: RunningCall) -> JsonObject:
     arguments, meta = call.params.arguments, call.params.meta
     return {
         "seq": call.seq,
+        **({"replayed": True} if call.replayed else {}),
         "name": call.name,
         # None if the client sent no arguments, so that a later server can send the same call.
         "arguments": None if arguments is None else Raw(arguments),

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from decathlon_mcp import __version__
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
+from decathlon_mcp.differences import Difference
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.lease import Lease
@@ -73,6 +74,7 @@ class Episode:
             tools=self.tools,
             max_calls=spec.limits.max_calls,
             close=self._close_for_limit,
+            first=0 if spec.branch is None else spec.branch.at,
         )
         self.waits_for_room = False
         """Whether the grading waits for space on the disk."""
@@ -261,6 +263,13 @@ class Episode:
         # It is written when the episode becomes ready; until then the set-up starts over.
         self.records.progress = replace(self.records.progress, preprocess_failure=failure)
 
+    def note_difference(self, seq: int, difference: Difference) -> None:
+        """A call of the episode that this one branches from has another reply here."""
+        self.journal.add("difference", seq=seq, **difference.to_json())
+        # As for the failure of preprocess.
+        differences = self.records.progress.differences + 1
+        self.records.progress = replace(self.records.progress, differences=differences)
+
     def add_note(
         self, text: str, *, role: NoteRole, usage: Mapping[str, int] | None = None, calls: int | None = None
     ) -> None:
@@ -294,6 +303,7 @@ class Episode:
             suite=factory.suite.name,
             task=spec.task_name,
             **({"labels": dict(spec.labels)} if spec.labels else {}),
+            **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
             launch_time=spec.launch_time.isoformat(),
             language=factory.suite.language,
             names=factory.tool_names,

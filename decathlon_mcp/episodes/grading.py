@@ -25,7 +25,7 @@ from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.services import EpisodeResources
 from decathlon_mcp.errors import DecathlonError, DiskFullError, LimitExceededError
-from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.grading.attempt import Attempt, BranchPoint
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.kept_attempt import (
@@ -123,6 +123,7 @@ def attempt_of(episode: Episode) -> Attempt:
     return Attempt(
         episode=spec.public_id,
         labels=spec.labels,
+        branch=branch_point(episode),
         task=spec.task_name,
         suite=factory.suite.name,
         suite_revision=progress.suite_revision or revision,
@@ -148,6 +149,15 @@ def attempt_of(episode: Episode) -> Attempt:
         dense=progress.dense,
         coerced_arguments=progress.coerces_arguments,
     )
+
+
+def branch_point(episode: Episode) -> BranchPoint | None:
+    """Where the episode branched from another; None for one that is played whole."""
+    branch = episode.spec.branch
+    if branch is None:
+        return None
+    differences = episode.records.progress.differences
+    return BranchPoint(episode=branch.episode, at=branch.at, differences=differences)
 
 
 def require_whole_record(episode: Episode) -> None:

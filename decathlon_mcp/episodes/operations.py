@@ -250,7 +250,7 @@ class RunningCall(msgspec.Struct, eq=False, kw_only=True):
 
     `origin`: of the request that began it. `route`: known once it is sent. `request`: the id of the driver's
     request, once it has one. `resumed`: a server that died has accepted it. `sent_at`: when it was sent, as a
-    time of `perf_counter`. `cancel`: cancels it, for `EpisodeCalls`.
+    time of `perf_counter`. `cancel`: cancels it, for `EpisodeCalls`. `replayed`: another episode had made it.
     """
 
     seq: int
@@ -263,6 +263,7 @@ class RunningCall(msgspec.Struct, eq=False, kw_only=True):
     request: int | None = None
     state: CallState = CallState.WAITING
     resumed: bool = False
+    replayed: bool = False
     sent_at: float | None = None
     outcome: Outcome | None = None
     cancel: Callable[[RunningCall], object] | None = None

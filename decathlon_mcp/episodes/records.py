@@ -16,7 +16,7 @@ from decathlon_sandbox import wire
 from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.episodes.specification import Claim, EpisodeLimits, EpisodeSpec, Principal
+from decathlon_mcp.episodes.specification import Branch, Claim, EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.grading.verdict import Verdict
@@ -36,7 +36,7 @@ class Progress:
     `preprocess_failure`: how preprocess failed. `agent`: name of the agent's sandbox. `dense`: whether its
     memory can be merged with that of others. `coerces_arguments`: see `tools.coercion`. `sealed`, `captured`:
     the archive of the task's folder after preprocess, and that of the agent's workspace, are in the episode's
-    scratch folder.
+    scratch folder. `differences`: replies that differ from those of the episode that this one branches from.
     """
 
     opened_at: float | None = None
@@ -52,6 +52,7 @@ class Progress:
     agent: str | None = None
     sealed: bool = False
     captured: bool = False
+    differences: int = 0
     claim: Claim | None = None
     requested_ending: Ending | None = None
 
@@ -62,6 +63,7 @@ class Progress:
 _PROGRESS = TypeAdapter(Progress)
 _PRINCIPAL = TypeAdapter(Principal)
 _LIMITS = TypeAdapter(EpisodeLimits)
+_BRANCH = TypeAdapter(Branch)
 _SANDBOX = TypeAdapter(SandboxSpec)
 
 
@@ -127,6 +129,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 keeps_workspace=bool(spec["keeps_workspace"]),
                 ends_with_response=bool(spec["ends_with_response"]),
                 labels=row.labels,
+                branch=_BRANCH.validate_python(branch) if (branch := spec.get("branch")) else None,
             ),
             suite=suite.name,
             phase=Phase(row.phase),
@@ -185,6 +188,7 @@ class EpisodeRecords:
                 "limits": asdict(spec.limits),
                 "keeps_workspace": spec.keeps_workspace,
                 "ends_with_response": spec.ends_with_response,
+                **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
             },
             progress={},
             labels=spec.labels,

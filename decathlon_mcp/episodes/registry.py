@@ -20,11 +20,18 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, TaskSampler
 from decathlon_mcp.episodes.access import EpisodeAccess, choose_policy
 from decathlon_mcp.episodes.admission import Admission, Ticket
+from decathlon_mcp.episodes.branching import refuse_shared
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.specification import EpisodeLimits, EpisodeSpec, Principal
+from decathlon_mcp.episodes.specification import (
+    Branch,
+    EpisodeLimits,
+    EpisodeSpec,
+    OnDifference,
+    Principal,
+)
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import (
@@ -37,12 +44,14 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.labels import check_labels
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full
 from decathlon_mcp.storage.journal import VERDICT_FILE, Journal
 from decathlon_mcp.storage.kept_tools import FOLDER as KEPT_TOOLS_FOLDER
 from decathlon_mcp.storage.kept_tools import KeptTools
-from decathlon_mcp.storage.store import ENDED, Store
+from decathlon_mcp.storage.store import ENDED, REPLAY_LABEL, Store
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
@@ -181,15 +190,18 @@ class EpisodeRegistry:
         operation: str | None = None,
         ends_with_response: bool = False,
         labels: Mapping[str, str] | None = None,
+        outside: bool = False,
     ) -> Episode:
         """Start an episode without waiting; its sandbox opens in the background.
 
         `operation`: id of the request. A repeated request gets the episode that the first one has started.
         `ends_with_response`: the episode ends with the response to the request. `labels`: checked ones.
+        `outside`: also a replay of a task that reaches what episodes share.
 
         Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
         for a policy that reveals more than the server's, SuiteError for a broken task, rubric or prompt,
-        BadRequestError for another launch time than that of the task's recording, and OSError.
+        BadRequestError for another launch time than that of the task's recording and for a replay that is
+        refused, and OSError.
         """
         if operation is not None:
             operation = _operation_key(operation, principal)
@@ -210,9 +222,60 @@ class EpisodeRegistry:
             ends_with_response=ends_with_response,
             labels=labels or {},
         )
+        if REPLAY_LABEL in spec.labels and not outside:
+            refuse_shared(self.sandbox_factory(suite.name), task, task_id)
+        return self._start(suite, spec)
+
+    def branch(
+        self,
+        source: Episode,
+        at: int,
+        principal: Principal,
+        *,
+        on_difference: OnDifference = "refuse",
+        outside: bool = False,
+        operation: str | None = None,
+        ends_with_response: bool = False,
+        labels: Mapping[str, str] | None = None,
+    ) -> Episode:
+        """Start an episode that stands where another stood after call `at`; `check_source` allows it.
+
+        Policy, limits and launch time are the other's. `labels`: in place of the other's of the same name.
+        `outside`: also of a task that reaches what episodes share. Raises what `start` raises.
+        """
+        first = source.spec
+        if operation is not None:
+            operation = _operation_key(operation, principal)
+            if (episode := self._started_by(operation, first.task_name, principal)) is not None:
+                return episode
+        suite, task = self._runnable_task(first.task_name)
+        if not outside:
+            refuse_shared(self.sandbox_factory(suite.name), task, first.task_name)
+        spec = EpisodeSpec(
+            id=secrets.token_hex(24),
+            agent_id=secrets.token_hex(24),
+            task=task,
+            task_name=first.task_name,
+            owner=principal,
+            launch_time=self.catalogue.launch_time(suite, task, first.launch_time),
+            policy=first.policy,
+            limits=first.limits,
+            keeps_workspace=self.options.keeps_workspace,
+            operation=operation,
+            ends_with_response=ends_with_response,
+            labels=check_labels({**first.labels, **(labels or {})}),
+            branch=Branch(source.public_id, at, on_difference),
+        )
+        return self._start(suite, spec, self.trajectory(source.id))
+
+    def trajectory(self, handle: str) -> Path:
+        """The trajectory of the episode with this handle."""
+        return self.options.journals / handle / TRAJECTORY_FILE
+
+    def _start(self, suite: Suite, spec: EpisodeSpec, source: Path | None = None) -> Episode:
         self.options.disk.refuse_if_low()
-        shared = suite.shared_resources(task.id)
-        ticket = self.admission.reserve(task_id, shared, principal.share_key)
+        shared, principal = suite.shared_resources(spec.task.id), spec.owner
+        ticket = self.admission.reserve(spec.task_name, shared, principal.share_key)
         with ExitStack() as on_error:
             on_error.callback(self.admission.release, ticket)
             journal = self._create_journal(spec.id)
@@ -225,7 +288,7 @@ class EpisodeRegistry:
             on_error.pop_all()
         self._drop_oldest_ended()
         episode.metrics.started()
-        self._run(episode)
+        self._run(episode, source=source)
         return episode
 
     def _episode(self, spec: EpisodeSpec, suite: str, ticket: Ticket, journal: Journal) -> Episode:
@@ -259,7 +322,14 @@ class EpisodeRegistry:
         except BaseException:
             self.admission.release(ticket)
             raise
-        self._run(episode, stored)
+        self._run(episode, stored, self._source_of(stored.spec))
+
+    def _source_of(self, spec: EpisodeSpec) -> Path | None:
+        """The trajectory of the episode that one of a dead server branches from, if it is known."""
+        if spec.branch is None or self.store is None:
+            return None
+        rows = self.store.find_episodes(spec.branch.episode, 1)
+        return self.trajectory(rows[0].id) if rows else None
 
     def _restore(self, stored: StoredEpisode, ticket: Ticket) -> Episode:
         options = self.options
@@ -269,7 +339,7 @@ class EpisodeRegistry:
         episode.restore(stored)
         return episode
 
-    def _run(self, episode: Episode, stored: StoredEpisode | None = None) -> None:
+    def _run(self, episode: Episode, stored: StoredEpisode | None = None, source: Path | None = None) -> None:
         assert self._tasks is not None, "the registry is not running"
         self._add(episode)
         runner = EpisodeRunner(
@@ -279,6 +349,7 @@ class EpisodeRegistry:
             scratch=self.options.scratch,
             kept_tools=self._kept_tools,
             stored=stored,
+            source=source,
         )
         self._tasks.start_soon(run_alone, runner.run)
 

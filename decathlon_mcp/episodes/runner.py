@@ -17,6 +17,7 @@ import anyio.to_thread
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.branching import play_again
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import (
     WORKSPACE_FILE,
@@ -66,6 +67,7 @@ class EpisodeRunner:
     """Runs one episode. An error ends this episode only; a cancelled runner leaves nothing behind.
 
     `stored`: what the store has of an episode that a dead server ran, which `Episode.restore` has got too.
+    `source`: the trajectory of the episode that this one branches from.
     """
 
     def __init__(
@@ -77,9 +79,11 @@ class EpisodeRunner:
         scratch: Path,
         kept_tools: KeptTools,
         stored: StoredEpisode | None = None,
+        source: Path | None = None,
     ) -> None:
         self._episode = episode
         self._stored = stored
+        self._source = source
         self._recovery_is_counted = stored is None
         self._admission = admission
         self._signer = signer
@@ -121,7 +125,7 @@ class EpisodeRunner:
         episode = self._episode
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         if self._stored is not None:
-            await episode.calls.restore()
+            await episode.calls.restore(starts_over=not episode.was_ready)
             if episode.claim is not None:
                 episode.calls.close()
         if episode.verdict is None:
@@ -241,6 +245,8 @@ class EpisodeRunner:
             session = await self._offer.tool_session(
                 prepared.sandbox, prepared.driver, running=prepared.servers
             )
+        if episode.spec.branch is not None:
+            await play_again(episode, episode.spec.branch, session, self._source)
         episode.mark_ready(session, sealed=prepared.sealed is not None, tools=tools)
         self._starts = session.starts
         log.info(

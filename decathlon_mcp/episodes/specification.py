@@ -18,6 +18,7 @@ from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import public_id
 
 Role = Literal["player", "controller", "admin"]
+OnDifference = Literal["refuse", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,19 @@ class EpisodeLimits:
         return replace(self, max_calls=max_calls or self.max_calls, **deadlines)
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where an episode branches from another: it starts as that one stood after call `at`.
+
+    `episode`: the other's public id. `on_difference`: what a reply does that differs from the recorded one.
+    `refuse` ends the episode as one whose set-up failed, `report` counts it.
+    """
+
+    episode: str
+    at: int
+    on_difference: OnDifference = "refuse"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSpec:
     """What is fixed when an episode starts.
@@ -97,7 +111,7 @@ class EpisodeSpec:
     spell it. `limits` are those of this episode. `operation`: id of the request that started it, by which a
     repeated request finds it. `keeps_workspace`: what a later grading needs is kept. `ends_with_response`:
     it ends with the response to the request that started it. `labels`: what its client calls it, names to
-    short texts; only reports read them.
+    short texts; only reports read them. `branch`: the episode whose calls its set-up plays again.
     """
 
     id: str
@@ -112,6 +126,7 @@ class EpisodeSpec:
     keeps_workspace: bool = False
     ends_with_response: bool = False
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    branch: Branch | None = None
 
     @property
     def public_id(self) -> str:

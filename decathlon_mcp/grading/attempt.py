@@ -64,6 +64,19 @@ class CallCounts:
     tools: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """Where an attempt branched from another episode, after that one's call `at`.
+
+    `episode` is its public id. `differences`: how many replies to the calls until then differed when they
+    were made again.
+    """
+
+    episode: str
+    at: int
+    differences: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One closed attempt at one task.
@@ -79,7 +92,7 @@ class Attempt:
     suite ignores that. `image_digest`: the agent's image, None without one. `dense`: memory of the agent's
     sandbox could be merged with that of others. `coerced_arguments`: see `Verdict`. `unlimited`: limits on
     sandboxes that the provider could not enforce. `labels`: for the verdict alone; nothing that an evaluator
-    reads has them.
+    reads has them. `branch`: None for an attempt that was played whole.
     """
 
     episode: str
@@ -108,6 +121,7 @@ class Attempt:
     coerced_arguments: bool = False
     preprocess_failure: str = ""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    branch: BranchPoint | None = None
 
     @property
     def truncated(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
-from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.grading.attempt import Attempt, BranchPoint
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject, Network
@@ -34,6 +34,7 @@ MAX_NUMBER = 2.0**53 - 1
 # have no canonical form (RFC 8785, appendix D), and the verdict's signature could not be checked.
 
 _LEFT_OUT = (
+    "branch",
     *("labels", "suite_changed", "suite_release", "dense", "coerced_arguments", "uncaught", "unlimited"),
     *("preprocess_failure", "web", "regrading", "signature"),
 )
@@ -121,8 +122,9 @@ class Verdict(BaseModel):
     the provider isolates but could not enforce these limits on the sandboxes. `dense` is present and true if
     memory of the agent's sandbox could be merged with that of others. `coerced_arguments` is present and true
     if arguments that were JSON in strings were replaced by what the schemas of their tools ask for. `web` is
-    present if the task used the recorded web. `regrading` is present if the attempt was graded again later;
-    the episode's own verdict has none.
+    present if the task used the recorded web. `branch` is present if the episode began where another stood
+    after one of its calls. `regrading` is present if the attempt was graded again later; the episode's own
+    verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -161,6 +163,7 @@ class Verdict(BaseModel):
     scored_at: str | None = None
     seconds: float = 0.0
     web: WebUse | None = None
+    branch: BranchPoint | None = None
     regrading: Regrading | None = None
     signature: Signature | None = None
 
@@ -177,8 +180,8 @@ class Verdict(BaseModel):
         """The JSON form.
 
         Without `labels`, `success`, `reward`, `uncaught`, `suite_release`, `preprocess_failure`, `unlimited`,
-        `web`, `regrading` and `signature` where there are none, and without `suite_changed`, `dense` and
-        `coerced_arguments` unless they are true.
+        `web`, `branch`, `regrading` and `signature` where there are none, and without `suite_changed`,
+        `dense` and `coerced_arguments` unless they are true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         absent |= {name for name in _LEFT_OUT if not getattr(self, name)}
@@ -243,6 +246,7 @@ def build_verdict(
     return Verdict(
         episode=attempt.episode,
         labels=dict(attempt.labels),
+        branch=attempt.branch,
         task=attempt.task,
         suite=attempt.suite,
         suite_revision=attempt.suite_revision,

@@ -73,7 +73,7 @@ class HeldEpisodes:
             call = StartEpisode.from_arguments(_arguments(content))
             operation = _operation(request.headers.get("idempotency-key"))
             labels = read_label_header(",".join(request.headers.getlist(LABEL_HEADER)))
-            episode = start_episode(
+            episode = await start_episode(
                 self._registry, call, principal, operation=operation, labels=labels, ends_with_response=True
             )
         except DecathlonError as error:

@@ -41,6 +41,7 @@ from decathlon_mcp.protocol.lobby_tools import (
     ListTools,
     LobbyTool,
     StartEpisode,
+    branch_members,
     describe_start,
     start_episode,
 )
@@ -223,7 +224,9 @@ class Lobby(ToolServer):
     async def _start(self, request: ToolRequest, call: StartEpisode) -> JsonObject:
         principal = self._principal(request)
         labels = merge_labels(self._labels, read_label_header(request.context.label_header))
-        episode = start_episode(self._registry, call, principal, operation=request.operation, labels=labels)
+        episode = await start_episode(
+            self._registry, call, principal, operation=request.operation, labels=labels
+        )
         await request.accepted(Kind.START, agent=episode.agent_id)
         if not request.has_operation:
             # A client that chose an operation comes back for the episode on any connection, so that a reply
@@ -257,7 +260,8 @@ class Lobby(ToolServer):
                 # The client does not get a handle, so nobody could use or close the episode.
                 access.episode.close()
             raise
-        return {**tools, "phase": str(access.episode.state.phase)}
+        # The number of differences is known now.
+        return {**tools, "phase": str(access.episode.state.phase), **branch_members(access.episode)}
 
     async def _claim(self, request: ToolRequest, access: EpisodeAccess, call: ClaimDone) -> JsonObject:
         if call.truncated or call.turns is not None:
@@ -330,6 +334,11 @@ def _status(episode: Episode) -> JsonObject:
         "calls": episode.calls.sent,
         "started_at": episode.started_at,
         "claimed": episode.claim is not None,
+        "launch_time": episode.spec.launch_time.isoformat(),
+        "language": episode.sandbox_factory.suite.language,
+        "names": episode.sandbox_factory.tool_names,
+        "suite_revision": episode.records.progress.suite_revision,
+        **branch_members(episode),
         **_waits_for(episode),
     }
     if state.phase is Phase.ENDED:

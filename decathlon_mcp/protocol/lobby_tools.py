@@ -6,16 +6,20 @@ Here is also how an episode starts as `start_episode` asks for it, and what its 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.episodes.access import EpisodeAccess
+from decathlon_mcp.episodes.branching import check_source
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.grading import branch_point
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.episodes.specification import OnDifference, Principal
+from decathlon_mcp.errors import AccessDeniedError, BadRequestError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
 from decathlon_mcp.grading.attempt import MAX_COUNT
 from decathlon_mcp.labels import MAX_LABELS, check_labels, merge_labels
@@ -152,6 +156,37 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
         description="Names and short texts by which the episode is found later, such as `run`, `model`, "
         f"`group`, `attempt`, `step`; at most {MAX_LABELS}. The agent does not see them.",
     )
+    branch_of: str | None = Field(
+        None,
+        description="Handle of an episode, which may still play: the new one stands where that one stood "
+        "after its call `at`. Its task, launch time, limits, policy and labels are the same.",
+    )
+    at: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_COUNT,
+        description="With `branch_of`: calls 1 to `at` are made again before the episode is ready.",
+    )
+    on_difference: OnDifference = Field(
+        "refuse",
+        description="With `branch_of`, if one of these calls has another reply now: end the episode, or "
+        "count it in the verdict.",
+    )
+    outside: bool = Field(
+        False,
+        description="Also replay or branch a task that reaches what episodes share: the network, services, "
+        "accounts.",
+    )
+
+    @model_validator(mode="after")
+    def _branch_excludes_what_is_the_same(self) -> Self:
+        if (self.branch_of is None) != (self.at is None):
+            raise ValueError("`branch_of` and `at` belong together")
+        same = (*Draw.model_fields, "task", "launch_time", "max_calls", "policy")
+        given = [f"`{name}`" for name in same if getattr(self, name) not in (None, ())]
+        if self.branch_of is not None and given:
+            raise ValueError(f"`branch_of` cannot be combined with {', '.join(given)}")
+        return self
 
     @model_validator(mode="after")
     def _task_excludes_draw(self) -> Self:
@@ -272,7 +307,7 @@ LOBBY_TOOLS: dict[str, type[LobbyTool]] = {
 }
 
 
-def start_episode(
+async def start_episode(
     registry: EpisodeRegistry,
     call: StartEpisode,
     principal: Principal,
@@ -281,12 +316,33 @@ def start_episode(
     labels: Mapping[str, str],
     ends_with_response: bool = False,
 ) -> Episode:
-    """Start the episode, of a drawn task if none is named. Raises what `EpisodeRegistry.start` and `draw` do.
+    """Start the episode, of a drawn task if none is named, or as a branch of another.
+
+    Raises what `draw`, `start` and `branch` of the registry raise; for a branch also UnknownEpisodeError,
+    AccessDeniedError, and BadRequestError for a call that none can begin after.
 
     `operation`: id of the request; one that is sent again gets the episode that the first one has started.
     `labels`: those beside the call's.
     """
     all_labels = merge_labels(labels, call.labels)
+    if call.branch_of is not None and call.at is not None:
+        source = EpisodeAccess.by_handle(registry.find(call.branch_of, principal), principal)
+        if not source.can_evaluate:
+            raise AccessDeniedError(
+                "this episode is its controller's: only a controller's token may branch it"
+            )
+        if registry.task_started_by(operation, principal) is None:
+            await check_source(registry.trajectory(source.id), call.at)
+        return registry.branch(
+            source.episode,
+            call.at,
+            principal,
+            on_difference=call.on_difference,
+            outside=call.outside,
+            operation=operation,
+            ends_with_response=ends_with_response,
+            labels=all_labels,
+        )
     # A request that is sent again does not draw again.
     task = call.task or registry.task_started_by(operation, principal)
     return registry.start(
@@ -298,6 +354,7 @@ def start_episode(
         operation=operation,
         ends_with_response=ends_with_response,
         labels=all_labels,
+        outside=call.outside,
     )
 
 
@@ -321,4 +378,11 @@ def describe_start(
         "prompt": episode.prompt.instructions,
         "first_use_seconds": episode.spec.limits.first_use_seconds,
         "lease_seconds": registry.idle_seconds,
+        **branch_members(episode),
     }
+
+
+def branch_members(episode: Episode) -> JsonObject:
+    """Where an episode branched from another, as part of a result; empty for other episodes."""
+    branch = branch_point(episode)
+    return {} if branch is None else {"branch": asdict(branch)}

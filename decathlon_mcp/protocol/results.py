@@ -11,7 +11,7 @@ from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from decathlon_mcp import __version__
-from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.errors import DecathlonError, failure_text
 from decathlon_mcp.grading.verdict import REWARDED, Verdict
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject, as_object
@@ -20,8 +20,6 @@ VERDICT_KEY = "decathlon/verdict"
 ERROR_KEY = "decathlon/error"
 SERVER_INFO: JsonObject = {"name": "decathlon-mcp", "title": "Toolathlon", "version": __version__}
 NO_MESSAGE = "the task's server answered with an error without a message"
-STDERR_CHARACTERS = 2_000
-"""How much of a dead server's stderr an error result quotes."""
 
 INTERNAL_ERROR = -32603
 INVALID_PARAMS = -32602
@@ -147,10 +145,8 @@ def error_data(error: DecathlonError) -> JsonObject:
 
 def error_result(error: DecathlonError) -> JsonObject:
     """An error as the result of a tool call, with the end of the stderr of a server that died."""
-    stderr = str((as_object(error.data.get("about")) or {}).get("stderr") or "").strip()
-    text = f"{error.message}; stderr: {stderr[-STDERR_CHARACTERS:]}" if stderr else error.message
     return {
-        "content": [{"type": "text", "text": text}],
+        "content": [{"type": "text", "text": failure_text(error)}],
         "isError": True,
         "_meta": {ERROR_KEY: error_data(error)},
     }

@@ -16,16 +16,18 @@ import logging
 import os
 import re
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.storage.disk import SMALL_BYTES, DiskSpace, new_file, write_all
-from decathlon_mcp.storage.logged_calls import NOT_KEPT, LoggedCalls, Positions, read_calls
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, LoggedCalls, Positions, read_calls, seq_of
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, calls_at, read_line
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json_with_raw, read_object
@@ -78,6 +80,8 @@ class Journal:
         if create:
             self._create()
         self._trajectory = (folder / TRAJECTORY_FILE).open("ab", buffering=0)
+        self._lock = Lock()
+        """Held while the trajectory is written: `remove_calls` runs in a thread."""
 
     @classmethod
     def reopen(
@@ -183,6 +187,28 @@ class Journal:
             self._check = checked.check
         return logged
 
+    def remove_calls(self, last: int) -> None:
+        """Remove the lines of all calls up to this number, which will be made again. Raises OSError.
+
+        Only after `read_calls` has found no damage, and before anything is appended.
+        """
+        kept = self.folder / f"{TRAJECTORY_FILE}.partial"
+        with self._lock:
+            self._remove_calls(last, kept)
+
+    def _remove_calls(self, last: int, kept: Path) -> None:
+        with (self.folder / TRAJECTORY_FILE).open("rb") as lines, kept.open("xb") as file:
+            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(lines.fileno()).st_mode))
+            file.writelines(line for line in lines if not 0 < seq_of(line) <= last)
+        if self._mark is not None:
+            # A server that dies before the next line leaves a mark that is true of any file.
+            os.pwrite(self._mark, bytes(_MARK_BYTES), 0)
+        os.replace(kept, self.folder / TRAJECTORY_FILE)  # noqa: PTH105  (documented as atomic)
+        self._trajectory.close()
+        self._trajectory = (self.folder / TRAJECTORY_FILE).open("ab", buffering=0)
+        self._size_bytes = (self.folder / TRAJECTORY_FILE).stat().st_size
+        self._found_mark, self._check = None, None
+
     def damage(self) -> str | None:
         """Why the trajectory cannot be what was written since it was opened; None if it can be."""
         try:
@@ -248,6 +274,10 @@ class Journal:
         self, event: str, values: JsonObject, *, is_limited: bool = False, line_bytes: int | None = None
     ) -> int:
         """`is_limited`: by the limit on calls. `line_bytes`: limit on the line."""
+        with self._lock:
+            return self._append_line(event, values, is_limited, line_bytes)
+
+    def _append_line(self, event: str, values: JsonObject, is_limited: bool, line_bytes: int | None) -> int:
         if self._trajectory.closed:
             return NOT_KEPT
         position = self._size_bytes

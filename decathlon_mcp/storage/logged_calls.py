@@ -7,7 +7,8 @@ server's start, has a line `accepted` until then: if it is never sent, it counts
 has the origin of another request that gets the same reply.
 
 All other lines are passed over: `start`, the first, with what was fixed at the start; `ready`, with the
-prompt the digest of the tools; `preprocess_failed`, `claim` and `end`.
+prompt the digest of the tools; `preprocess_failed`, `difference`, `claim` and `end`. A call that was made
+again, of the episode that this one branches from, has `"replayed": true` in its lines `accepted` and `call`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ NOT_KEPT = -1
 """Position of a line that the trajectory does not have."""
 MAX_OPERATIONS = 10_000
 """Operations of one episode that are remembered, the newest; a client repeats its latest calls only."""
+NOT_KEPT_MESSAGE = "not kept: the log has reached its limit"
+"""Message of the failure that stands for a reply that is too long."""
 UNANSWERED = "the server has no reply of this call"
 
 
@@ -191,6 +194,12 @@ def read_calls(lines: Iterable[bytes]) -> LoggedCalls:
     last_lines = (unanswered[seq] for seq in sorted(unanswered))
     logged.unanswered = [call for data in last_lines if (call := as_object(json.loads(data)))]
     return logged
+
+
+def seq_of(line: bytes) -> int:
+    """The number of the call that a line is about; 0 for any other line, and one that cannot be read."""
+    known = None if line.startswith(NOTE_PREFIX) else _read(line)
+    return 0 if known is None else known.seq
 
 
 def merged(call: JsonObject, reply: JsonObject | None) -> JsonObject:

@@ -331,7 +331,7 @@ class Store:
         values = (
             *_values(replace(row, server=self.server), names),
             _number(row.labels.get("step")),
-            REPLAY_LABEL in row.labels,
+            REPLAY_LABEL in row.labels or "branch" in row.spec,
             row.run,
             row.token,
         )

@@ -1,0 +1,145 @@
+"""Branches: episodes that start where another one stood after one of its calls.
+
+The set-up of a branch makes the calls of the other episode again, one by one, before the branch is ready, and
+compares the replies. The other episode may still play.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from decathlon_mcp.differences import Difference, Paths, ReplyText, compare_replies
+from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.operations import Outcome
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.specification import Branch
+from decathlon_mcp.episodes.tools.session import ToolSession
+from decathlon_mcp.errors import (
+    BadRequestError,
+    DecathlonError,
+    EpisodeClaimedError,
+    SandboxLostError,
+    SetUpError,
+    UnknownToolError,
+    failure_text,
+)
+from decathlon_mcp.storage.recorded import RecordedCall, RecordedEpisode
+from decathlon_mcp.suites.tasks import Task
+
+TIMES_SLOWER = 3
+"""The calls may take so many times as long as the first time, in addition to the time limit of a set-up."""
+
+
+def shared_with_others(factory: SandboxFactory, task: Task) -> list[str]:
+    """What a task reaches that other episodes reach too, and that no set-up makes anew.
+
+    The network, unless its recording answers; services of which there is one for all; accounts, and
+    whatever else tasks must not use at the same time.
+    """
+    web = factory.web
+    is_outbound = factory.network_for(task) == "outbound" or (
+        web is not None and web.mode != "replay" and factory.uses_web(task)
+    )
+    services = factory.suite.services(task)
+    return [
+        *(["the network"] if is_outbound else []),
+        *(f"the service {name}" for name, service in services.items() if service.image is None),
+        *(resource.name for resource in factory.suite.shared_resources(task.id)),
+    ]
+
+
+def refuse_shared(factory: SandboxFactory, task: Task, task_name: str) -> None:
+    """Raise BadRequestError for a task whose calls must not be made again without asking."""
+    if shared := shared_with_others(factory, task):
+        raise BadRequestError(
+            f"the calls of {task_name} reach {', '.join(shared)}, which episodes share: made again they can "
+            "change what others see, and have other replies; `outside` set to true allows it"
+        )
+
+
+async def check_source(trajectory: Path, at: int) -> None:
+    """Check that an episode can be branched from after call `at`. Raises BadRequestError."""
+
+    def check() -> None:
+        try:
+            RecordedEpisode(trajectory).require_state_after(at)
+        except OSError as error:
+            raise BadRequestError(f"the calls of this episode cannot be read: {error.strerror}") from None
+
+    await anyio.to_thread.run_sync(check)
+
+
+async def play_again(episode: Episode, branch: Branch, session: ToolSession, source: Path | None) -> None:
+    """Make the calls of the episode that this one branches from, before this one is ready.
+
+    `source`: its trajectory. Raises SetUpError for a reply that differs, if the branch refuses that, and for
+    calls that cannot be made or take too long; SandboxLostError.
+    """
+    if source is None:
+        raise _gone(branch)
+    try:
+        recorded = await anyio.to_thread.run_sync(RecordedEpisode, source)
+        calls = recorded.calls(branch.at)
+        seconds = episode.spec.limits.set_up_seconds + TIMES_SLOWER * recorded.seconds(branch.at)
+        with anyio.move_on_after(seconds) as time_limit:
+            while (call := await anyio.to_thread.run_sync(next, calls, None)) is not None:
+                await _play_call(episode, branch, session, call)
+    except OSError:
+        raise _gone(branch) from None
+    if time_limit.cancelled_caught:
+        raise SetUpError(f"calls 1 to {branch.at} of {branch.episode} took longer than {seconds:.0f} s")
+
+
+async def _play_call(episode: Episode, branch: Branch, session: ToolSession, call: RecordedCall) -> None:
+    paths = _paths(episode, branch)
+    arguments = call.arguments if paths is None or call.arguments is None else paths.moved(call.arguments)
+    try:
+        outcome = await episode.calls.replay(
+            session, call.seq, call.name, CallParams.of(arguments, call.meta)
+        )
+    except (UnknownToolError, EpisodeClaimedError) as error:
+        raise SetUpError(
+            f"call {call.seq} of {branch.episode} cannot be made again: {error.message}"
+        ) from None
+    if isinstance(outcome, SandboxLostError):
+        raise outcome
+    difference = await anyio.to_thread.run_sync(_compare, call, outcome, paths)
+    if difference is None:
+        return
+    if branch.on_difference == "refuse":
+        raise SetUpError(
+            f"call {call.seq} ({call.name}) of {branch.episode} has another reply now: {difference}; with "
+            '`on_difference` "report" the branch goes on',
+            call=call.seq,
+            difference=difference.to_json(),
+        )
+    episode.note_difference(call.seq, difference)
+
+
+def _compare(call: RecordedCall, outcome: Outcome, paths: Paths | None) -> Difference | None:
+    if call.reply is None:
+        return None  # `check_source` has refused it
+    return compare_replies(call.reply, _text_of(outcome), paths)
+
+
+def _text_of(outcome: Outcome) -> ReplyText:
+    if isinstance(outcome, DecathlonError):
+        return ReplyText.of_error(failure_text(outcome))
+    if outcome.result is None:
+        return ReplyText.of_error(str((outcome.error or {}).get("message")))
+    return ReplyText.of_result(json.loads(outcome.result))
+
+
+def _paths(episode: Episode, branch: Branch) -> Paths | None:
+    # Without isolation each sandbox has a folder of its own, which arguments name.
+    root = episode.sandbox_factory.root
+    return Paths.of(str(root(f"{branch.episode}-agent")), str(root(f"{episode.public_id}-agent")))
+
+
+def _gone(branch: Branch) -> SetUpError:
+    return SetUpError(f"the record of episode {branch.episode}, from which this one branches, is gone")
