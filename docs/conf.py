@@ -42,6 +42,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "operating",
         "monitoring",
         "watching",
+        "replaying",
         "reliability",
         "performance",
         "scaling",

@@ -293,6 +293,7 @@ def _difference_json(difference: Difference) -> JsonObject:
 
 
 SHOWN_AROUND = 60
+"""Characters before and after a differing part that are shown with it."""
 
 
 def _around(text: str, part: str) -> str:
@@ -300,7 +301,8 @@ def _around(text: str, part: str) -> str:
     whole = part.removesuffix("…")
     at = text.find(whole)
     before, after = text[max(0, at - SHOWN_AROUND) : at], text[at + len(whole) :][:SHOWN_AROUND]
-    return f"{'…' if at > SHOWN_AROUND else ''}{before}[{part}]{after}"
+    shown = f"{'…' if at > SHOWN_AROUND else ''}{before}[{part}]{after}"
+    return shown.replace("\r", "").replace("\n", "⏎")
 
 
 def _grade(verdict: JsonObject) -> tuple[Any, Any, Any]:

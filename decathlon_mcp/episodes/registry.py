@@ -326,10 +326,18 @@ class EpisodeRegistry:
 
     def _source_of(self, spec: EpisodeSpec) -> Path | None:
         """The trajectory of the episode that one of a dead server branches from, if it is known."""
-        if spec.branch is None or self.store is None:
+        if spec.branch is None:
             return None
-        rows = self.store.find_episodes(spec.branch.episode, 1)
-        return self.trajectory(rows[0].id) if rows else None
+        handle = self.handle_of(spec.branch.episode)
+        return None if handle is None else self.trajectory(handle)
+
+    def handle_of(self, public_id: str) -> str | None:
+        """The handle of an episode of this state folder; None if there is none that is known."""
+        for episode in self._episodes.values():
+            if episode.public_id == public_id:
+                return episode.id
+        rows = [] if self.store is None else self.store.find_episodes(public_id, 1)
+        return rows[0].id if rows else None
 
     def _restore(self, stored: StoredEpisode, ticket: Ticket) -> Episode:
         options = self.options

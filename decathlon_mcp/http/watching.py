@@ -9,14 +9,16 @@ from anyio import from_thread
 
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.health import server_state
 from decathlon_mcp.page.access import PageKey, Secrets, Sessions
 from decathlon_mcp.page.application import PageApp
 from decathlon_mcp.page.live import LiveEpisode, LiveFeed, Snapshot
-from decathlon_mcp.page.play.attempts import PlayPages
+from decathlon_mcp.page.play.attempts import RUN, PlayPages
 from decathlon_mcp.page.site import Site
+from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.storage.history.episode_history import EpisodeHistory
 from decathlon_mcp.storage.keys import load_or_create_page_key
 from decathlon_mcp.storage.retention import delete_run
@@ -60,6 +62,16 @@ class RegistryControl:
                 episode.close(Ending.CLOSED)
                 return True
         return False
+
+    def branch(self, episode_id: str, at: int, principal: Principal) -> str:
+        return from_thread.run(self._branch, episode_id, at, principal)
+
+    async def _branch(self, episode_id: str, at: int, principal: Principal) -> str:
+        handle = self._registry.handle_of(episode_id)
+        # With this label its starter plays on by hand. People see what differs, and decide.
+        arguments = {"branch_of": handle, "at": at, "on_difference": "report", "labels": {"run": RUN}}
+        call = StartEpisode.from_arguments(arguments)
+        return (await start_episode(self._registry, call, principal)).public_id
 
     def pin(self, run: str, owner: str | None, *, pinned: bool) -> None:
         if (store := self._registry.store) is not None:

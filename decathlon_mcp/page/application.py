@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from decathlon_mcp.page import episodes, runs
 from decathlon_mcp.page.access import SESSION_SECONDS, cookie_name
 from decathlon_mcp.page.comparing import compare_episodes
-from decathlon_mcp.page.control import change_run, end_episode
+from decathlon_mcp.page.control import branch_episode, change_run, end_episode
 from decathlon_mcp.page.front import front, live_events
 from decathlon_mcp.page.gate import READING, Gate
 from decathlon_mcp.page.rendering import MEDIA_TYPES
@@ -60,6 +60,7 @@ class PageApp:
                 Route("/e/{id}/verdict.json", site.watching(episodes.verdict)),
                 Route("/page/live", live_events(site)),
                 Route("/page/end", site.watching(end_episode), methods=["POST"]),
+                Route("/page/branch", site.watching(branch_episode), methods=["POST"]),
                 Route("/page/run", site.watching(change_run), methods=["POST"]),
                 Route("/page/session", self._enter, methods=["POST"]),
                 Route("/page/leave", self._leave, methods=["POST"]),

@@ -1,4 +1,4 @@
-"""What a person can change: end an episode; end, pin or delete a run. Each is written to the log."""
+"""What a person can change: end or branch an episode; end, pin or delete a run. Each is logged."""
 
 from __future__ import annotations
 
@@ -38,6 +38,18 @@ def end_episode(visit: Visit) -> Response:
     if control.end(public_id):
         _log(visit, "an episode was ended on the page", episode=public_id)
     return visit.redirect(path)
+
+
+def branch_episode(visit: Visit) -> Response:
+    """`POST /page/branch`: leads to an attempt by hand that stands where the episode stood after a call."""
+    control = _control(visit)
+    public_id, at = visit.form.get("episode", ""), visit.form.get("at", "")
+    find_episode(visit, public_id)
+    if not (at.isascii() and at.isdecimal() and len(at) < 10):
+        raise HTTPException(400, "The number of the call is missing.")
+    attempt = control.branch(public_id, int(at), visit.viewer.principal)
+    _log(visit, "an episode was branched on the page", episode=public_id, at=int(at), branch=attempt)
+    return visit.redirect(f"/play/{attempt}")
 
 
 def change_run(visit: Visit) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -100,8 +101,28 @@ def episode(visit: Visit) -> Response:
         search=visit.query("q")[:MAX_SEARCH_CHARACTERS],
         found_nothing=visit.query("found") == "nothing",
         may_end=visit.site.control is not None and details.summary.is_live,
+        replay_command=_replay_command(visit, details),
+        branch_from=_branch_from(visit, details),
         watched=visit.snapshot is not None and visit.snapshot.has(public_id),
     )
+
+
+def _branch_from(visit: Visit, details: EpisodeDetails) -> str:
+    """The episode, if the visitor may branch it on this server; else empty."""
+    may_branch = visit.site.control is not None and visit.viewer.may_watch and details.summary.has_files
+    return details.summary.public_id if may_branch else ""
+
+
+def _replay_command(visit: Visit, details: EpisodeDetails) -> str:
+    """The command that makes the calls again; empty if they are gone."""
+    if not details.summary.has_files:
+        return ""
+    words = ["decathlon-mcp", "replay", details.summary.public_id]
+    if len(visit.site.folders) == 1:
+        words += ["--state", visit.site.folders[0]]
+    if visit.site.control is not None:
+        words += ["--url", visit.site.public_url or str(visit.request.base_url).rstrip("/")]
+    return shlex.join(words)
 
 
 def find_episode(visit: Visit, name: str | None = None) -> EpisodeDetails:
@@ -122,7 +143,13 @@ def calls(visit: Visit) -> Response:
     whole = visit.query("whole") == "1"
     if whole:
         entries = [entry for entry in entries if isinstance(entry, CallEntry)][:1]
-    return visit.render("calls.html", episode=details.summary, entries=shown(entries, whole=whole), wanted=0)
+    return visit.render(
+        "calls.html",
+        episode=details.summary,
+        entries=shown(entries, whole=whole),
+        wanted=0,
+        branch_from=_branch_from(visit, details),
+    )
 
 
 def find(visit: Visit) -> Response:

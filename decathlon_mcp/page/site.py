@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.page.access import Sessions, Viewer
+from decathlon_mcp.page.access import Principal, Sessions, Viewer
 from decathlon_mcp.page.live import LiveEpisode, LiveFeed, LiveQuery, Snapshot
 from decathlon_mcp.page.rendering import Assets, create_environment
 from decathlon_mcp.storage.history.episode_history import EpisodeHistory
@@ -94,6 +94,13 @@ class Control(Protocol):
 
     def end(self, episode_id: str) -> bool:
         """Begin to end a live episode; False if there is none."""
+        ...
+
+    def branch(self, episode_id: str, at: int, principal: Principal) -> str:
+        """Start an attempt by hand that stands after a call of an episode; returns its public id.
+
+        Raises DecathlonError.
+        """
         ...
 
     def pin(self, run: str, owner: str | None, *, pinned: bool) -> None:

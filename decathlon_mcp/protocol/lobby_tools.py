@@ -312,8 +312,8 @@ async def start_episode(
     call: StartEpisode,
     principal: Principal,
     *,
-    operation: str | None,
-    labels: Mapping[str, str],
+    operation: str | None = None,
+    labels: Mapping[str, str] | None = None,
     ends_with_response: bool = False,
 ) -> Episode:
     """Start the episode, of a drawn task if none is named, or as a branch of another.
@@ -324,7 +324,7 @@ async def start_episode(
     `operation`: id of the request; one that is sent again gets the episode that the first one has started.
     `labels`: those beside the call's.
     """
-    all_labels = merge_labels(labels, call.labels)
+    all_labels = merge_labels(labels or {}, call.labels)
     if call.branch_of is not None and call.at is not None:
         source = EpisodeAccess.by_handle(registry.find(call.branch_of, principal), principal)
         if not source.can_evaluate:

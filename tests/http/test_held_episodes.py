@@ -46,9 +46,11 @@ class Lines:
 
 
 @asynccontextmanager
-async def holding(url: str, headers: dict[str, str] | None = None) -> AsyncGenerator[Lines]:
+async def holding(
+    url: str, headers: dict[str, str] | None = None, arguments: dict[str, Any] = TASK
+) -> AsyncGenerator[Lines]:
     async with httpx2.AsyncClient(timeout=60) as client:
-        async with client.stream("POST", f"{url}/episodes", json=TASK, headers=headers) as response:
+        async with client.stream("POST", f"{url}/episodes", json=arguments, headers=headers) as response:
             assert response.status_code == 200, await response.aread()
             lines = Lines(response)
             lines.start = await lines.next()
@@ -73,6 +75,27 @@ async def test_an_episode_is_played_at_its_address_and_ends_with_the_response(se
         assert episode.requested_ending is None
     await episode.state.reach(Phase.ENDED)
     assert episode.requested_ending is Ending.CLIENT_LOST
+
+
+async def test_a_branch_is_held_as_any_episode(served: Served) -> None:
+    async with holding(served.url) as lines:
+        handle = lines.start["episode"]
+        async with connected(lines.start["address"]) as client:
+            await client.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
+        arguments = {"branch_of": handle, "at": 1}
+        async with holding(served.url, {"Idempotency-Key": "branch"}, arguments) as branch:
+            assert branch.start["branch"] == {
+                "episode": lines.start["public_id"],
+                "at": 1,
+                "differences": 0,
+            }
+            async with holding(served.url, {"Idempotency-Key": "branch"}, arguments) as again:
+                assert again.start["episode"] == branch.start["episode"]
+                async with connected(branch.start["address"]) as client:
+                    reply: Any = await client.call_tool("probe__read", {"path": "answer.txt"})
+                    assert reply.content[0].text == "42"
+        status, error = await post(served.url, json.dumps({**arguments, "at": 7}).encode())
+        assert (status, error["data"]["code"]) == (400, "bad_request")
 
 
 async def test_the_sandbox_of_an_unclaimed_episode_goes_with_the_response(served: Served) -> None:

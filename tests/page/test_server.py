@@ -248,3 +248,29 @@ async def first_part(client: httpx2.AsyncClient, path: str) -> str:
     """A response, with its headers; of the events only that they are refused."""
     response = await client.get(path)
     return f"{response.headers}{response.text}"
+
+
+async def test_an_episode_is_branched_at_a_call_and_played_on_by_hand(
+    served: Served, person: httpx2.AsyncClient
+) -> None:
+    async with playing(served, "find-answer", "task") as player:
+        await player.call("probe__write", path="answer.txt", text="42")
+        source = public_id(player.episode_id)
+        page = (await person.get(f"/e/{source}")).text
+        assert f"decathlon-mcp replay {source} --state {served.state} --url {served.url}" in page
+        assert 'action="/page/branch"' in page
+        response = await person.post("/page/branch", data={"episode": source, "at": "1"})
+        assert response.status_code == 303, response.text
+        attempt = response.headers["location"].removeprefix("/play/")
+        branch = next(each for each in served.episodes.live if each.public_id == attempt)
+        await branch.state.reach(Phase.READY, Phase.ENDED)
+        assert branch.calls.sent == 1
+        assert (await person.get(f"/play/{attempt}")).status_code == 200
+        assert f"after call {1}" in (await person.get(f"/e/{attempt}")).text
+        for data, status in (
+            ({"episode": source, "at": "7"}, 400),
+            ({"episode": source, "at": "x"}, 400),
+            ({"episode": "0" * 16, "at": "1"}, 404),
+        ):
+            assert (await person.post("/page/branch", data=data)).status_code == status
+        branch.close()

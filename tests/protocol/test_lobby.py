@@ -198,3 +198,22 @@ async def test_an_unknown_tool_is_a_protocol_error(served: Served, era: str) -> 
         handle = (await call(lobby, "start_episode", task="find-answer"))["episode"]
         assert "no tool 'fly'" in await refused(lobby, "call_tool", episode=handle, name="fly")
         await call(lobby, "close_episode", episode=handle)
+
+
+async def test_a_branch_is_started_by_a_handle_and_by_no_agents_id(served: Served, era: str) -> None:
+    async with connected(served.lobby, era) as lobby:
+        started = await call(lobby, "start_episode", task="find-answer")
+        handle = started["episode"]
+        writing = {"name": "probe__write", "arguments": {"path": "answer.txt", "text": "42"}}
+        await lobby.call_tool("call_tool", {"episode": handle, **writing})
+        branch = await call(lobby, "start_episode", branch_of=handle, at=1)
+        assert (branch["phase"], branch["task"]) == ("ready", "find-answer")
+        assert branch["branch"] == {"episode": started["public_id"], "at": 1, "differences": 0}
+        assert (await call(lobby, "episode_status", episode=branch["episode"]))["calls"] == 1
+        assert (await call(lobby, "evaluate", episode=branch["episode"]))["reward"] == 1.0
+        text = await refused(lobby, "start_episode", branch_of=started["agent"], at=1)
+        assert text.startswith("there is no such episode here")
+        text = await refused(lobby, "start_episode", branch_of=handle, at=2)
+        assert text == "there is no call 2 to branch after: the episode has 1 until now"
+        for episode in (handle, branch["episode"]):
+            await call(lobby, "close_episode", episode=episode)

@@ -1,0 +1,71 @@
+"""Branches by the client, over HTTP and embedded, and its summary, which leaves them out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decathlon_client import Decathlon, RequestError, SetUpError, UnknownEpisodeError, sync
+from decathlon_client.results import Result, Summary
+
+from decathlon_mcp.cli.keys import verify
+from tests.probe.serving import SUITE
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_branch_is_opened_and_played_to_its_verdict(d: Decathlon) -> None:
+    async with d.episode("find-answer", labels={"run": "whole"}) as e:
+        await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+        await e.call("probe__write", {"path": "answer.txt", "text": "41"})
+        await e.call("probe__shell", {"command": "cat /proc/sys/kernel/random/uuid"})
+        async with d.branch(e, at=1, labels={"why": "first answer"}) as b:
+            assert (await b.call("probe__read", {"path": "answer.txt"})).text == "42"
+            await b.claim_done()
+            verdict = await b.evaluate()
+        assert verdict.reward == 1.0
+        assert verdict.metrics["calls"] == 2
+        assert verdict.raw["labels"] == {"run": "whole", "why": "first answer"}
+        assert verdict.raw["branch"] == {"episode": e.public_id, "at": 1, "differences": 0}
+        with pytest.raises(SetUpError, match=r"call 3 \(probe__shell\) .* identifier: "):
+            async with d.branch(e, at=3):
+                pass
+        async with d.branch(e.id, at=3, on_difference="report") as b:
+            status = (await d.ask("episode_status", {"episode": b.id})).structured
+            assert status is not None
+            assert status["branch"]["differences"] == 1
+        with pytest.raises(RequestError, match="there is no call 4"):
+            async with d.branch(e, at=4):
+                pass
+        with pytest.raises(UnknownEpisodeError):
+            async with d.branch(e.public_id, at=1):
+                pass
+    results = [_result("find-answer", verdict), _result("find-answer", None)]
+    assert [task.episodes for task in Summary.of(results).tasks] == [1]
+    assert [task.episodes for task in Summary.of(results, with_branches=True).tasks] == [2]
+
+
+def _result(task: str, verdict: Any) -> Result[None]:
+    return Result(0, task, 0, 0, None, None, verdict, None, None, 0.0)
+
+
+def test_the_synchronous_client_branches_too(tmp_path: Path) -> None:
+    with sync.Decathlon.embedded(SUITE, "local", state=tmp_path, drain_seconds=5) as d:
+        with d.episode("find-answer") as e:
+            e.call("probe__write", {"path": "answer.txt", "text": "42"})
+            with d.branch(e, at=1) as b:
+                assert b.call("probe__read", {"path": "answer.txt"}).text == "42"
+
+
+def test_the_branch_is_part_of_what_is_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state, file = tmp_path / "state", tmp_path / "verdict.json"
+    with sync.Decathlon.embedded(SUITE, "local", state=state, drain_seconds=5) as d:
+        with d.episode("find-answer") as e, d.branch(e, at=0) as b:
+            verdict = dict(b.evaluate().raw)
+    assert verdict["branch"]["at"] == 0
+    for branch, status in ((verdict["branch"], 0), ({**verdict["branch"], "differences": 1}, 1)):
+        file.write_text(json.dumps({**verdict, "branch": branch}))
+        assert verify((file,), (), state) == status
+    capsys.readouterr()

@@ -1,0 +1,348 @@
+"""Branches over the fake provider: what is made again, what is compared, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes import branching
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.operations import Caller
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
+from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
+from decathlon_mcp.storage.logged_calls import Origin
+from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
+from tests.fakes.driver import FakeCall, ToolError
+from tests.fakes.provider import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+PLAYER = Principal()
+
+
+class Counters:
+    """Tools with a state: `count` counts in its sandbox, `total` in all of them."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.in_sandbox: dict[int, int] = {}
+        self.release = anyio.Event()
+
+    async def count(self, call: FakeCall) -> str:
+        self.in_sandbox[id(call.tree)] = self.in_sandbox.get(id(call.tree), 0) + 1
+        return f"count {self.in_sandbox[id(call.tree)]} {call.arguments}"
+
+    async def count_all(self, call: FakeCall) -> str:
+        self.total += 1
+        return f"total {self.total}"
+
+    async def slow(self, call: FakeCall) -> str:
+        await self.release.wait()
+        return "slow"
+
+    async def fail(self, call: FakeCall) -> str:
+        raise ToolError("no such thing")
+
+    @property
+    def tools(self) -> dict[str, dict[str, Any]]:
+        return {
+            "probe": {
+                "count": self.count,
+                "all": self.count_all,
+                "slow": self.slow,
+                "fail": self.fail,
+                "hang": hang,
+            }
+        }
+
+
+@asynccontextmanager
+async def playing(
+    folder: Path, tools: Any = None, **settings: Any
+) -> AsyncGenerator[tuple[EpisodeRegistry, Episode]]:
+    """A registry with one ready episode."""
+    provider = FakeProvider(tools=tools or Counters().tools, run=exits_with(0))
+    async with running_registry(folder, provider, **settings) as registry:
+        episode = registry.start("find-answer", PLAYER, labels={"run": "a"}, max_calls=50)
+        await episode.ready()
+        yield registry, episode
+
+
+async def call(episode: Episode, tool: str, **arguments: Any) -> str:
+    reply = (await episode.calls.call(f"probe__{tool}", CallParams.of(arguments))).decoded()
+    return reply["result"]["content"][0]["text"] if "result" in reply else reply["error"]["message"]
+
+
+async def branch(
+    registry: EpisodeRegistry, source: str, at: int, principal: Principal = PLAYER, **options: Any
+) -> Episode:
+    arguments = {"branch_of": source, "at": at, **options}
+    return await start_episode(registry, StartEpisode.from_arguments(arguments), principal)
+
+
+def lines(registry: EpisodeRegistry, episode: Episode) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in registry.trajectory(episode.id).read_text().splitlines()]
+
+
+async def test_a_branch_stands_where_its_source_stood(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (registry, source):
+        for text in ("one", "two", "three"):
+            await call(source, "count", text=text)
+        await call(source, "fail")
+        made = await branch(registry, source.id, 2, labels={"why": "test"})
+        await made.ready()
+        assert await call(made, "count") == "count 3 {}"
+        assert await call(source, "count") == "count 4 {}"
+        spec, first = made.spec, source.spec
+        assert (spec.launch_time, spec.limits, spec.policy) == (first.launch_time, first.limits, first.policy)
+        assert spec.labels == {"run": "a", "why": "test"}
+        calls = [line for line in lines(registry, made) if line["event"] == "call"]
+        assert [(line["seq"], line.get("replayed", False)) for line in calls] == [
+            (1, True),
+            (2, True),
+            (3, False),
+        ]
+        assert lines(registry, made)[0]["branch"] == {
+            "episode": source.public_id,
+            "at": 2,
+            "on_difference": "refuse",
+        }
+        failed = await branch(registry, source.id, 4)
+        await failed.ready()
+        assert failed.calls.recorder.counts.failed == 1
+        again = await branch(registry, made.id, 3)
+        await again.ready()
+        assert await call(again, "count") == "count 4 {}"
+
+
+async def test_the_verdict_of_a_branch_is_as_if_it_had_been_played_whole(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (registry, source):
+        await call(source, "count")
+        await call(source, "fail")
+        made = await branch(registry, source.id, 2)
+        await made.ready()
+        verdicts: list[dict[str, Any]] = []
+        for episode in (source, made):
+            await call(episode, "count")
+            await episode.claim_done("42")
+            verdicts.append((await episode.evaluate()).to_json())
+        whole, branched = verdicts
+        assert branched.pop("branch") == {"episode": source.public_id, "at": 2, "differences": 0}
+        changing = ("episode", "started_at", "claimed_at", "scored_at", "seconds", "signature", "metrics")
+        counted = [{**verdict["metrics"], "seconds": 0} for verdict in verdicts]
+        assert counted[0] == counted[1]
+        for name in changing:
+            whole.pop(name), branched.pop(name)
+        assert whole == branched
+
+
+async def test_replayed_calls_count_for_the_limit_on_calls(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (registry, _):
+        source = registry.start("find-answer", PLAYER, max_calls=3)
+        await source.ready()
+        for _ in range(3):
+            await call(source, "count")
+        made = await branch(registry, source.id, 2)
+        await made.ready()
+        assert await call(made, "count") == "count 3 {}"
+        with pytest.raises(Exception, match="limit of 3 tool calls"):
+            await call(made, "count")
+
+
+async def test_a_call_that_came_before_the_branch_is_ready_runs_after_the_replayed_ones(
+    tmp_path: Path,
+) -> None:
+    counters = Counters()
+    async with playing(tmp_path, counters.tools) as (registry, source):
+        counters.release.set()
+        await call(source, "slow")
+        await call(source, "count")
+        counters.release = anyio.Event()
+        made = await branch(registry, source.id, 2)
+        replies: list[str] = []
+
+        async def early() -> None:
+            replies.append(await call(made, "count"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(early)
+            while not made.calls.unanswered:
+                await anyio.lowlevel.checkpoint()
+            assert made.state.phase is not Phase.READY
+            counters.release.set()
+        assert replies == ["count 2 {}"]
+        numbers = [line["seq"] for line in lines(registry, made) if line["event"] == "call"]
+        assert numbers == [1, 2, 3]
+
+
+async def test_a_reply_that_differs_is_refused_or_counted(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (registry, source):
+        await call(source, "count")
+        await call(source, "all")
+        refused = await branch(registry, source.id, 2)
+        await ended(refused)
+        assert refused.state.ending is Ending.SET_UP_FAILED
+        assert refused.verdict is not None
+        assert refused.verdict.status == "set_up_failed"
+        with pytest.raises(SetUpError) as caught:
+            await refused.ready()
+        assert caught.value.message.startswith(
+            f"call 2 (probe__all) of {source.public_id} has another reply now: other: '1' before, '2' now"
+        )
+        assert caught.value.data["difference"] == {"class": "other", "old": "1", "new": "2"}
+        counted = await branch(registry, source.id, 2, on_difference="report")
+        await counted.ready()
+        (line,) = [line for line in lines(registry, counted) if line["event"] == "difference"]
+        assert {**line, "time": 0} == {
+            "event": "difference",
+            "time": 0,
+            "seq": 2,
+            "class": "other",
+            "old": "1",
+            "new": "3",
+        }
+        verdict = await counted.evaluate()
+        assert verdict.branch is not None
+        assert verdict.branch.differences == 1
+
+
+async def test_calls_without_a_settled_state_after_them_are_refused(tmp_path: Path) -> None:
+    counters = Counters()
+    async with playing(tmp_path, counters.tools) as (registry, source):
+        await call(source, "count")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, source, "slow")
+            while len(source.calls.unanswered) < 1 or source.calls.sent < 2:
+                await anyio.lowlevel.checkpoint()
+            await call(source, "count")
+            with pytest.raises(BadRequestError, match="call 2 has no reply that could be compared"):
+                await branch(registry, source.id, 2)
+            counters.release.set()
+        with pytest.raises(BadRequestError, match="call 2 still ran when a later one was sent"):
+            await branch(registry, source.id, 2)
+        overlapping = await branch(registry, source.id, 3)
+        await overlapping.ready()
+        with pytest.raises(BadRequestError, match="there is no call 4 to branch after"):
+            await branch(registry, source.id, 4)
+        cancelled = Caller(origin=Origin("stop"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_swallow, source, cancelled)
+            while source.calls.sent < 4:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        with pytest.raises(BadRequestError, match="call 4 was cancelled"):
+            await branch(registry, source.id, 4)
+        beginning = await branch(registry, source.id, 0)
+        await beginning.ready()
+        assert beginning.calls.sent == 0
+
+
+async def _swallow(episode: Episode, caller: Caller) -> None:
+    await episode.calls.call("probe__hang", CallParams.of({}), caller=caller)
+
+
+async def test_a_call_that_the_claim_ended_is_refused_and_one_before_it_is_not(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (registry, source):
+        await call(source, "count")
+        async with anyio.create_task_group() as tasks:
+
+            async def call_hanging() -> None:
+                with pytest.raises(Exception, match="closed while the call ran"):
+                    await call(source, "hang")
+
+            tasks.start_soon(call_hanging)
+            while source.calls.sent < 2:
+                await anyio.lowlevel.checkpoint()
+            await source.claim_done(None)
+        await source.evaluate()
+        with pytest.raises(BadRequestError, match="call 2 ended after the claim"):
+            await branch(registry, source.id, 2)
+        source.close()
+        await ended(source)
+        made = await branch(registry, source.id, 1)
+        await made.ready()
+        assert await call(made, "count") == "count 2 {}"
+
+
+async def test_a_branch_needs_the_handle_and_the_right_to_evaluate(tmp_path: Path) -> None:
+    async with playing(tmp_path, reward="controller") as (registry, _):
+        controller = Principal("alice", "controller", alone=False)
+        source = registry.start("find-answer", controller)
+        await source.ready()
+        for name in (source.agent_id, source.public_id, "0" * 48):
+            with pytest.raises(UnknownEpisodeError):
+                await branch(registry, name, 0, controller)
+        with pytest.raises(UnknownEpisodeError):
+            await branch(registry, source.id, 0, Principal("bob", "controller", alone=False))
+        with pytest.raises(AccessDeniedError, match="only a controller's token may branch it"):
+            await branch(registry, source.id, 0, Principal("alice", "player", alone=False))
+        assert (await branch(registry, source.id, 0, controller)).spec.owner == controller
+
+
+async def test_a_task_that_reaches_what_episodes_share_is_refused_unless_that_is_wanted(
+    tmp_path: Path,
+) -> None:
+    suite = suite_with(tmp_path / "probe", conflicts=[["find-answer"]])
+    async with playing(tmp_path, suite=suite) as (registry, source):
+        with pytest.raises(BadRequestError, match=r"the conflict group of find-answer.*`outside`"):
+            await branch(registry, source.id, 0)
+        with pytest.raises(BadRequestError, match="the conflict group of find-answer"):
+            registry.start("find-answer", PLAYER, labels={"replay_of": source.public_id})
+        waiting = await branch(registry, source.id, 0, outside=True)
+        source.close()
+        await waiting.ready()
+
+
+async def test_the_network_counts_as_shared(tmp_path: Path) -> None:
+    async with playing(tmp_path, network="outbound") as (registry, source):
+        with pytest.raises(BadRequestError, match="reach the network"):
+            await branch(registry, source.id, 0)
+
+
+async def test_a_branch_whose_source_is_gone_fails_with_that_reason(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (registry, source):
+        await call(source, "count")
+        made = await branch(registry, source.id, 1)
+        registry.trajectory(source.id).unlink()
+        with pytest.raises(SetUpError, match=f"the record of episode {source.public_id}"):
+            await made.ready()
+
+
+async def test_replayed_calls_have_a_time_limit_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = Counters()
+    async with playing(tmp_path, counters.tools, set_up_seconds=1) as (registry, source):
+        counters.release.set()
+        await call(source, "slow")
+        counters.release = anyio.Event()
+        monkeypatch.setattr(branching, "TIMES_SLOWER", -100)
+        made = await branch(registry, source.id, 1)
+        with pytest.raises(SetUpError, match=r"calls 1 to 1 of .* took longer than"):
+            await made.ready()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"branch_of": "x"}, "`branch_of` and `at` belong together"),
+        ({"at": 1}, "`branch_of` and `at` belong together"),
+        ({"branch_of": "x", "at": 1, "task": "t"}, "cannot be combined with `task`"),
+        ({"branch_of": "x", "at": 1, "max_calls": 3, "split": "s"}, "`split`, `max_calls`"),
+        ({"branch_of": "x", "at": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        StartEpisode.from_arguments(arguments)
+    assert message in caught.value.message
