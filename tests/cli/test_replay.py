@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -188,11 +188,11 @@ def e_workspace(e: Episode) -> str:
 class Silent:
     """Shows nothing of a script."""
 
-    def call(self, *arguments: Any) -> None: ...
+    def call(self, tool: str, arguments: Mapping[str, Any]) -> None: ...
 
-    def progress(self, *arguments: Any) -> None: ...
+    def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
 
-    def reply(self, *arguments: Any, **options: Any) -> None: ...
+    def reply(self, text: str, *, failed: bool = False) -> None: ...
 
 
 @pytest.mark.slow
