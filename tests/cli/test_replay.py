@@ -202,7 +202,12 @@ async def test_the_bundled_tasks_differ_as_the_page_says(
 ) -> None:
     rows: list[tuple[str, ...]] = []
     async with serving(
-        tmp_path / "state", provider="local", survives=True, suite=(), isolation="auto", max_sandboxes=2
+        tmp_path / "state",
+        provider="local",
+        survives=True,
+        suite=("starter",),
+        isolation="auto",
+        max_sandboxes=2,
     ) as served:
         for task in oracle_ids():
             async with Decathlon(served.url) as d, d.episode(task) as e:
