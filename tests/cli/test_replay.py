@@ -105,6 +105,7 @@ async def test_a_difference_is_shown_with_its_class_and_later_arguments_that_it_
     assert text.endswith("1 of 2 replies are equal; the first that differs is that of call 2\n")
 
 
+@pytest.mark.slow
 async def test_cancelled_calls_are_named_and_not_sent_and_overlapping_ones_are_played_in_order(
     served: Served, replays: Replays
 ) -> None:
@@ -129,6 +130,7 @@ async def test_cancelled_calls_are_named_and_not_sent_and_overlapping_ones_are_p
     ]
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_replayed_is_refused_with_its_reason(
     served: Served, replays: Replays, tmp_path: Path
 ) -> None:
@@ -155,6 +157,7 @@ async def test_what_cannot_be_replayed_is_refused_with_its_reason(
     assert "cannot be read" in await replays.run(e.public_id, NOT_PLAYED)
 
 
+@pytest.mark.slow
 async def test_another_revision_of_the_suite_is_said(served: Served, replays: Replays) -> None:
     async with Decathlon(served.url) as d, d.episode("find-answer") as e:
         await e.call("probe__echo", {"text": "hello"})
@@ -164,6 +167,7 @@ async def test_another_revision_of_the_suite_is_said(served: Served, replays: Re
     assert note.startswith("the suite's revision was abc, and is ")
 
 
+@pytest.mark.slow
 async def test_without_a_server_it_plays_in_its_own_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def _result(task: str, verdict: Any) -> Result[None]:
     return Result(0, task, 0, 0, None, None, verdict, None, None, 0.0)
 
 
+@pytest.mark.slow
 def test_the_synchronous_client_branches_too(tmp_path: Path) -> None:
     with sync.Decathlon.embedded(SUITE, "local", state=tmp_path, drain_seconds=5) as d:
         with d.episode("find-answer") as e:
@@ -59,6 +60,7 @@ def test_the_synchronous_client_branches_too(tmp_path: Path) -> None:
                 assert b.call("probe__read", {"path": "answer.txt"}).text == "42"
 
 
+@pytest.mark.slow
 def test_the_branch_is_part_of_what_is_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state, file = tmp_path / "state", tmp_path / "verdict.json"
     with sync.Decathlon.embedded(SUITE, "local", state=state, drain_seconds=5) as d:
