@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,6 +34,10 @@ LIST = Target("at most", 0.2)
 FIRST = Target("at most", 1.5)
 """Seconds of the first view of a long episode; later ones take LATER at most."""
 LATER = Target("at most", 0.3)
+EXPORTED, SHORT_EXPORTED = 10_000, 500
+EXPORTED_CALLS = 20
+MEMORY = Target("at most", 200)
+"""MiB of a command that exports so many episodes."""
 
 
 async def measure_watching(run: Run, figures: Figures) -> None:
@@ -48,6 +56,36 @@ async def measure_watching(run: Run, figures: Figures) -> None:
         long = _write_trajectory(state, _handle(1), long_bytes // REPLY_BYTES, REPLY_BYTES)
         for _ in range(run.options.repeats):
             _measure(state, figures, episodes, many, long, long_bytes >> 20)
+    with tempfile.TemporaryDirectory(prefix="exporting-") as folder:
+        _measure_exports(Path(folder), figures, SHORT_EXPORTED if is_short else EXPORTED)
+
+
+def _measure_exports(folder: Path, figures: Figures, episodes: int) -> None:
+    """Time and largest memory of the commands that export all episodes; without those that lack a package."""
+    state = folder / "state"
+    state.mkdir()
+    with Store.open(state, "benchmark") as store:
+        for number in range(2):
+            store.insert_episode(_row(number))
+            _end(store, number)
+        copy_rows(state, episodes)
+    for number in range(episodes):
+        _write_trajectory(state, _handle(number), EXPORTED_CALLS, 2_000)
+    for form, package in (("jsonl", "json"), ("parquet", "pyarrow"), ("inspect", "inspect_ai")):
+        if importlib.util.find_spec(package) is None:
+            continue
+        words = ["export", "--all", str(folder / form), "--to", form, "--state", str(state)]
+        start = time.perf_counter()
+        # A process of its own: its largest memory is known when it has ended.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "decathlon_mcp.cli", *words], stderr=subprocess.DEVNULL
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0, form
+        name = f"export of {episodes:,} episodes as {form}"
+        figures.add(name, "s", time.perf_counter() - start)
+        figures.add(f"{name}: memory", "MiB", usage.ru_maxrss / 1024, target=MEMORY)
 
 
 def _measure(state: Path, figures: Figures, episodes: int, many: str, long: str, long_mib: int) -> None:

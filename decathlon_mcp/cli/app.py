@@ -403,6 +403,62 @@ def diff(
 
 
 @app.command(sort_key=7)
+def leaderboard(
+    run: Annotated[str, Parameter(metavar="RUN")],
+    /,
+    *,
+    split: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    json: Flag = False,
+    settings: TasksSettings = TASKS_DEFAULTS,
+) -> int:
+    """Show the numbers of a run over all tasks of a split: pass@1, pass@3, pass^3, turns.
+
+    Tasks that were not played are named, and count as no success.
+
+    Parameters
+    ----------
+    run
+        The run, as `runs` lists it.
+    split
+        The split, e.g. `test`. [all tasks of the suite]
+    json
+        Print one JSON object.
+    """
+    from decathlon_mcp.cli.leaderboard import show_leaderboard
+
+    return show_leaderboard(settings, run, split, as_json=json)
+
+
+@app.command(sort_key=7)
+def export(
+    words: Annotated[tuple[str, ...], Parameter(metavar="[RUN|EPISODE] OUT", negative=())],
+    /,
+    *,
+    to: Annotated[Literal["jsonl", "parquet", "inspect", "html"], Parameter(metavar="FORMAT")],
+    all: Flag = False,  # noqa: A002
+    force: Flag = False,
+    state: StateFolder = None,
+) -> int:
+    """Write episodes in a format of others, without handles: by public id, with their signed verdicts.
+
+    Parameters
+    ----------
+    words
+        The run, for `html` the episode, nothing with `--all`; and the file or folder to write.
+    to
+        `jsonl`: a file with an episode a line. `parquet`: a folder with tables. `inspect`: a folder with logs
+        of inspect-ai. `html`: one episode's page as a file.
+    all
+        Write every episode that has finished.
+    force
+        Replace what is at OUT.
+    """
+    from decathlon_mcp.cli.export import export
+
+    return export(state or default_state(), words, every=all, to=to, force=force)
+
+
+@app.command(sort_key=7)
 def view(
     states: Annotated[tuple[Path, ...], Parameter(metavar="STATE", negative=())] = (),
     /,

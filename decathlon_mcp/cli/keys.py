@@ -31,8 +31,10 @@ VERDICT_PATHS = (
     ("structuredContent",),
     ("result", "structuredContent"),
     ("_meta", "decathlon/verdict"),
+    ("verdict",),
 )
-"""Where the verdict is: the document itself, or these members of a stored reply of `evaluate`."""
+"""Where the verdict is: the document itself, these members of a stored reply of `evaluate`, or that of an
+episode that `export` wrote."""
 
 
 def make_token(name: str, role: Role) -> int:

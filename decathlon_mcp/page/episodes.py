@@ -92,7 +92,7 @@ def episode(visit: Visit) -> Response:
         episode=details.summary,
         verdict=details.verdict,
         metrics=metrics_of(details),
-        settings=_settings(details),
+        settings=settings_of(details),
         others=_other_attempts(visit, details.summary),
         boxes=boxes,
         entries=shown(entries),
@@ -243,7 +243,7 @@ def _numbers(value: object) -> dict[str, float]:
     }
 
 
-def _settings(details: EpisodeDetails) -> Mapping[str, str]:
+def settings_of(details: EpisodeDetails) -> Mapping[str, str]:
     """What the episode was played with, by name."""
     head, ready = details.head or {}, details.ready or {}
     settings: dict[str, str] = {}

@@ -156,6 +156,13 @@ class EpisodeHistory:
                 return []
             return list(opened[1].entries(first, min(last, first + MAX_ENTRIES - 1)))
 
+    def entries(self, public_id: str, *, limit_bytes: int = JSON_BYTES) -> Iterator[Entry]:
+        """All calls and notes in order, one at a time in memory. Values above `limit_bytes` are cut."""
+        with self._trajectory(public_id) as opened:
+            if opened is not None:
+                index, reader = opened
+                yield from reader.entries(1, len(index.calls), limit=limit_bytes)
+
     def call_times(self, public_id: str) -> list[CallTime]:
         """When each call ran, in the order of their numbers."""
         with self._trajectory(public_id) as opened:

@@ -285,8 +285,8 @@ class TrajectoryReader:
             return None
         return Span(span.start + value[1], span.size - value[1] - 1)
 
-    def entries(self, first: int, last: int) -> Iterator[Entry]:
-        """See `EpisodeHistory.calls`."""
+    def entries(self, first: int, last: int, *, limit: int = JSON_BYTES) -> Iterator[Entry]:
+        """See `EpisodeHistory.calls`. Values above `limit` bytes are cut."""
         index = self._index
         end = len(index.calls)
         # Notes after the last call come with it.
@@ -300,7 +300,7 @@ class TrajectoryReader:
             while note is not None and index.calls_before(note) < seq:
                 yield self._note(note)
                 note = next(waiting, None)
-            if (call := self._call(seq)) is not None:
+            if (call := self._call(seq, limit)) is not None:
                 yield call
         while note is not None:
             yield self._note(note)
@@ -337,16 +337,16 @@ class TrajectoryReader:
         for start in range(span.start, end, JSON_BYTES):
             yield self._read(start, min(JSON_BYTES, end - start))
 
-    def _call(self, seq: int) -> CallEntry | None:
+    def _call(self, seq: int, limit: int) -> CallEntry | None:
         span = self._index.calls[seq]
         if span is None:
             return None
         prefix = self._read(span.start, min(span.size, PREFIX_BYTES))
         line, arguments = _short_members(prefix), None
-        if span.size <= JSON_BYTES:
+        if span.size <= limit:
             arguments = _arguments(self._read(span.start, span.size))
         elif (place := self.value_span(span)) is not None:
-            arguments = self._text(place, JSON_BYTES)
+            arguments = self._text(place, limit)
         reply, reply_line, kind = self._index.replies[seq], _Line(), None
         if reply is not None:
             start = self._read(reply.start, min(reply.size, PREFIX_BYTES))
@@ -361,7 +361,7 @@ class TrajectoryReader:
             seconds=reply_line.seconds,
             failed=reply_line.failed,
             arguments=arguments,
-            reply=None if reply is None or kind is None else self.value(reply),
+            reply=None if reply is None or kind is None else self.value(reply, limit=limit),
             reply_kind=kind,
         )
 

@@ -1,0 +1,1 @@
+"""Episodes in the formats of others: JSON lines, Parquet, and logs of inspect-ai."""
