@@ -36,13 +36,14 @@ PAGES_ELSEWHERE = (
 )
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("index", "quickstart", "concepts", "playing"),
-    "Connect and train": ("clients", "training", "sampling", "rewards"),
+    "Connect and train": ("clients", "training", "evaluating", "sampling", "rewards"),
     "Tasks": ("toolathlon", "recorded-web", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Run a server": (
         "operating",
         "monitoring",
         "watching",
         "replaying",
+        "exporting",
         "reliability",
         "performance",
         "scaling",

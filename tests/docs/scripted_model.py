@@ -172,6 +172,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request: JsonObject = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if not self.path.endswith(("/responses", "/chat/completions")):
+            self.send_error(404)  # inspect-ai would have tokens counted
+            return
         answer = response if self.path.endswith("/responses") else chat_completion
         reply = answer(request, type(self).steps_for(request), self.thought)
         streams = answer is chat_completion and request.get("stream")

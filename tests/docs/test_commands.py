@@ -25,7 +25,8 @@ TEST_NAMES = ("require_browser", "require_docker", "require_mitmproxy", "test_ev
 """Of variables that the tests read."""
 OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
-    *("--fail-on-error", "--log-dir", "--max-samples", "--rm", "--sizes"),
+    *("--epochs", "--epochs-reducer", "--fail-on-error", "--log-dir", "--max-samples", "--message-limit"),
+    *("--rm", "--sizes", "--solver", "--time-limit"),
     *("--cn_mode", "--env", "--internal", "--add-mcp", "--prefix", "--directory"),
     *("--no-config", "--userns-remap", "--user", "--scope", "--resources"),
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),

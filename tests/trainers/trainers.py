@@ -180,7 +180,10 @@ async def test_inspect_ai_command_gets_the_expected_rewards(
     result = await anyio.run_process(
         [str(programs / "python"), str(PROGRAMS / "inspect_log.py"), str(folder / "logs")]
     )
-    assert result.stdout.decode().splitlines() == ["success 4 1.0", "metadata scored"]
+    (log,) = json.loads(result.stdout)
+    assert (log["status"], len(log["samples"])) == ("success", 4)
+    assert ["reward", None, "mean", 1.0] in log["results"]
+    assert log["samples"][0]["scores"]["reward"][2]["status"] == "scored"
     assert served.episodes.live == []
     assert_thoughts_stand_before_calls(episodes_of(served) - before)
 
