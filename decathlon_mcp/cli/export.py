@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from decathlon_mcp.cli.tables import printed
+from decathlon_mcp.cli.output import printed
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownEpisodeError
 from decathlon_mcp.exports.episodes import finished_episodes, read_episodes
 from decathlon_mcp.exports.output import new_file, new_folder

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import Filters, filter_tasks
-from decathlon_mcp.cli.tables import print_json, printed
+from decathlon_mcp.cli.output import print_json, printed
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.history.episode_history import EpisodeHistory
