@@ -1,13 +1,16 @@
-"""Prints what `samples_df` and `messages_df` read in a folder of logs, as JSON. Argument: the folder."""
+"""Prints what `samples_df` reads, and the roles of messages, in a folder of logs, as JSON. Argument: the folder."""
 
 import json
 import sys
+from pathlib import Path
 
-from inspect_ai.analysis import messages_df, samples_df
+from inspect_ai.analysis import samples_df
+from inspect_ai.log import read_eval_log
 from pandas import isna as is_missing
 
 samples = samples_df(sys.argv[1])
-messages = messages_df(sys.argv[1])
+logs = [read_eval_log(str(path)) for path in Path(sys.argv[1]).glob("*.eval")]
+roles = {message.role for log in logs for sample in log.samples for message in sample.messages}
 rows = [
     {
         "uuid": row["sample_id"],
@@ -16,4 +19,4 @@ rows = [
     }
     for _, row in samples.iterrows()
 ]
-print(json.dumps({"samples": rows, "roles": sorted(set(messages["role"]))}))  # noqa: T201
+print(json.dumps({"samples": rows, "roles": sorted(roles)}))  # noqa: T201
