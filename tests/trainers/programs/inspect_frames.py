@@ -1,4 +1,4 @@
-"""Prints what `samples_df` reads, and the roles of messages, in a folder of logs, as JSON. Argument: the folder."""
+"""Prints what `samples_df` reads, and the roles of messages, as JSON. Argument: the folder of logs."""
 
 import json
 import sys
