@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 5.0
 """How long the server may take to end a session, and with it perhaps an episode."""
 MISSING_SERVER = (
-    "Decathlon.embedded() runs the server in this process, but only the client is installed: add the extra "
-    "`server` with: pip install 'decathlon-mcp[server,starter]'"
+    "Decathlon.embedded() runs the server in this process, but only the client is installed; to add "
+    "the server, in the clone: pip install '.[server,starter]'"
 )
 
 

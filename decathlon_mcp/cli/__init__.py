@@ -35,7 +35,7 @@ def main() -> None:
             sys.exit(run_bridge(sys.argv[2:]))
         sys.stderr.write(
             f"decathlon-mcp: only the client is installed (no module {missing}); "
-            "install the server with: pip install 'decathlon-mcp[server]'\n"
+            "to install the server, in the clone: pip install '.[server,starter]'\n"
         )
         status = 1
     sys.exit(status)

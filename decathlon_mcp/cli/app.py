@@ -660,6 +660,8 @@ def version() -> int:
 
 def run(words: Sequence[str]) -> int:
     """Run the command line given by `words` and return the exit status."""
+    if words and words[0] == "help":
+        words = [*words[1:], "--help"]
     _warn_of_unknown_variables(words)
     try:
         status: object = app(

@@ -36,6 +36,9 @@ async def play(settings: Settings | None, task: str | None, url: str | None, scr
         raise BadRequestError("a script plays one task: decathlon-mcp play TASK --script FILE")
     if script is None:
         require_player()
+        # The player draws only when its modules and the server have started, which can take ten seconds.
+        sys.stderr.write(f"starting {'the player' if settings is None else 'a server and the player'} ...\n")
+        sys.stderr.flush()
     d = connect(settings, url)
     try:
         with redirect_logs(settings):
@@ -51,7 +54,7 @@ async def play(settings: Settings | None, task: str | None, url: str | None, scr
 def require_player() -> None:
     """Raises DecathlonError, with what to do about it, if the full-screen player cannot run."""
     if any(importlib.util.find_spec(name) is None for name in PLAYER_MODULES):
-        raise DecathlonError("the player needs Textual: pip install 'decathlon-mcp[server,play]'")
+        raise DecathlonError("the player needs Textual; in the clone: pip install '.[server,starter,play]'")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise DecathlonError(
             "the player needs a terminal; without one: decathlon-mcp play TASK --script FILE"

@@ -69,7 +69,7 @@ def _check_starter_servers() -> Finding:
         "starter servers",
         not absent,
         f"not installed: {', '.join(absent)}" if absent else ", ".join(STARTER_SERVERS),
-        "pip install 'decathlon-mcp[starter]'",
+        "in the clone: pip install '.[server,starter]'",
         required=False,
     )
 

@@ -8,7 +8,13 @@ import sys
 from collections.abc import Iterator
 from typing import cast
 
-from cyclopts import ArgumentCollection, CoercionError, CycloptsError, UnusedCliTokensError
+from cyclopts import (
+    ArgumentCollection,
+    CoercionError,
+    CycloptsError,
+    UnknownCommandError,
+    UnusedCliTokensError,
+)
 from cyclopts import ValidationError as RefusedValue
 from decathlon_client.address import is_http_url
 from pydantic import ValidationError
@@ -28,6 +34,12 @@ _ENVIRONMENT = frozenset(
     }
 )
 """Errors that name their file and whose cause is never this program."""
+_HINTS = {
+    "tasks": "`decathlon-mcp tasks --search TEXT` lists some, `decathlon-mcp play TASK` plays one",
+    "demo": "`decathlon-mcp demo --task TASK` plays another task, `--all` every bundled one",
+    "serve": "`--suite PATH` says which tasks are served",
+}
+"""What was probably wanted from a command that takes only options."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -77,7 +89,14 @@ def usage_message(error: CycloptsError) -> str:
     """One line about what is wrong with the command line, a variable or the settings file."""
     match error:
         case UnusedCliTokensError():
-            return f"unexpected argument: {' '.join(error.unused_tokens or ())}"
+            command = " ".join(error.command_chain or ())
+            hint = _HINTS.get(command, f"`decathlon-mcp {command} --help` shows what it takes")
+            return f"unexpected argument: {' '.join(error.unused_tokens or ())}; {hint}"
+        case UnknownCommandError():
+            # Cyclopts 4 names the first eight commands only.
+            beginning, _, _ = str(error).partition(" Available commands: ")
+            names = sorted(name for name in error.app or () if not name.startswith("-"))
+            return f"{beginning} The commands are: {', '.join(names)}"
         case CoercionError(token=token, target_type=kind) if token is not None and kind in _KINDS:
             source = _source(token.keyword or "", token.source)
             return f"{source}: {_KINDS[kind]} was expected, not {token.value!r}"

@@ -98,7 +98,14 @@ def test_version_is_printed(shell: Shell, arguments: list[str]) -> None:
 
 
 def test_an_unknown_command_gets_a_suggestion(shell: Shell) -> None:
-    assert 'Did you mean "serve"?' in shell.error("srve", status=2)
+    message = shell.error("srve", status=2)
+    assert 'Did you mean "serve"?' in message
+    assert message.endswith(", tasks, token, verify, version, view")
+
+
+def test_help_as_a_command_is_the_option(shell: Shell) -> None:
+    assert shell.run("help").stdout == shell.run("--help").stdout
+    assert shell.run("help", "token").stdout == shell.run("token", "--help").stdout
 
 
 def test_an_unknown_flag_is_named(shell: Shell) -> None:
@@ -106,7 +113,14 @@ def test_an_unknown_flag_is_named(shell: Shell) -> None:
 
 
 def test_an_unexpected_argument_is_named(shell: Shell) -> None:
-    assert shell.error("tasks", "extra", status=2) == "unexpected argument: extra"
+    assert shell.error("version", "extra", status=2) == (
+        "unexpected argument: extra; `decathlon-mcp version --help` shows what it takes"
+    )
+
+
+def test_a_task_given_to_a_command_of_options_gets_the_command_that_takes_it(shell: Shell) -> None:
+    assert "`decathlon-mcp play TASK`" in shell.error("tasks", "tune-reactor", status=2)
+    assert "`decathlon-mcp demo --task TASK`" in shell.error("demo", "nope", status=2)
 
 
 def test_without_the_servers_dependencies_the_message_says_how_to_install_them() -> None:
@@ -114,4 +128,4 @@ def test_without_the_servers_dependencies_the_message_says_how_to_install_them()
     done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.endswith("pip install 'decathlon-mcp[server]'")
+    assert line.endswith("pip install '.[server,starter]'")

@@ -73,7 +73,7 @@ def test_embedding_without_the_server_names_the_missing_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("server_not_installed Decathlon.embedded() runs the server in this process")
-    assert "pip install 'decathlon-mcp[server,starter]' (" in done.stdout
+    assert "pip install '.[server,starter]' (" in done.stdout
     assert "docker" in done.stdout
 
 
@@ -136,4 +136,4 @@ async def test_the_bare_client_plays_with_either_sdk(sdk: str, wheel: Path, tmp_
     served_bare = await anyio.run_process(command, check=False)
     assert served_bare.returncode == 1
     (line,) = served_bare.stderr.decode().splitlines()
-    assert "pip install 'decathlon-mcp[server]'" in line
+    assert "pip install '.[server,starter]'" in line

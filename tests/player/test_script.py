@@ -167,7 +167,7 @@ def test_script_works_without_textual_and_the_player_names_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert DecathlonError.__name__ in done.stderr
-    assert "the player needs Textual: pip install 'decathlon-mcp[server,play]'" in done.stderr
+    assert "the player needs Textual; in the clone: pip install '.[server,starter,play]'" in done.stderr
 
 
 def test_every_oracle_is_a_valid_script() -> None:

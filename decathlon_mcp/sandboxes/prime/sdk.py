@@ -89,7 +89,7 @@ class Sdk:
             self._package = importlib.import_module("prime_sandboxes")
         except ImportError as error:
             raise SettingsError(
-                f"--provider prime needs Prime's SDK ({error}): pip install 'decathlon-mcp[prime]'"
+                f"--provider prime needs Prime's SDK ({error}); in the clone: pip install '.[server,prime]'"
             ) from error
 
     def client(self, auth_file: Path) -> Client:
