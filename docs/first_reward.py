@@ -5,7 +5,7 @@
 
 Each page starts with a fresh clone of the last commit and an empty home: no `.venv`, no cache of packages.
 Only the server's port differs from the page: it is a free one. Programs that need a model get a scripted one
-(`tests/docs/scripted_model.py`).
+(`decathlon_client.testing`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from typing import Literal, TypeAlias
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from decathlon_client.testing import scripted_model
+
+from decathlon_mcp.starter import oracle
 from tests.docs.pages import REPOSITORY, SERVER, below, headings
-from tests.docs.scripted_model import scripted_model
 
 PAGE = REPOSITORY / "benchmarks" / "FIRST_REWARD.md"
 STEP_TIMEOUT_SECONDS = 3600.0
@@ -147,7 +149,11 @@ def measure(walkthrough: Walkthrough) -> Timing:
         home.mkdir()
         git = ["git", "clone", "--quiet", "--no-hardlinks", str(REPOSITORY), str(clone)]
         subprocess.run(git, check=True)
-        machine = Machine(clone, _environment(home, stack.enter_context(scripted_model())), _free_port())
+        machine = Machine(
+            clone,
+            _environment(home, stack.enter_context(scripted_model(oracle("tune-reactor")))),
+            _free_port(),
+        )
         for step in walkthrough.steps:
             started = time.perf_counter()
             if step.kind == "server":

@@ -4,9 +4,12 @@ Not part of the normal test run, because it installs gigabytes. To run it:
 
     python -m pytest tests/docs/clients.py
 
+Each program runs in an empty folder and home, with the model's address and what its page exports, and nothing
+else. A network guard refuses and records what it sends beyond loopback: nothing is expected.
+
 Each program runs as printed, at a task's address, and again at an episode's own address. If the client keeps
 a session, it also runs in the lobby, changed as its page says. Each run must use exactly one sandbox. Clients
-that need a model get a scripted one (`scripted_model.py`), which plays the task's reference solution.
+that need a model get a scripted one (`decathlon_client.testing`), which plays the task's reference solution.
 """
 
 from __future__ import annotations
@@ -23,20 +26,23 @@ import anyio
 import anyio.to_thread
 import pytest
 from decathlon_client import Decathlon
+from decathlon_client.testing import scripted_model
 
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.starter import oracle
 from tests.conformance.suites import environment as node_environment
 from tests.conformance.suites import node, run_npm
-from tests.docs.pages import REPOSITORY, SERVER, Block, block, inline_code
-from tests.docs.scripted_model import TASK, scripted_model
+from tests.docs.pages import REPOSITORY, SERVER, Block, block, exports, inline_code
 from tests.docs.snippets import run
+from tests.network_guard import NetworkGuard
 from tests.probe.serving import Served, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 INSTALL_SECONDS = 900
 END_SECONDS = 60
+TASK = "tune-reactor"
 TASK_ADDRESS = f"{SERVER}/tasks/{TASK}/mcp"
 LIST_TOOLS = re.compile(r"list_?tools\(", re.IGNORECASE)
 
@@ -125,16 +131,16 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 @pytest.fixture(scope="module")
 def model() -> Iterator[dict[str, str]]:
     """The environment variables that make a client use the scripted model."""
-    with scripted_model() as url:
+    with scripted_model(oracle(TASK)) as url:
         yield {
-            "OPENAI_BASE_URL": url,
-            "OPENAI_API_BASE": url,  # the older name, which llama-index reads
-            "OPENAI_API_KEY": "none",
-            "OPENAI_AGENTS_DISABLE_TRACING": "1",
-            "CREWAI_DISABLE_TELEMETRY": "true",
-            "MCP_USE_ANONYMIZED_TELEMETRY": "false",
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            name: url if name == "OPENAI_BASE_URL" else value
+            for name, value in exports("docs/clients.md", "A model").items()
         }
+
+
+@pytest.fixture(scope="module")
+def guard(tmp_path_factory: pytest.TempPathFactory) -> NetworkGuard:
+    return NetworkGuard.compile(tmp_path_factory.mktemp("guard"))
 
 
 def _count_sandboxes(served: Served) -> int:
@@ -180,10 +186,17 @@ async def _python_with(folder: Path, *packages: str) -> Path:
 @pytest.mark.timeout(INSTALL_SECONDS * 2)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: f"{client.page}-{client.heading}")
 async def test_program_gets_the_reward_in_one_sandbox(
-    client: Client, served: Served, model: dict[str, str], tmp_path: Path
+    client: Client, served: Served, model: dict[str, str], guard: NetworkGuard, tmp_path: Path
 ) -> None:
     interpreter = await _install(client, tmp_path)
-    environment = {**model, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    (tmp_path / "home").mkdir()
+    environment = {
+        "HOME": str(tmp_path / "home"),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        **model,
+        **exports(f"docs/clients/{client.page}.md", client.heading),
+        **guard.environment,
+    }
     for address in client.addresses:
         before, live = _count_sandboxes(served), set(served.episodes.live)
         async with Decathlon(served.url) as d:
@@ -194,6 +207,7 @@ async def test_program_gets_the_reward_in_one_sandbox(
                 program = replace(program, text=text)
             output = await run(program, interpreter, url=served.url, folder=tmp_path, environment=environment)
             assert output.splitlines()[-1].strip() in ("1.0", "1"), address
+            assert not guard.take_attempts(), address
             if episode is not None:
                 await d.ask("close_episode", {"episode": episode})
         assert _count_sandboxes(served) == before + (client.sessions if address == "task" else 1), address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -87,6 +88,15 @@ def block(page: str, heading: str, language: str) -> Block:
     found = below(page, heading, language)
     assert len(found) == 1, f"{page}: {len(found)} blocks of {language!r} below the heading {heading!r}"
     return found[0]
+
+
+def exports(page: str, heading: str) -> dict[str, str]:
+    """The variables that the page sets with `export` in the shell blocks below a heading."""
+    lines = [line for found in below(page, heading, "sh") for line in found.text.splitlines()]
+    words = [
+        word for line in lines if line.startswith("export ") for word in shlex.split(line, comments=True)[1:]
+    ]
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def inline(page: Path, kind: str) -> Iterator[Token]:

@@ -27,6 +27,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 from decathlon_client.script import Step
+from decathlon_client.testing import bundled_task, scripted_model
 from decathlon_client.values import CLAIM
 
 from decathlon_mcp.episodes.state import Ending
@@ -36,11 +37,9 @@ from decathlon_mcp.storage.history.values import EpisodeQuery, EpisodeSummary
 from decathlon_mcp.types import JsonObject, public_id
 from tests.docs import snippets
 from tests.docs.pages import REPOSITORY, block
-from tests.docs.scripted_model import serve_model
 from tests.docs.snippets import run
 from tests.page.sites import browser, page_over, sign_in
 from tests.probe.serving import Served, serving
-from tests.trainers.oracles import task_of
 from tests.trainers.trainers import PROGRAMS, install
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -67,8 +66,8 @@ class Model:
     run_in_loop: Any = None
 
     def choose(self, request: JsonObject) -> list[Step]:
-        task = task_of(request)
-        if not task:
+        task = bundled_task(request)
+        if task is None:
             return []
         if task == self.hang:
             self.hangs.set()
@@ -109,7 +108,7 @@ async def model(served: Served) -> AsyncGenerator[Model]:
 
     async with anyio.from_thread.BlockingPortal() as portal:
         model.run_in_loop = portal.call
-        with serve_model(model.choose) as model.url:
+        with scripted_model(model.choose) as model.url:
             yield model
             model.go_on.set()
 

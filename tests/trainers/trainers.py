@@ -44,7 +44,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 def model() -> Iterator[dict[str, str]]:
     """Environment variables with the address of the fake model."""
     with oracles() as url:
-        variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+        variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}
         yield {**variables, "PYTHONPATH": ""}  # use the installed package, not the checkout
 
 

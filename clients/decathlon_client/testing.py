@@ -1,32 +1,36 @@
-"""A model behind OpenAI's endpoints that plays a task's reference solution: for clients that need a model.
+"""A scripted model behind OpenAI's endpoints, to try a program or a trainer without a real model.
 
-It keeps no state: the number of tool results in a conversation is the number of the next step. To run it by
-itself and print its base URL:
+    python -m decathlon_client.testing [FILE]
 
-    python -m tests.docs.scripted_model
+serves it on a free loopback port and prints the variables that select it. It plays the steps in FILE (the
+format of `play --script`); without a file it plays the solutions of the bundled tasks and recognises a task
+by its prompt, which needs the server's package. It keeps no state: the number of tool results in a
+conversation is the number of the next step.
+
+It knows `POST /v1/chat/completions`, also with `stream`, and `POST /v1/responses`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from decathlon_client.script import Step
-from decathlon_client.values import as_objects
-
-from decathlon_mcp.starter import oracle
-from decathlon_mcp.types import JsonObject
+from decathlon_client.script import Step, read_steps
+from decathlon_client.values import JsonObject, as_objects
 
 ChooseSteps: TypeAlias = Callable[[JsonObject], Sequence[Step]]
 """From the body of a request to the steps of the attempt that it belongs to."""
-TASK = "tune-reactor"
 FINAL_MESSAGE = "I am done."
 SUBMITS = frozenset({"submit", "final_answer"})
 """inspect-ai's and smolagents' own tools, which end their agents."""
@@ -189,18 +193,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Logs nothing: stderr belongs to the tests."""
 
 
-def scripted_model(task: str = TASK) -> AbstractContextManager[str]:
-    """Serve the model that plays `task`. Yields its base URL, for `OPENAI_BASE_URL`."""
-    steps = oracle(task)
-    return serve_model(lambda request: steps)
-
-
 @contextmanager
-def serve_model(choose: ChooseSteps, thought: str | None = None) -> Generator[str]:
-    """Serve a model that plays the steps chosen for each request. Yields its base URL.
+def scripted_model(steps: Sequence[Step] | ChooseSteps, thought: str | None = None) -> Generator[str]:
+    """Serve a model that plays `steps`, or those that a function chooses for each request.
 
-    `thought`: a text that it says beside each tool call.
+    Yields its base URL, for `OPENAI_BASE_URL`. `thought`: a text that it says beside each tool call.
     """
+    choose: ChooseSteps = steps if callable(steps) else lambda request: steps
 
     class Handler(_Handler):
         steps_for = staticmethod(choose)
@@ -213,7 +212,59 @@ def serve_model(choose: ChooseSteps, thought: str | None = None) -> Generator[st
         server.shutdown()
 
 
+def bundled_task(request: JsonObject) -> str | None:
+    """The bundled task whose first line is in the conversation; None if there is none.
+
+    Requires the server's package.
+    """
+    text = json.dumps(request, ensure_ascii=False)
+    return next((task for task, line in _first_lines().items() if line in text), None)
+
+
+@cache
+def _first_lines() -> dict[str, str]:
+    """The first line of each bundled task's text, encoded as JSON."""
+    from decathlon_mcp.starter import oracle_ids, suite_path
+
+    tasks = suite_path() / "tasks" / "starter"
+    lines = {
+        task: (tasks / task / "docs" / "task.md").read_text("utf-8").splitlines() for task in oracle_ids()
+    }
+    return {task: json.dumps(text[0], ensure_ascii=False).strip('"') for task, text in lines.items()}
+
+
+def _bundled_steps(request: JsonObject) -> Sequence[Step]:
+    from decathlon_mcp.starter import oracle
+
+    task = bundled_task(request)
+    return () if task is None else oracle(task)
+
+
+def main() -> None:
+    """The command: see the module."""
+    parser = argparse.ArgumentParser(
+        "python -m decathlon_client.testing", description="Serve a scripted model until Ctrl-C."
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, help="steps, one JSON object per line [the bundled tasks' solutions]"
+    )
+    file: Path | None = parser.parse_args().file
+    try:
+        if file is None:
+            _first_lines()
+        steps = _bundled_steps if file is None else read_steps(file.read_text("utf-8"))
+    except ModuleNotFoundError:
+        parser.error("the bundled tasks' solutions are in the server's package; name a FILE of steps")
+    except (OSError, ValueError) as error:
+        parser.error(f"{file}: {error}")
+    with scripted_model(steps) as url:
+        sys.stdout.write(f"export OPENAI_BASE_URL={url} OPENAI_API_KEY=none\n")
+        sys.stdout.flush()
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
 if __name__ == "__main__":
-    with scripted_model() as url:
-        print(url, flush=True)  # noqa: T201
-        threading.Event().wait()
+    main()
