@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sized
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from decathlon_client.labels import ATTEMPT, GROUP
 from decathlon_client.opener import EpisodeOpener
 from decathlon_client.progress import Pace, ShowTally, Tally, progress_display
 from decathlon_client.results import Fault, Result, Summary, SummaryCounts
+from decathlon_client.resume import Place, VerdictFile
 from decathlon_client.values import Task, Verdict
 
 SHOW_SECONDS = 1.0
@@ -67,6 +69,12 @@ class _Draw:
     group: int
     attempt: int
     launch_time: str | None
+    occurrence: int = 0
+
+    @property
+    def place(self) -> Place:
+        task = self.task if isinstance(self.task, str) else self.task.id
+        return Place(task, self.occurrence, self.attempt)
 
 
 class Batch:
@@ -79,13 +87,15 @@ class Batch:
         tasks: Iterable[str | Task] | AsyncIterable[str | Task],
         plan: Plan,
         show: ShowTally | None,
+        verdicts: VerdictFile | None,
     ) -> None:
         self._tally = Tally(total=len(tasks) * plan.n if isinstance(tasks, Sized) else None)
         self._pace = Pace()
         self._counts = SummaryCounts()
         self._opener = opener
         self._workers = workers
-        self._draws = _draw_each(tasks, plan.n)
+        self._verdicts = verdicts
+        self._draws = _draw_each(tasks, plan.n, verdicts)
         self._plan = plan
         self._show = show
         self._drawing = anyio.Lock()
@@ -173,6 +183,22 @@ class Batch:
                 return None
 
     async def _play(self, draw: _Draw, player: Player[T]) -> Result[T]:
+        """The result of an episode, played now if it has none in the file of `resume`."""
+        if self._verdicts is None:
+            return await self._play_now(draw, player)
+        recorded = self._verdicts.result(draw.place, draw.index, draw.group)
+        if recorded is None:
+            played = await self._play_now(draw, player)
+            self._verdicts.append(draw.place, played, self._plan.run, draw.launch_time)
+            return played
+        assert recorded.verdict is not None
+        self._tally.scored += 1
+        self._tally.rewards += recorded.verdict.reward
+        self._counts.add(recorded.task, recorded.verdict)
+        self._show_tally()
+        return recorded
+
+    async def _play_now(self, draw: _Draw, player: Player[T]) -> Result[T]:
         started, lost = time.monotonic(), list[str]()
         while True:
             run = _EpisodeRun(self._tally, self._show_tally, self._plan.player_seconds, player)
@@ -308,13 +334,22 @@ def _is_players_fault(error: BaseException | None) -> bool:
     return not isinstance(error, ClientError) or isinstance(error, MISTAKES)
 
 
-async def _draw_each(tasks: Iterable[str | Task] | AsyncIterable[str | Task], n: int) -> AsyncIterator[_Draw]:
+async def _draw_each(
+    tasks: Iterable[str | Task] | AsyncIterable[str | Task], n: int, verdicts: VerdictFile | None
+) -> AsyncIterator[_Draw]:
     """The episodes of a batch: each task `n` times, one task after the other."""
-    indices, group = count(), 0
+    indices, group, occurrences = count(), 0, Counter[str]()
     async for task in _iterate(tasks):
-        launch_time = datetime.now().astimezone().isoformat(timespec="seconds") if n > 1 else None
+        name = task if isinstance(task, str) else task.id
+        occurrence = occurrences[name]
+        occurrences[name] += 1
+        launch_time = None
+        if n > 1:
+            # The rest of a group gets the prompt of those that were played before.
+            launch_time = verdicts and verdicts.launch_time(name, occurrence)
+            launch_time = launch_time or datetime.now().astimezone().isoformat(timespec="seconds")
         for attempt in range(n):
-            yield _Draw(next(indices), task, group, attempt, launch_time)
+            yield _Draw(next(indices), task, group, attempt, launch_time, occurrence)
         group += 1
 
 
@@ -333,6 +368,7 @@ async def open_batch(
     tasks: Iterable[str | Task] | AsyncIterable[str | Task],
     plan: Plan,
     progress: bool,
+    verdicts: VerdictFile | None,
 ) -> AsyncGenerator[Batch]:
     """A batch that is ready to run."""
     if progress:
@@ -340,7 +376,7 @@ async def open_batch(
         sys.stderr.write(f"run {plan.run}\n")
     with progress_display(progress) as show:
         async with background_tasks() as workers:
-            batch = Batch(opener, workers, tasks, plan, show)
+            batch = Batch(opener, workers, tasks, plan, show, verdicts)
             if show is not None:
                 workers.start_soon(batch.keep_shown)
             with opener.close_budget.shorten_on_interrupt():

@@ -27,8 +27,9 @@ from decathlon_client.episode import CallLobby, Episode, connect_episode
 from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
 from decathlon_client.labels import RUN, run_name
 from decathlon_client.lockstep import Lockstep, open_lockstep
-from decathlon_client.opener import EpisodeOpener, OpeningOptions
+from decathlon_client.opener import RETRIES, EpisodeOpener, OpeningOptions
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
+from decathlon_client.resume import VerdictFile
 from decathlon_client.session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
 from decathlon_client.values import (
     Filters,
@@ -38,6 +39,7 @@ from decathlon_client.values import (
     Policy,
     Reply,
     Task,
+    Tool,
     as_objects,
     filter_arguments,
 )
@@ -110,6 +112,8 @@ class Decathlon:
         self._lobby: ReconnectingSession | None = None
         self._cluster: ClusterEndpoint | None = None
         self._tasks: ShieldedTasks | None = None
+        self._tools: dict[object, tuple[Tool, ...]] = {}
+        self._listing = anyio.Lock()
         self._close_budget = CloseBudget()
         self._starting = anyio.CapacityLimiter(MAX_CONCURRENT)
         self._closing = anyio.CapacityLimiter(MAX_CONCURRENT)
@@ -155,6 +159,23 @@ class Decathlon:
         Raises RequestError for a split or a need that no task has; the message names the valid ones.
         """
         return await self._list_tasks(split=split, prompts=prompts, **filters)
+
+    async def tools(self, task: str | Task) -> tuple[Tool, ...]:
+        """The tools that an episode of the task shows to a model: its own and `claim_done`.
+
+        The first time that a set of servers is asked for, an episode with them is opened, listed and closed;
+        this connection remembers the list. Raises UnknownTaskError, NotRunnableError, SetUpError.
+        """
+        known = task
+        if isinstance(known, str):
+            known = next((listed for listed in await self.tasks(prompts=False) if listed.id == task), task)
+        # Of an unknown task only the server can suggest similar ids: let it refuse the episode.
+        key: object = known if isinstance(known, str) else (known.suite, known.servers, known.local_tools)
+        async with self._listing:
+            if key not in self._tools:
+                async with self.episode(known, **RETRIES) as episode:
+                    self._tools[key] = tuple(episode.tools)
+            return self._tools[key]
 
     async def sample(
         self,
@@ -262,6 +283,7 @@ class Decathlon:
         run: str | None = None,
         progress: bool = True,
         player_seconds: float | None = None,
+        resume: str | PathLike[str] | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AbstractAsyncContextManager[Batch]:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
@@ -272,12 +294,17 @@ class Decathlon:
         with `rich`), or else a line now and then. An attempt whose player takes longer than `player_seconds`
         is truncated: see `Episode.truncate`. Leaving early closes the open episodes, after an interrupt
         within 5 s.
+
+        `resume` names a file to which each verdict is appended. A batch that is started again with it plays
+        only what has no verdict there, and yields the others first, with `resumed` and without `played`.
+        Raises ValueError if the file is not one of these.
         """
         labels = options.get("labels") or {}
-        name = run_name(run, labels)
+        verdicts = VerdictFile(resume) if resume is not None else None
+        name = run_name(run or (verdicts and verdicts.run), labels)
         options["labels"] = {**labels, RUN: name}
         plan = Plan(name, concurrency, n, player_seconds)
-        return open_batch(self._opener(**options), tasks, plan, progress)
+        return open_batch(self._opener(**options), tasks, plan, progress, verdicts)
 
     def _opener(self, **options: Unpack[OpeningOptions]) -> EpisodeOpener:
         return EpisodeOpener(self._start_and_connect, self._resend_policy, options)

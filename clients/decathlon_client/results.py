@@ -24,6 +24,7 @@ class Result(Generic[T]):
     see it; None without an episode or page (an embedded server, `serve --no-page`). `played` is the player's
     return value, None if the player did not return. `seconds` is the time from the first try to open the
     episode to its end.
+    `resumed`: it was played before, and is read from the file of `resume`.
     `lost`: the episodes that ended with their node of a cluster, after which the attempt was played again.
     """
 
@@ -39,6 +40,7 @@ class Result(Generic[T]):
     seconds: float
     lost: tuple[str, ...] = ()
     page: str | None = None
+    resumed: bool = False
 
     @property
     def reward(self) -> float | None:

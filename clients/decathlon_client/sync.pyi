@@ -244,6 +244,13 @@ class Decathlon:
         Raises RequestError for a split or a need that no task has; the message names the valid ones.
         """
 
+    def tools(self, task: str | Task) -> tuple[Tool, ...]:
+        """The tools that an episode of the task shows to a model: its own and `claim_done`.
+
+        The first time that a set of servers is asked for, an episode with them is opened, listed and closed;
+        this connection remembers the list. Raises UnknownTaskError, NotRunnableError, SetUpError.
+        """
+
     def sample(
         self,
         count: int = 1,
@@ -326,6 +333,7 @@ class Decathlon:
         run: str | None = None,
         progress: bool = True,
         player_seconds: float | None = None,
+        resume: str | PathLike[str] | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AbstractContextManager[Batch]:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
@@ -336,6 +344,10 @@ class Decathlon:
         with `rich`), or else a line now and then. An attempt whose player takes longer than `player_seconds`
         is truncated: see `Episode.truncate`. Leaving early closes the open episodes, after an interrupt
         within 5 s.
+
+        `resume` names a file to which each verdict is appended. A batch that is started again with it plays
+        only what has no verdict there, and yields the others first, with `resumed` and without `played`.
+        Raises ValueError if the file is not one of these.
         """
 
     def ask(

@@ -75,8 +75,7 @@ def environments(
     for task in selected:
         servers = (task.suite, task.servers, task.local_tools)
         if servers not in classes:
-            with d.episode(task, **RETRIES) as episode:
-                classes[servers] = _environment_class(episode.tools)
+            classes[servers] = _environment_class(d.tools(task))
         factories[task.id] = partial(
             classes[servers], d, opener, max_calls, task.prompt_is_provisional, labels
         )

@@ -1,0 +1,117 @@
+"""The file of a batch that can be started again: one JSON line for each verdict."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from decathlon_client.results import Result
+from decathlon_client.values import JsonObject, Verdict, as_object
+
+NEEDED = frozenset({"run", "task", "occurrence", "attempt", "verdict"})
+
+BEGINNING = b'{"run": '
+"""Of every line that `append` writes."""
+
+
+class Place(NamedTuple):
+    """An episode of a batch: of the task's `occurrence`-th mention the `attempt`-th, both from 0.
+
+    Not its index, so that other tasks may be added to those of the batch, and their order changed.
+    """
+
+    task: str
+    occurrence: int
+    attempt: int
+
+
+Recorded: TypeAlias = JsonObject
+
+
+class VerdictFile:
+    """Reads what a batch has played, and appends to it. One batch at a time may use a file.
+
+    Raises ValueError naming the line that is not one of a batch, OSError if the file cannot be read.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self._path = Path(path)
+        self._lines: dict[Place, Recorded] = {}
+        self._end = 0
+        content = self._path.read_bytes() if self._path.exists() else b""
+        for number, line in enumerate(content.splitlines(keepends=True), 1):
+            if not line.endswith(b"\n") and line.startswith(BEGINNING[: len(line)]):
+                break  # the process was killed while it wrote; the next line replaces this one
+            self._end += len(line)
+            record = _read(line)
+            if record is None:
+                raise ValueError(
+                    f"{path}: line {number} is no verdict of a batch; name another file to resume"
+                )
+            self._lines[Place(record["task"], record["occurrence"], record["attempt"])] = record
+
+    @property
+    def run(self) -> str | None:
+        """The name of the run that the first verdict is of; None if there is none."""
+        return next((str(record["run"]) for record in self._lines.values()), None)
+
+    def launch_time(self, task: str, occurrence: int) -> str | None:
+        """The launch time of a group that was played in part; None if none of it was played."""
+        for place, record in self._lines.items():
+            if (place.task, place.occurrence) == (task, occurrence):
+                return record.get("launch_time")
+        return None
+
+    def result(self, place: Place, index: int, group: int) -> Result[Any] | None:
+        """The result of an episode that has a verdict here."""
+        record = self._lines.get(place)
+        if record is None:
+            return None
+        return Result(
+            index=index,
+            task=place.task,
+            group=group,
+            attempt=place.attempt,
+            episode=record.get("episode"),
+            played=None,
+            verdict=Verdict.read(record["verdict"]),
+            failure=None,
+            fault=None,
+            seconds=float(record.get("seconds", 0.0)),
+            page=record.get("page"),
+            resumed=True,
+        )
+
+    def append(self, place: Place, result: Result[Any], run: str, launch_time: str | None) -> None:
+        """Write the result, if it has a verdict: the others are played again. Raises OSError."""
+        if result.verdict is None:
+            return
+        record = {
+            "run": run,
+            **place._asdict(),
+            "launch_time": launch_time,
+            "episode": result.episode,
+            "page": result.page,
+            "seconds": round(result.seconds, 3),
+            "verdict": dict(result.verdict.raw),
+        }
+        line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        with self._path.open("r+b" if self._path.exists() else "wb") as file:
+            file.truncate(self._end)  # removes a line that was never finished
+            file.seek(self._end)
+            file.write(line)
+        self._end += len(line)
+
+
+def _read(line: bytes) -> Recorded | None:
+    """The line's object; None if it is not one that `append` writes."""
+    try:
+        record = as_object(json.loads(line))
+        if record is None or not record.keys() >= NEEDED:
+            return None
+        Verdict.read(record["verdict"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return record
