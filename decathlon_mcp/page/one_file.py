@@ -284,6 +284,7 @@ def render_one_file(history: EpisodeHistory, details: EpisodeDetails) -> Iterato
         search="",
         found_nothing=False,
         may_end=False,
+        replay_command="",
         watched=False,
     )
     box_template = templates.get_template("calls.html")

@@ -83,7 +83,9 @@ async def test_a_branch_is_held_as_any_episode(served: Served) -> None:
         async with connected(lines.start["address"]) as client:
             await client.call_tool("probe__write", {"path": "answer.txt", "text": "42"})
         arguments = {"branch_of": handle, "at": 1}
+        source = served.find(handle)
         async with holding(served.url, {"Idempotency-Key": "branch"}, arguments) as branch:
+            branched = served.find(branch.start["episode"])
             assert branch.start["branch"] == {
                 "episode": lines.start["public_id"],
                 "at": 1,
@@ -96,6 +98,8 @@ async def test_a_branch_is_held_as_any_episode(served: Served) -> None:
                     assert reply.content[0].text == "42"
         status, error = await post(served.url, json.dumps({**arguments, "at": 7}).encode())
         assert (status, error["data"]["code"]) == (400, "bad_request")
+    for episode in (source, branched):
+        await episode.state.reach(Phase.ENDED)
 
 
 async def test_the_sandbox_of_an_unclaimed_episode_goes_with_the_response(served: Served) -> None:

@@ -94,7 +94,7 @@ def endings(state: Path) -> list[str]:
 def test_leaving_closes_the_episode_and_restores_the_terminal(tmp_path: Path, how: str) -> None:
     with terminal(tmp_path) as player:
         player.read_until(b"playing")
-        assert player.content.startswith(ALTERNATE)
+        assert ALTERNATE in player.content
         if how == "ctrl-c":
             os.write(player.line, b"\x03")
             player.read_until(b"Close it?")
