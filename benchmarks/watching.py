@@ -1,4 +1,4 @@
-"""How long lists, reports and trajectories take to read in a large state folder."""
+"""How long lists, reports, trajectories and pages take in a large state folder, and what they cost others."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlencode
 
+import anyio
 from msgspec import Raw
+from starlette.types import Message
 
 from benchmarks.figures import Figures, Target
 from benchmarks.running import Options, Run
+from decathlon_mcp.http.authentication import AllowedHosts
+from decathlon_mcp.page.access import PageKey, Sessions
+from decathlon_mcp.page.application import PageApp
+from decathlon_mcp.page.site import Site
 from decathlon_mcp.storage.history.episode_history import EpisodeHistory
 from decathlon_mcp.storage.history.values import EpisodeQuery, Order
 from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.keys import load_or_create_page_key
 from decathlon_mcp.storage.store import EpisodeRow, Outcome, Store
 from decathlon_mcp.types import public_id
 
@@ -34,6 +43,10 @@ LIST = Target("at most", 0.2)
 FIRST = Target("at most", 1.5)
 """Seconds of the first view of a long episode; later ones take LATER at most."""
 LATER = Target("at most", 0.3)
+VIEWERS = 20
+DELAY = Target("at most", 20.0)
+"""Milliseconds for which viewers may keep the event loop from everything else."""
+TICK_SECONDS = 0.001
 EXPORTED, SHORT_EXPORTED = 10_000, 500
 EXPORTED_CALLS = 20
 MEMORY = Target("at most", 200)
@@ -56,6 +69,7 @@ async def measure_watching(run: Run, figures: Figures) -> None:
         long = _write_trajectory(state, _handle(1), long_bytes // REPLY_BYTES, REPLY_BYTES)
         for _ in range(run.options.repeats):
             _measure(state, figures, episodes, many, long, long_bytes >> 20)
+            await _measure_pages(state, figures, episodes, many, long, long_bytes >> 20)
     with tempfile.TemporaryDirectory(prefix="exporting-") as folder:
         _measure_exports(Path(folder), figures, SHORT_EXPORTED if is_short else EXPORTED)
 
@@ -110,6 +124,103 @@ def _measure(state: Path, figures: Figures, episodes: int, many: str, long: str,
         add(f"first view of {name}", FIRST, lambda episode=episode: history.episode(episode))
         add(f"100 calls of {name}", LATER, lambda episode=episode: history.calls(episode, 101, 200))
         add(f"search through {name}", FIRST, lambda episode=episode: history.find(episode, "not there"))
+
+
+async def _measure_pages(
+    state: Path, figures: Figures, episodes: int, many: str, long: str, long_mib: int
+) -> None:
+    """The pages as a browser gets them, without a network, and the event loop while many look."""
+    key = load_or_create_page_key(state)
+    app = PageApp(Site(EpisodeHistory([state]), Sessions(PageKey(key))), AllowedHosts().answers_to)
+    _, headers = await _ask(app, "POST", "/page/session", body=urlencode({"secret": key}).encode())
+    cookie = headers["set-cookie"].partition(";")[0]
+
+    async def get(path: str) -> float:
+        start = time.perf_counter()
+        status, _ = await _ask(app, "GET", path, cookie=cookie)
+        assert status == 200, f"{path}: {status}"
+        return time.perf_counter() - start
+
+    await get("/compare")  # the templates' first use
+    for name, path, target in (
+        (f"page / of {episodes:,} episodes", "/", LIST),
+        (f"page of one run of {episodes // RUNS:,}", "/runs/run-7", LIST),
+        (f"page of {CALLS:,} calls, first", f"/e/{many}", FIRST),
+        (f"page of {CALLS:,} calls, later", f"/e/{many}?call=7321", LATER),
+        (f"page of {long_mib} MiB, first", f"/e/{long}", FIRST),
+        (f"page of {long_mib} MiB, later", f"/e/{long}?call=101", LATER),
+    ):
+        figures.add(name, "s", await get(path), target=target)
+    async with longest_delay() as delay:
+        await anyio.sleep(1)
+    figures.add("delay of an idle event loop", "ms", delay.seconds * 1e3)
+    async with longest_delay() as delay, anyio.create_task_group() as viewers:
+        for number in range(VIEWERS):
+            path = ("/", "/runs/run-7", f"/e/{many}?call={number * 400 + 1}")[number % 3]
+            viewers.start_soon(get, path)
+    name = f"delay of the event loop with {VIEWERS} viewers"
+    figures.add(name, "ms", delay.seconds * 1e3, target=DELAY)
+
+
+async def _ask(
+    app: PageApp, method: str, path: str, *, cookie: str = "", body: bytes = b""
+) -> tuple[int, dict[str, str]]:
+    """The status and headers of a response. A client's work would be in the event loop that is measured."""
+    raw_path, _, query = path.partition("?")
+    sent = {
+        "host": "localhost:8765",
+        "accept": "text/html",
+        "sec-fetch-site": "same-origin",
+        "content-length": str(len(body)),
+        "cookie": cookie,
+    }
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": raw_path,
+        "raw_path": raw_path.encode(),
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
+        "server": ("localhost", 8765),
+    }
+    started: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            started.append(message)
+
+    await app(scope, receive, send)
+    (start,) = started
+    return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}
+
+
+@dataclass
+class Delay:
+    """The longest that something was late."""
+
+    seconds: float = 0.0
+
+
+@asynccontextmanager
+async def longest_delay() -> AsyncGenerator[Delay]:
+    """Measure how late the event loop is with a timer, again and again, while the body runs."""
+    delay = Delay()
+
+    async def tick() -> None:
+        while True:
+            start = time.perf_counter()
+            await anyio.sleep(TICK_SECONDS)
+            delay.seconds = max(delay.seconds, time.perf_counter() - start - TICK_SECONDS)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tick)
+        yield delay
+        tasks.cancel_scope.cancel()
 
 
 def _handle(number: int) -> str:
