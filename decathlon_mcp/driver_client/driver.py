@@ -506,7 +506,7 @@ async def _boot_error(sandbox: Sandbox, link: DriverLink) -> ImageError | Sandbo
         return ImageError(f"{image} cannot run the driver: {log.rpartition('decathlon: ')[2]}", image=image)
     error = await link.closed_error()
     return SandboxLostError(
-        f"{error.message}; its stderr ends with: {log[-500:] or '(nothing)'}", **error.data
+        f"{error.message}; its stderr ends with: {log[-500:] or '(nothing)'}", booted=False, **error.data
     )
 
 

@@ -47,6 +47,8 @@ from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
 
+MAX_BOOTS = 3
+"""Sandboxes that are opened for one run if their drivers never come up, as when an engine restarts."""
 OWN_FOLDER = ".decathlon"
 """Folder of the harness, relative to the suite's root; it is never inside the workspace."""
 
@@ -195,15 +197,21 @@ class Grader:
     ) -> RunResult:
         """Run one program, twice if need be, each time in a sandbox of its own.
 
-        `command` and `environment` are called with the suite's root in it. `what` names it in errors.
+        `command` and `environment` are called with the suite's root in it. `what` names it in errors. A
+        sandbox in which nothing has run, because its driver never came up, does not count.
         """
+        boots = 0
         while True:
             failure, result = "", None
+            boots += 1
             try:
                 result = await self._run_once(command, environment)
                 failure = no_exit(result)
             except SandboxLostError as error:
                 if not ended_from_inside(error):
+                    if error.data.get("booted") is False and boots < MAX_BOOTS:
+                        log.warning("a sandbox for grading never came up", extra=fields(why=error.message))
+                        continue
                     raise
                 failure = error.message
             except CallTimeoutError as error:

@@ -16,7 +16,7 @@ import pytest
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.grading import grader as grader_module
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.payloads import rubric_function as harness
@@ -667,6 +667,30 @@ async def test_sandbox_that_cannot_be_opened_gives_no_reward(grader: SandboxGrad
         assert (unscored(verdict), verdict.detail) == ("not_evaluated", "no Docker engine answers")
         verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=broken)
         assert (unscored(verdict), verdict.detail) == ("not_evaluated", "a fault of the server: RuntimeError")
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+async def test_attempt_is_graded_although_drivers_of_two_sandboxes_never_came_up(
+    grader: SandboxGrader, tmp_path: Path, lost: int
+) -> None:
+    suite = write_suite(tmp_path / "checkout", {})
+    opened = 0
+
+    @asynccontextmanager
+    async def lost_at_first(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        nonlocal opened
+        opened += 1
+        if opened <= lost:
+            raise SandboxLostError("the driver did not come up", booted=False)
+        async with grader.open(network) as sandbox:
+            yield sandbox
+
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {}, open_sandbox=lost_at_first)
+    if lost < 3:
+        assert verdict.reward == 1.0
+    else:
+        assert (unscored(verdict), opened) == ("sandbox_lost", 3)
 
 
 async def test_sandbox_that_never_opens_gives_no_reward(
