@@ -22,6 +22,7 @@ from starlette.types import Message
 from benchmarks.figures import Figures, Target
 from benchmarks.running import Options, Run
 from decathlon_mcp.http.authentication import AllowedHosts
+from decathlon_mcp.http.server import tune_interpreter
 from decathlon_mcp.page.access import PageKey, Sessions
 from decathlon_mcp.page.application import PageApp
 from decathlon_mcp.page.site import Site
@@ -130,6 +131,7 @@ async def _measure_pages(
     state: Path, figures: Figures, episodes: int, many: str, long: str, long_mib: int
 ) -> None:
     """The pages as a browser gets them, without a network, and the event loop while many look."""
+    tune_interpreter()
     key = load_or_create_page_key(state)
     app = PageApp(Site(EpisodeHistory([state]), Sessions(PageKey(key))), AllowedHosts().answers_to)
     _, headers = await _ask(app, "POST", "/page/session", body=urlencode({"secret": key}).encode())

@@ -65,7 +65,7 @@ def _run(visit: Visit, name: str) -> Response:
     cells = visit.history.episodes(query, limit=MAX_GRID_EPISODES)
     first = EpisodeQuery(run=name, owner=owner, order="failures_first")
     episodes = visit.history.episodes(first, limit=RUN_EPISODES, cursor=visit.query("cursor") or None)
-    others = visit.history.runs(owner=owner, limit=COMPARED_RUNS).items
+    others = visit.history.run_names(owner=owner, limit=COMPARED_RUNS)
     return visit.render(
         "run.html",
         report=report,
@@ -75,7 +75,7 @@ def _run(visit: Visit, name: str) -> Response:
         grid_is_cut=cells.cursor is not None,
         episodes=episodes,
         may_change=visit.site.control is not None,
-        others=[other.name for other in others if other.name != name],
+        others=[other for other in others if other != name],
     )
 
 
@@ -101,7 +101,7 @@ def compare(visit: Visit) -> Response:
     """`/compare?a=RUN&b=RUN`"""
     owner = visit.viewer.owner
     a, b = visit.query("a"), visit.query("b")
-    names = [run.name for run in visit.history.runs(owner=owner, limit=COMPARED_RUNS).items]
+    names = visit.history.run_names(owner=owner, limit=COMPARED_RUNS)
     comparison = None
     if a and b:
         comparison = visit.history.compare(a, b, owner=owner)
