@@ -64,8 +64,8 @@ def tune_interpreter() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    # Long replies are checked, and pages made, in threads. By default one of them keeps the event loop waiting
-    # for 5 ms.
+    # Long replies are checked, and pages made, in threads. By default, one of them keeps the event loop
+    # waiting for 5 ms.
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
