@@ -36,7 +36,7 @@ TIMES_SLOWER = 3
 
 
 def shared_with_others(factory: SandboxFactory, task: Task) -> list[str]:
-    """What a task reaches that other episodes reach too, and that no set-up makes anew.
+    """What a task reaches that episodes share, because no set-up makes it for one of them.
 
     The network, unless its recording answers; services of which there is one for all; accounts, and
     whatever else tasks must not use at the same time.

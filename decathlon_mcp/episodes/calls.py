@@ -102,7 +102,7 @@ class EpisodeCalls:
         self._is_open = False
         """Whether clients' calls are sent; before they wait."""
         self._log_is_full = ""
-        """What further calls are told once one could not be written."""
+        """The error of further calls once one could not be written."""
         self._ended_at = math.inf
         self._known = Flag()
         """Set unless the calls of a server that died are still to be read."""

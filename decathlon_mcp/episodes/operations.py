@@ -321,7 +321,7 @@ class RunningCall(msgspec.Struct, eq=False, kw_only=True):
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._cancel)
 
     def on_absent(self, seconds: float) -> None:
-        """The sandbox has not been reached for so long: its callers are told, and may come back."""
+        """Answer the callers, who may ask again: the sandbox has not been reached for so long."""
         for caller in self._callers:
             caller.send_away(
                 ProviderUnavailableError(

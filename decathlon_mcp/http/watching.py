@@ -1,4 +1,4 @@
-"""The page of a server: what it is told of the server's episodes, and who may look."""
+"""The page of a server: the state of the server's episodes, and who may look."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from decathlon_mcp.types import public_id
 
 
 class RegistryLive:
-    """What the page is told of a server with this registry."""
+    """The state of a server with this registry, for the page."""
 
     def __init__(self, registry: EpisodeRegistry) -> None:
         self._registry = registry

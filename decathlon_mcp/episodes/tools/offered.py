@@ -268,6 +268,6 @@ class EpisodeTools:
         self._known.set()
 
     def end(self) -> None:
-        """The episode is over; who waits for the tools is told why."""
+        """The episode is over: what waits for the tools fails with the reason."""
         self.offered = self.router = self._changed_router = None
         self._known.set()
