@@ -48,7 +48,7 @@ VIEWERS = 20
 DELAY = Target("at most", 20.0)
 """Milliseconds for which viewers may keep the event loop from everything else."""
 TICK_SECONDS = 0.001
-EXPORTED, SHORT_EXPORTED = 10_000, 500
+EXPORTED, SHORT_EXPORTED = 10_000, 50
 EXPORTED_CALLS = 20
 MEMORY = Target("at most", 200)
 """MiB of a command that exports so many episodes."""
