@@ -314,7 +314,7 @@ async def test_sandbox_that_ends_during_boot_is_lost_with_the_end_of_its_stderr(
     assert caught.value.message == (
         "sandbox lost: the sandbox's first process ended (out of memory); its stderr ends with: Killed"
     )
-    assert caught.value.data == {"cause": "out of memory"}
+    assert caught.value.data == {"cause": "out of memory", "booted": False}
 
 
 async def test_sandbox_that_is_gone_before_boot_is_lost() -> None:
