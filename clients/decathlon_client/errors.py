@@ -19,7 +19,7 @@ class ClientError(Exception):
 
     `code` is the server's error code, `data` its details for programs. `retryable`: the same request may
     succeed later. `episode` is the public id of the episode in which it happened; None if there was none.
-    `page` is the address where people see it, if the server said so when it was opened.
+    `page` is the address where people see it, if the server named one in its reply to the opening.
     """
 
     retryable: bool = False

@@ -47,6 +47,7 @@ log = logging.getLogger("decathlon.rewards")
 ROOM_SECONDS = 3600.0
 """How long a claimed attempt waits for space on the server's disk before it has no verdict."""
 ROOM_RETRY_SECONDS = 5.0
+"""Time between two looks at the disk while an attempt waits for space."""
 _T = TypeVar("_T")
 
 WORKSPACE_FILE = "workspace.tar"

@@ -72,7 +72,7 @@ class Secrets(Protocol):
 
 
 class PageKey:
-    """The only secret of a server without tokens: whoever has it sees everything."""
+    """The only secret of a server without tokens; its holder sees everything."""
 
     kind = "key"
 

@@ -129,7 +129,7 @@ class PageApp:
         return Response(assets.contents[name], media_type=media_type, headers=headers)
 
     async def _from_mcp(self, request: Request) -> Response:
-        """Lead a browser from an MCP address to what a person wants to see there."""
+        """Redirect a browser from an MCP address to the page of the same episode or task."""
         parameters = request.path_params
         path = "/"
         if "handle" in parameters:

@@ -58,7 +58,7 @@ async def list_tools(access: EpisodeAccess, request: ToolRequest) -> JsonObject:
     async with waiting_for_tools(Progress(request), access.episode):
         router = await access.episode.tools.known()
         if access.episode.spec.branch is not None:
-            # Whoever starts a branch wants to know whether it stands where it should.
+            # The client has to know whether the branch stands where it should.
             await access.episode.ready()
     if not request.is_sessionless:
         router = access.episode.tools.current_router or router

@@ -98,7 +98,7 @@ class Successor:
     def is_awaited(self, by: Successor | None, silent_seconds: float) -> bool:
         """Whether a start `by` that server must leave the episodes to this one; None: a start of no server.
 
-        `silent_seconds`: time since the server died, or last said that it was alive.
+        `silent_seconds`: time since the server died, or last wrote that it was alive.
         """
         if self.is_supervised():
             return by is None or (by.supervisor, by.supervisor_ticks) != (

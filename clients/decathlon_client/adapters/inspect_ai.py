@@ -243,7 +243,7 @@ def play(agent: str | None = None) -> Solver:
             await attempt.grade(state, truncated=True)
             raise
         except anyio.get_cancelled_exc_class():
-            # Its limits on time cancel a sample, and so does an operator who wants it scored.
+            # Its limits on time cancel a sample, and so does an operator who has it scored early.
             if _is_at_time_limit():
                 await attempt.grade(state, truncated=True)
             raise

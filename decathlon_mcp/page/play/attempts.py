@@ -1,7 +1,7 @@
 """`/play`: pick a task, call its tools, claim it, see the verdict.
 
 What was called and replied is read from the trajectory, as on the pages that show episodes. An attempt
-belongs to the token of whoever started it, and has the label `run=by-hand`.
+belongs to the token that started it, and has the label `run=by-hand`.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ class PlayPages:
         return visit.redirect(attempt.path)
 
     async def _alive(self, visit: Visit) -> Response:
-        """An open page renews the lease, and is told what there is."""
+        """Renew the lease for an open page, and answer with the attempt's state."""
         attempt = await self._find(visit)
         episode = attempt.episode
         if episode is None:
