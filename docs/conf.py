@@ -40,6 +40,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "Tasks": ("toolathlon", "recorded-web", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Run a server": (
         "operating",
+        "container",
         "monitoring",
         "watching",
         "replaying",

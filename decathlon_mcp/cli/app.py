@@ -234,6 +234,7 @@ def token(
     /,
     *,
     role: Literal["player", "controller", "admin"] = "player",
+    secret: Path | None = None,
 ) -> int:
     """Create a token: its secret on stderr, its line for the `--tokens` file on stdout.
 
@@ -243,10 +244,12 @@ def token(
         Name of the token's owner.
     role
         `admin` may use every episode, the other roles only their own.
+    secret
+        New file for the secret, instead of stderr; only its owner can read it.
     """
     from decathlon_mcp.cli.keys import make_token
 
-    return make_token(name, role)
+    return make_token(name, role, secret)
 
 
 @app.command(sort_key=5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import urllib.error
 import urllib.parse
@@ -37,14 +38,26 @@ VERDICT_PATHS = (
 episode that `export` wrote."""
 
 
-def make_token(name: str, role: Role) -> int:
-    """Print a new token: its secret on stderr, the line to append to the tokens file on stdout."""
+def make_token(name: str, role: Role, secret_file: Path | None) -> int:
+    """Print a new token: the line to append to the tokens file on stdout, its secret on stderr.
+
+    With `secret_file`, the secret goes to this new file instead, which only its owner can read.
+    """
     secret, line = new_token(name, role)
-    sys.stderr.write(
-        f"Secret for {name} (shown once); clients send it as `Authorization: Bearer ...`:\n\n"
-        f"  {secret}\n\nLine for the --tokens file:\n\n"
-    )
-    sys.stderr.flush()
+    if secret_file is None:
+        sys.stderr.write(
+            f"Secret for {name} (shown once); clients send it as `Authorization: Bearer ...`:\n\n"
+            f"  {secret}\n\nLine for the --tokens file:\n\n"
+        )
+        sys.stderr.flush()
+    else:
+        try:
+            descriptor = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as error:
+            report(f"--secret: {secret_file}: {error.strerror}; name a file that does not exist yet")
+            return 2
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(f"{secret}\n")
     sys.stdout.write(f"{line}\n")
     return 0
 

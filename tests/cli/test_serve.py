@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import resource
@@ -122,6 +123,19 @@ async def test_a_new_token_gives_access_to_the_server(shell: Shell) -> None:
                 pass
         async with Decathlon(url, token=secret) as d:
             assert await d.tasks(prompts=False)
+
+
+def test_a_tokens_secret_can_go_to_a_new_file(shell: Shell) -> None:
+    created = shell.run("token", "alice", "--secret", "secret")
+    file = shell.folder / "secret"
+    secret = file.read_text().strip()
+    assert hashlib.sha256(secret.encode()).hexdigest() in created.stdout
+    assert secret not in created.stdout + created.stderr
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "File exists; name a file that does not exist yet" in shell.error(
+        "token", "alice", "--secret", "secret", status=2
+    )
+    assert file.read_text().strip() == secret
 
 
 async def test_a_missing_engine_is_reported_quickly_with_a_cure(shell: Shell) -> None:

@@ -32,6 +32,8 @@ OTHER_PROGRAMS = {
     *("--rm", "--sizes", "--solver", "--time-limit"),
     *("--cn_mode", "--env", "--internal", "--add-mcp", "--prefix", "--directory"),
     *("--no-config", "--userns-remap", "--user", "--scope", "--resources"),
+    *("--build-arg", "--detach", "--device", "--file", "--format", "--group-add", "--name", "--publish"),
+    *("--cpus", "--memory", "--pids-limit", "--privileged", "--security-opt", "--tag", "--volume"),
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""
