@@ -11,11 +11,11 @@ import logging
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import anyio
 import anyio.to_thread
@@ -66,6 +66,9 @@ from decathlon_mcp.web.control import Configuration
 from decathlon_mcp.web.proxy import ProxyOptions, find_program, running_proxy
 from decathlon_mcp.web.recording import FOLDER
 from decathlon_mcp.web.targets import parse_addresses
+
+if TYPE_CHECKING:
+    from decathlon_mcp.telemetry.spans import Spans
 
 log = logging.getLogger("decathlon.app")
 
@@ -250,7 +253,13 @@ async def bootstrap(
                 web=web,
             )
         registry = create_registry(
-            catalogue, factories, settings, scratch, store=store, archive=None if survives else database
+            catalogue,
+            factories,
+            settings,
+            scratch,
+            spans=await stack.enter_async_context(_spans()) if settings.spans else None,
+            store=store,
+            archive=None if survives else database,
         )
         registry.metrics.set_generation(survival.generation)
         swept = [*providers.values(), *([_other_local(lock.name, settings)] if "local" in providers else [])]
@@ -267,6 +276,13 @@ async def bootstrap(
             delete_old = partial(_delete_old_episodes, database, settings.state, settings.keep_days)
             tasks.start_soon(run_for_ever, delete_old)
         yield registry
+
+
+def _spans() -> AbstractAsyncContextManager[Spans]:
+    """See `exported_spans`, of a module that only a server with `--spans` imports."""
+    from decathlon_mcp.telemetry.spans import exported_spans
+
+    return exported_spans()
 
 
 def _survival(name: ProviderName, survival: Survival) -> Survival:
@@ -391,6 +407,7 @@ def create_registry(
     scratch: Path,
     store: Store | None = None,
     archive: Store | None = None,
+    spans: Spans | None = None,
 ) -> EpisodeRegistry:
     """A registry that is not running yet. Raises SettingsError if the signing key cannot be used."""
     limits = EpisodeLimits(
@@ -434,6 +451,7 @@ def create_registry(
             keeps_workspace=settings.keep == "workspace",
         ),
         metrics=metrics,
+        spans=spans,
         store=store,
         archive=archive,
     )

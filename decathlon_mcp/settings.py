@@ -325,6 +325,11 @@ class Settings(BaseModel):
         description="Count episodes and verdicts in `/metrics` by task, not only by suite: some time series "
         "more for every task that was played.",
     )
+    spans: bool = Field(
+        False,
+        description="Send spans of requests, calls, set-ups and gradings to an OpenTelemetry collector, by "
+        "OTLP over HTTP; its address and all else as the variables `OTEL_*` say. Requires the extra `otel`.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."
     )

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import json
 import ssl
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
@@ -93,6 +94,8 @@ class Session:
         CLOSED_STREAM_ERRORS after the session has ended.
         """
         session = cast("Any", self._session)
+        if IS_1X:
+            params = with_trace_context(params)
         request = _REQUESTS[method].model_validate({"method": method, "params": params})
         if not IS_1X:
             return (await session.send_request(request, _Raw, progress_callback=on_progress)).root
@@ -110,6 +113,20 @@ class Session:
         notification = _any_types.ClientNotification(types.CancelledNotification.model_validate(message))
         with anyio.move_on_after(CANCEL_SECONDS, shield=True), suppress(*CLOSED_STREAM_ERRORS):
             await cast("Any", self._session).send_notification(notification)
+
+
+def with_trace_context(params: JsonObject) -> JsonObject:
+    """The parameters with the trace context of the program's current span, if it has one.
+
+    2.x does this by itself, by OpenTelemetry too.
+    """
+    if "opentelemetry.trace" not in sys.modules:
+        return params  # no span can be current
+    from opentelemetry.propagate import inject
+
+    carrier: dict[str, str] = {}
+    inject(carrier)
+    return {**params, "_meta": {**(as_object(params.get("_meta")) or {}), **carrier}} if carrier else params
 
 
 def json_rpc_error(error: Exception) -> tuple[int, str, object]:

@@ -93,6 +93,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "keep_days",
         "tokens",
         "metrics_tasks",
+        "spans",
         "log_level",
         "log_format",
     ),

@@ -142,6 +142,8 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
             )
             if handed_over:
                 await episodes.hand_over()
+                if episodes.spans is not None:
+                    await episodes.spans.end()
                 _leave(address.ready_file)
     return 0
 

@@ -345,7 +345,7 @@ class Episode:
         """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
         self.records.set_verdict(verdict.to_json())
         self._verdict = verdict
-        self.metrics.verdict_made(verdict.status)
+        self.metrics.verdict_made(verdict.status, reward=verdict.reward, success=verdict.success)
         self.journal.write_verdict(verdict.to_json())
         if self.claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.

@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -56,6 +56,9 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from decathlon_mcp.telemetry.spans import Spans
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -108,6 +111,7 @@ class EpisodeRegistry:
         signer: Signer,
         options: RegistryOptions,
         metrics: Metrics,
+        spans: Spans | None = None,
         store: Store | None = None,
         archive: Store | None = None,
     ) -> None:
@@ -125,6 +129,7 @@ class EpisodeRegistry:
         self._sandbox_factories = sandbox_factories
         self.options = options
         self.metrics = metrics
+        self.spans = spans
         self.recovering = False
         """Whether the episodes of a dead server are still being taken over."""
         self._kept_tools = KeptTools(options.journals.parent / KEPT_TOOLS_FOLDER)
@@ -292,12 +297,16 @@ class EpisodeRegistry:
         return episode
 
     def _episode(self, spec: EpisodeSpec, suite: str, ticket: Ticket, journal: Journal) -> Episode:
+        key = (suite, spec.task_name)
+        spans = self.spans
         return Episode(
             spec,
             sandbox_factory=self._sandbox_factories[suite],
             ticket=ticket,
             journal=journal,
-            metrics=self.metrics.episode(suite, spec.task_name),
+            metrics=self.metrics.episode(*key)
+            if spans is None
+            else spans.episode(self.metrics, key, spec.public_id),
             store=self.store,
             archive=self._archive,
         )

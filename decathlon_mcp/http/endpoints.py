@@ -81,8 +81,8 @@ class McpEndpoints:
         self._has_page = has_page
         self._exchanges = exchanges
         # Only at a task's address does the episode end with its session.
-        self._tasks = self._address("task", EpisodeServer(TaskSessionResolver(registry)))
-        self._episodes = self._address("episode", EpisodeServer(AddressResolver()))
+        self._tasks = self._address("task", EpisodeServer(TaskSessionResolver(registry), registry.spans))
+        self._episodes = self._address("episode", EpisodeServer(AddressResolver(), registry.spans))
         self._lobby = self._address("lobby", Lobby(registry))
         self._by_kind = {"tasks": self._tasks, "episodes": self._episodes}
         self.managers = tuple(each.manager for each in (self._tasks, self._episodes, self._lobby))
@@ -183,7 +183,7 @@ class McpEndpoints:
         """Serve a request for tools without the SDK."""
         context, resumed = exchange.context, exchange.resumed
         scope[SCOPE_KEY] = context
-        serve = address.server.serve
+        serve = address.server.respond
         if resumed is not None:
             serve = partial(address.server.serve_again, kind=resumed.kind, agent=resumed.agent)
         if address is self._lobby:

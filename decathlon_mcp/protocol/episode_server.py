@@ -40,6 +40,7 @@ from decathlon_mcp.protocol.sdk_requests import (
     require_initialized,
     with_changing_tools,
 )
+from decathlon_mcp.telemetry.spans import Spans
 from decathlon_mcp.types import JsonObject
 
 EPISODE_KEY = "decathlon/episode"
@@ -121,9 +122,10 @@ class FixedResolver(AddressResolver):
 class EpisodeServer(ToolServer):
     """Serves the tools and the prompt of the episode that the resolver finds."""
 
-    def __init__(self, resolver: EpisodeResolver) -> None:
+    def __init__(self, resolver: EpisodeResolver, spans: Spans | None = None) -> None:
         self._resolver = resolver
         super().__init__(
+            spans,
             on_list_prompts=self._list_prompts,
             on_get_prompt=self._get_prompt,
             get_tool_input_schema=self._input_schema,

@@ -99,7 +99,7 @@ async def call_tool(
             only_argument(request.decoded_arguments(), EVALUATE)
             await request.accepted(Kind.EVALUATE, agent=agent)
             return await evaluate(episode, request)
-        call = await episode.calls.accept(request.name, request.call_params, request.origin)
+        request.call = call = await episode.calls.accept(request.name, request.call_params, request.origin)
         await request.accepted(Kind.CALL, agent=agent)
         return await _reply(episode, request, call)
     except DecathlonError as error:

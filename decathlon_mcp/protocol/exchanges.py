@@ -24,8 +24,9 @@ from mcp.server.connection import Connection
 from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
-from mcp_types import ErrorData
+from mcp_types import PROTOCOL_VERSION_META_KEY, ErrorData
 from msgspec.structs import replace
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -225,6 +226,19 @@ class Exchange(ToolRequest):
     @property
     def base_url(self) -> str | None:
         return self.context.public_url or str(Request(self._http_scope).base_url).rstrip("/")
+
+    @property
+    def is_http(self) -> bool:
+        return True
+
+    @property
+    def protocol_version(self) -> str:
+        if self.connection is not None:
+            return self.connection.protocol_version
+        return str(self.meta[PROTOCOL_VERSION_META_KEY])  # as `Recognition` has checked
+
+    def http_header(self, name: str) -> str | None:
+        return Headers(scope=self._http_scope).get(name)
 
     async def accepted(self, kind: Kind, *, agent: str = "") -> None:
         if self._generation is None or self._event_id is not None:

@@ -82,6 +82,7 @@ class Lobby(ToolServer):
         self._labels = labels or {}
         self._definitions = {name: tool.definition() for name, tool in LOBBY_TOOLS.items()}
         super().__init__(
+            registry.spans,
             instructions=EVALUATOR_INSTRUCTIONS,
             # No lobby tool takes arguments from HTTP headers, so there is nothing for the SDK to check.
             get_tool_input_schema=_no_schema,

@@ -25,7 +25,7 @@ from mcp.server.connection import Connection
 from msgspec import UNSET, Raw, UnsetType
 
 from decathlon_mcp.driver_client.replies import CallParams, Reply
-from decathlon_mcp.episodes.operations import check_operation
+from decathlon_mcp.episodes.operations import RunningCall, check_operation
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.json_limits import check_undecoded
 from decathlon_mcp.protocol.context import RequestContext
@@ -335,6 +335,8 @@ class ToolRequest(ABC):
         self.connection = connection
         self.is_sessionless = is_sessionless
         self.can_stream = can_stream
+        self.call: RunningCall | int | None = None
+        """The call of a task's tool that the request began or repeats, once that is known."""
 
     @property
     def session_id(self) -> str | None:
@@ -394,6 +396,20 @@ class ToolRequest(ABC):
     @abstractmethod
     def base_url(self) -> str | None:
         """The server's public URL if configured, otherwise the one the client used; None without HTTP."""
+
+    @property
+    @abstractmethod
+    def is_http(self) -> bool:
+        """Whether it came over HTTP."""
+
+    @property
+    @abstractmethod
+    def protocol_version(self) -> str:
+        """The protocol revision in use."""
+
+    @abstractmethod
+    def http_header(self, name: str) -> str | None:
+        """The value of an HTTP header, by its name in lower case; None if there is none."""
 
     @abstractmethod
     async def accepted(self, kind: Kind, *, agent: str = "") -> None:

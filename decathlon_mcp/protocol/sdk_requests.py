@@ -7,6 +7,7 @@ messages, and `tools/list_changed` in sessions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any
 
 import mcp_types as types
@@ -32,6 +33,8 @@ from decathlon_mcp.protocol.results import (
     with_envelope,
 )
 from decathlon_mcp.protocol.sdk import Context, connection_of, notify_tools_changed, send_notification
+from decathlon_mcp.protocol.spans import RequestSpans
+from decathlon_mcp.telemetry.spans import Spans
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
 MAX_INITIALIZE_BYTES = 64 << 10
@@ -42,11 +45,14 @@ _LISTENER_KEY = "decathlon/tool_listener"
 
 
 class ToolServer(ABC):
-    """What serves an address. `server` is the SDK's, with these options."""
+    """What serves an address. `server` is the SDK's, with these options.
+
+    `respond`: `serve`, or with `spans` the same in a span.
+    """
 
     # Tools are answered in middleware, as dicts: the SDK's models drop unknown fields, and one tool or
     # content block that they cannot parse fails a whole list or result.
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, spans: Spans | None, **options: Any) -> None:
         self.server: Server[Any] = Server(
             "decathlon-mcp",
             version=__version__,
@@ -56,6 +62,12 @@ class ToolServer(ABC):
             **options,
         )
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, _set_log_level)
+        self.respond = self.serve
+        if spans is not None:
+            request_spans = RequestSpans(spans)
+            # Instead of the SDK's, which would make a second span of each call that the SDK passes on.
+            self.server.middleware[:] = [request_spans.middleware]
+            self.respond = partial(request_spans.serve, self.serve)
         self.server.middleware.append(self._serve)
 
     @abstractmethod
@@ -96,7 +108,7 @@ class ToolServer(ABC):
         """The result of a request for tools, for the SDK. Raises MCPError."""
         request = SdkRequest(ctx)
         with translate_errors():
-            result = await self.serve(request)
+            result = await self.respond(request)
         if isinstance(result, Reply):
             if result.error is not None:
                 raise relayed_error(result.error)
@@ -128,6 +140,17 @@ class SdkRequest(ToolRequest):
     @property
     def base_url(self) -> str | None:
         return base_url_of(self._ctx)
+
+    @property
+    def is_http(self) -> bool:
+        return self._ctx.request is not None
+
+    @property
+    def protocol_version(self) -> str:
+        return self._ctx.protocol_version
+
+    def http_header(self, name: str) -> str | None:
+        return None if self._ctx.request is None else self._ctx.request.headers.get(name)
 
     async def accepted(self, kind: Kind, *, agent: str = "") -> None:
         pass  # what the SDK answers cannot be fetched again

@@ -32,14 +32,14 @@ async def serve_streams(
     UnknownTaskError, NotRunnableError, AtCapacityError, UnknownEpisodeError before anything is served.
     """
     if episode is not None:
-        await _serve_episode(registry.access(episode, Principal()), read, write)
+        await _serve_episode(registry, registry.access(episode, Principal()), read, write)
         return
     if task is None:
         await _run(Lobby(registry, labels=labels).server, read, write)
         return
     started = registry.start(task, Principal(), labels=labels or {})
     try:
-        await _serve_episode(EpisodeAccess.by_session(started, Principal()), read, write)
+        await _serve_episode(registry, EpisodeAccess.by_session(started, Principal()), read, write)
     finally:
         started.close()
 
@@ -52,9 +52,11 @@ async def serve_stdio(
         await serve_streams(registry, read, write, task=task, labels=labels)
 
 
-async def _serve_episode(access: EpisodeAccess, read: MessageReadStream, write: MessageWriteStream) -> None:
+async def _serve_episode(
+    registry: EpisodeRegistry, access: EpisodeAccess, read: MessageReadStream, write: MessageWriteStream
+) -> None:
     with access.episode.lease.hold():
-        await _run(EpisodeServer(FixedResolver(access)).server, read, write)
+        await _run(EpisodeServer(FixedResolver(access), registry.spans).server, read, write)
 
 
 async def _run(server: Server[Any], read: MessageReadStream, write: MessageWriteStream) -> None:

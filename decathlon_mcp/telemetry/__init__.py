@@ -1,1 +1,1 @@
-"""Telemetry: logs."""
+"""Telemetry: logs, metrics and spans."""

@@ -214,8 +214,8 @@ class EpisodeMetrics:
         """The attempt is closed and will be graded."""
         self._claimed_at = perf_counter()
 
-    def verdict_made(self, status: str) -> None:
-        """There is a verdict, with this status."""
+    def verdict_made(self, status: str, *, reward: float | None = None, success: bool | None = None) -> None:
+        """There is a verdict, with this status, and with a reward and its success if it has them."""
         metrics = self._metrics
         metrics.verdicts.labels(*metrics.subject(self._key), status).inc()
         if self._claimed_at is not None:

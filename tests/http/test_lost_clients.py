@@ -22,6 +22,7 @@ from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
+from decathlon_mcp.telemetry.spans import Spans
 from tests.episodes.environment import TOOLS, ended, running_registry
 from tests.fakes.driver import FakeRun
 from tests.fakes.provider import FakeProvider
@@ -44,7 +45,12 @@ def senders() -> Iterator[Senders]:
 
 @asynccontextmanager
 async def served_by_fake(
-    tmp_path: Path, provider: FakeProvider | None = None, *, exchanges: bool = True, **settings: Any
+    tmp_path: Path,
+    provider: FakeProvider | None = None,
+    *,
+    exchanges: bool = True,
+    spans: Spans | None = None,
+    **settings: Any,
 ) -> AsyncGenerator[Served]:
     """Serve a registry over the fake provider."""
     listener = listen("127.0.0.1", 0)
@@ -52,6 +58,7 @@ async def served_by_fake(
     provider = provider or FakeProvider(tools=TOOLS)
     async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
+        registry.spans = spans
 
         async def serve() -> None:
             app = http_app(registry, exchanges=exchanges)

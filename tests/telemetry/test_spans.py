@@ -1,0 +1,98 @@
+"""The export of spans: when it is there, what it refuses, and that it never holds up a server's end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+
+from decathlon_mcp.app import bootstrap
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.http.listening import listen
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.telemetry.spans import FLUSH_SECONDS, exported_spans
+
+pytestmark = pytest.mark.anyio
+
+SERVER = (
+    "decathlon_mcp.app, decathlon_mcp.http.application, decathlon_mcp.protocol.streams, decathlon_mcp.cli.app"
+)
+
+
+def settings_in(state: Path, **settings: Any) -> Settings:
+    return Settings.model_validate({"state": state, "isolation": "none", **settings})
+
+
+@pytest.fixture
+async def silent_collector(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[None]:
+    """A collector that accepts connections and never answers."""
+    with listen("127.0.0.1", 0) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
+        yield
+
+
+def test_a_server_without_spans_imports_no_sdk_of_opentelemetry() -> None:
+    code = f"import sys, {SERVER}; sys.exit('opentelemetry.sdk' in sys.modules)"
+    assert subprocess.run((sys.executable, "-c", code), check=False).returncode == 0
+
+
+async def test_without_the_setting_there_are_no_spans(tmp_path: Path) -> None:
+    async with bootstrap(settings_in(tmp_path)) as registry:
+        assert registry.spans is None
+
+
+async def test_a_server_that_lacks_the_sdk_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(SettingsError, match=r"--spans requires .* pip install '\.\[otel\]'"):
+        async with bootstrap(settings_in(tmp_path, spans=True)):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "OTEL_EXPORTER_OTLP_PROTOCOL=grpc: only http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1000000", "a variable OTEL_.* does not fit: max_export"),
+    ],
+)
+async def test_a_variable_that_does_not_fit_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=message):
+        async with exported_spans():
+            pass
+
+
+@pytest.mark.usefixtures("silent_collector")
+async def test_a_collector_that_does_not_answer_holds_up_neither_a_server_nor_its_end() -> None:
+    async with exported_spans() as spans:
+        started = time.monotonic()
+        for _ in range(3000):
+            spans.tracer.start_span("call").end()
+        assert time.monotonic() - started < FLUSH_SECONDS
+        started = time.monotonic()
+    assert time.monotonic() - started < 3 * FLUSH_SECONDS
+
+
+async def test_the_service_has_its_name_unless_the_environment_gives_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable, expected in ((None, "decathlon-mcp"), ("lab", "lab")):
+        if variable is not None:
+            monkeypatch.setenv("OTEL_SERVICE_NAME", variable)
+        async with exported_spans() as spans:
+            span = spans.tracer.start_span("call")
+            assert isinstance(span, ReadableSpan)
+            assert span.resource.attributes["service.name"] == expected
