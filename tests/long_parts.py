@@ -25,6 +25,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "client programs": (*_PYTEST, "tests/docs/clients.py"),
     "trainers": (*_PYTEST, "tests/trainers/trainers.py"),
     "evaluating": (*_PYTEST, "tests/trainers/evaluating.py"),
+    "collectors": (*_PYTEST, "tests/telemetry/collectors.py"),
     "bundle": (*_PYTEST, "tests/packaging/bundle.py"),
     "many files": (*_PYTEST, "tests/cheats/many_files.py"),
     "podman": (*_PYTEST, "tests/sandboxes/podman.py"),
