@@ -17,6 +17,7 @@ from benchmarks.load import TEXT
 from benchmarks.metering import measure_metering
 from benchmarks.running import Run, decathlon, tool_server
 from benchmarks.samples import Measurement, Samples, measure_in_turns, timed
+from benchmarks.spans import measure_spans
 
 Era = Literal["handshake", "sessionless"]
 Endpoint = Literal["task address", "episode address", "direct, JSON", "direct, events", "stream"]
@@ -67,6 +68,11 @@ async def measure_calls(run: Run, figures: Figures) -> None:
     for _ in range(run.options.repeats):
         metering = await measure_metering(rounds=min(50, rounds), warm_up=min(5, rounds // 5))
         figures.add("metrics: CPU time for each call", "µs", metering.cost_seconds * 1e6)
+    for _ in range(run.options.repeats):
+        with_spans, without = await measure_spans(run)
+        figures.add(
+            "server CPU per call with `--spans`", "µs", with_spans * 1e6, floor=("without", without * 1e6)
+        )
 
 
 def _add_calls(figures: Figures, samples: dict[tuple[Endpoint, Era], Samples]) -> None:

@@ -186,10 +186,12 @@ class Server(ServerProcess):
 
 
 @asynccontextmanager
-async def decathlon(run: Run, **settings: object) -> AsyncGenerator[Server]:
+async def decathlon(
+    run: Run, *, environment: Mapping[str, str] | None = None, **settings: object
+) -> AsyncGenerator[Server]:
     """Start this project's server as a user does; `settings` are flags, with `_` for `-`.
 
-    By default it has containers.
+    By default it has containers. `environment`: further variables.
     """
     defaults: dict[str, object] = {"provider": "docker", "image": run.options.image, "log_level": "warning"}
     defaults |= {f"{name}_seconds": LONG_SECONDS for name in LONG}
@@ -204,7 +206,7 @@ async def decathlon(run: Run, **settings: object) -> AsyncGenerator[Server]:
         log = Path(name) / "log"
         try:
             with log.open("wb") as output:
-                async with started(run, command, output=output.fileno()) as process:
+                async with started(run, command, env=environment, output=output.fileno()) as process:
                     await wait_for_file(ready, process)
                     run.owners.update(file.name for file in (state / "servers").iterdir())
                     yield Server(ready.read_text().strip(), process.pid)

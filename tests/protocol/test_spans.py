@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.telemetry.spans import Spans
 from decathlon_mcp.types import public_id
 from tests.fakes.driver import FakeCall, FakeRun, ToolError
@@ -335,16 +336,48 @@ async def test_a_call_that_its_client_cancels_is_an_error(
     assert attributes_of(recorded.the("execute_tool hang"))["error.type"] == "driver_error"
 
 
-async def test_a_request_that_is_sent_again_has_a_span_but_no_execution(
-    served: Served, recorded: Recorded, http: httpx2.AsyncClient
+async def test_requests_for_the_same_call_have_spans_but_the_call_only_one(
+    tmp_path: Path, recorded: Recorded, http: httpx2.AsyncClient
 ) -> None:
-    async with session_of(http, served) as session:
-        for _ in range(2):
-            message = called("probe__echo", meta={"decathlon/operation": SECRET})
-            answer = answer_of(await http.post(session.url, json=message, headers=session.headers))
-            assert "result" in answer
-    assert len(recorded.named("tools/call probe__echo")) == 2
-    assert len(recorded.named("execute_tool echo")) == 1
+    finish = anyio.Event()
+
+    async def slow(call: FakeCall) -> str:
+        await finish.wait()
+        return "done"
+
+    async def ask(session: RawSession, request_id: int) -> None:
+        message = called("probe__slow", request_id, meta={"decathlon/operation": SECRET})
+        answer = answer_of(await http.post(session.url, json=message, headers=session.headers))
+        assert answer["result"]["content"][0]["text"] == "done"
+
+    slow_provider = FakeProvider(tools={"probe": {"slow": slow}})
+    async with served_by_fake(tmp_path, slow_provider, spans=recorded.spans) as served:
+        async with session_of(http, served) as session:
+            (episode,) = served.episodes.live
+            async with anyio.create_task_group() as tasks:
+                for request_id in (21, 22):
+                    tasks.start_soon(ask, session, request_id)
+                await until(lambda: len(callers_of(episode)) == 2)
+                finish.set()
+            await ask(session, 23)
+    assert len(recorded.named("tools/call probe__slow")) == 3
+    assert len(recorded.named("execute_tool slow")) == 1
+
+
+def callers_of(episode: Episode) -> Sequence[object]:
+    """The requests that wait for the episode's calls."""
+    return [caller for call in episode.calls.unanswered for caller in call._callers]  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_the_sdk_makes_no_second_span(
+    served: Served, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a program that has set a provider for all tracers.
+    monkeypatch.setattr("mcp.shared._otel._tracer", recorded.tracer)
+    async with connected(served.lobby) as lobby:
+        await lobby.call_tool("list_tasks", {})
+    assert recorded.calls == ["tools/call list_tasks"]
+    assert is_child(recorded.the("tools/call list_tasks"), recorded.the("MCP send tools/call list_tasks"))
 
 
 async def test_a_set_up_that_fails_is_an_error(tmp_path: Path, recorded: Recorded) -> None:
