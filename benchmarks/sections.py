@@ -39,7 +39,8 @@ SECTIONS: dict[str, Section] = {
 A call of 100 bytes takes turns with its two legs: the same tool server called directly over the SDK's HTTP
 on loopback (with JSON responses, the SDK's fastest format, and with events, its default), and the same call
 over a container's attached stream (the tool server is the first process; raw lines on a blocking socket).
-The client is the SDK's, one for each path, all in one process.""",
+The client is the SDK's, one for each path, all in one process. With `--spans` a server sends them to a
+collector that keeps nothing; its CPU time is compared with that of another server in the same run.""",
         measure_calls,
     ),
     "stalls": Section(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from typing import Any, Literal
 
 LogFormat = Literal["text", "json"]
+EXPORT_SECONDS = 60.0
+"""Time between two messages of OpenTelemetry: an exporter without its collector logs several per batch."""
 
 
 def fields(**values: Any) -> dict[str, Any]:
@@ -38,6 +41,21 @@ class _Formatter(logging.Formatter):
         return f"{line}\n{exception}" if exception else line
 
 
+class _SeldomExport(logging.Filter):
+    """Lets one message of OpenTelemetry through in EXPORT_SECONDS, and all others."""
+
+    _next_at = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("opentelemetry"):
+            return True
+        now = time.monotonic()
+        if now < self._next_at:
+            return False
+        self._next_at = now + EXPORT_SECONDS
+        return True
+
+
 def _short(value: object) -> str:
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if " " in text or "\n" in text or not text else text
@@ -48,8 +66,10 @@ def configure_logging(level: str = "info", style: LogFormat = "text") -> None:
     # stdout may carry MCP messages.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(style))
+    handler.addFilter(_SeldomExport())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for name in ("mcp", "uvicorn", "urllib3", "docker", "httpx", "httpx2", "asyncio", "sse_starlette"):
+    libraries = ("mcp", "uvicorn", "urllib3", "docker", "httpx", "httpx2", "asyncio", "sse_starlette")
+    for name in (*libraries, "opentelemetry"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

@@ -20,12 +20,10 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.cli.conftest import COMMAND
@@ -55,10 +53,18 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: Sequence[str | Path], log: Path, **options: Any) -> Generator[subprocess.Popen[bytes]]:
-    """A program whose output goes to `log`; ended with the context."""
+def running(
+    command: Sequence[str | Path], log: Path, variables: Mapping[str, str] | None = None
+) -> Generator[subprocess.Popen[bytes]]:
+    """A program whose output goes to `log`, in that folder; ended with the context."""
     with log.open("wb") as output:
-        process = subprocess.Popen([*map(str, command)], stdout=output, stderr=subprocess.STDOUT, **options)
+        process = subprocess.Popen(
+            [*map(str, command)],
+            cwd=log.parent,
+            env={**os.environ, **(variables or {})},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
         try:
             yield process
         finally:
@@ -154,13 +160,11 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     log = folder / "collector.log"
     words = ("--spans", "--port", "0", "--state", folder / "state", "--ready-file", ready, "--no-supervisor")
     with ExitStack() as stack:
-        environment = {**os.environ, **ports}
-        stack.enter_context(running(("sh", "-c", f"exec {start}"), log, cwd=folder, env=environment))
+        stack.enter_context(running(("sh", "-c", f"exec {start}"), log, ports))
         until(lambda: "Starting Rotel" in log.read_text(), "the collector did not start")
-        environment = {**os.environ, **variables}
         server_log = folder / "server.log"
         command = (*COMMAND, "serve", *words)
-        server = stack.enter_context(running(command, server_log, env=environment))
+        server = stack.enter_context(running(command, server_log, variables))
         until(ready.exists, f"the server did not start: {server_log.read_text()}")
         url = ready.read_text().strip()
         # The page's configuration, every second.

@@ -61,3 +61,19 @@ def test_libraries_log_warnings_only(capsys: pytest.CaptureFixture[str]) -> None
     err = capsys.readouterr().err
     assert "a request" not in err
     assert "a warning" in err
+
+
+def test_opentelemetry_without_a_collector_does_not_fill_the_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("decathlon_mcp.telemetry.logs.time.monotonic", lambda: now)
+    configure_logging("info", "text")
+    exporter = logging.getLogger("opentelemetry.exporter.otlp")
+    for seconds in (0, 1, 30, 61):
+        now = 1000.0 + seconds
+        exporter.warning("refused after %d s", seconds)
+        logging.getLogger("decathlon.test").warning("other after %d s", seconds)
+    err = capsys.readouterr().err
+    assert [seconds for seconds in (0, 1, 30, 61) if f"refused after {seconds} s" in err] == [0, 61]
+    assert err.count("other after") == 4
