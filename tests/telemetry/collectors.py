@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
 import pytest
 
 from tests.cli.conftest import COMMAND
