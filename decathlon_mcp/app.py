@@ -11,11 +11,11 @@ import logging
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import anyio
 import anyio.to_thread
@@ -62,13 +62,11 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
+from decathlon_mcp.telemetry.spans import Spans, exported_spans
 from decathlon_mcp.web.control import Configuration
 from decathlon_mcp.web.proxy import ProxyOptions, find_program, running_proxy
 from decathlon_mcp.web.recording import FOLDER
 from decathlon_mcp.web.targets import parse_addresses
-
-if TYPE_CHECKING:
-    from decathlon_mcp.telemetry.spans import Spans
 
 log = logging.getLogger("decathlon.app")
 
@@ -257,7 +255,7 @@ async def bootstrap(
             factories,
             settings,
             scratch,
-            spans=await stack.enter_async_context(_spans()) if settings.spans else None,
+            spans=await stack.enter_async_context(exported_spans()) if settings.spans else None,
             store=store,
             archive=None if survives else database,
         )
@@ -276,13 +274,6 @@ async def bootstrap(
             delete_old = partial(_delete_old_episodes, database, settings.state, settings.keep_days)
             tasks.start_soon(run_for_ever, delete_old)
         yield registry
-
-
-def _spans() -> AbstractAsyncContextManager[Spans]:
-    """See `exported_spans`, of a module that only a server with `--spans` imports."""
-    from decathlon_mcp.telemetry.spans import exported_spans
-
-    return exported_spans()
 
 
 def _survival(name: ProviderName, survival: Survival) -> Survival:

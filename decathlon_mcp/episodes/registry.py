@@ -10,7 +10,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -56,9 +56,7 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from decathlon_mcp.telemetry.spans import Spans
+from decathlon_mcp.telemetry.spans import Spans
 
 log = logging.getLogger("decathlon.episodes")
 

@@ -1,8 +1,8 @@
 """Spans of one server for OpenTelemetry, which `--spans` switches on.
 
 Here are the spans of an episode's set-up and grading, and the export; `protocol/spans.py` has those of
-requests. Only a server with `--spans` imports this module: OpenTelemetry's SDK is an extra, and its import
-takes a third of a second.
+requests. OpenTelemetry's API comes with the SDK of MCP. Its own SDK is an extra, which only `exported_spans`
+imports: that takes a third of a second.
 
 A span has no argument, no reply, no message of an error and no id that gives access: a collector is read by
 more people than may play.
