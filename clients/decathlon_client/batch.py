@@ -15,7 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
-from typing import Generic, Literal, TypeAlias, TypeVar, cast
+from typing import Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
 import anyio
 from anyio.abc import ObjectSendStream, TaskGroup
@@ -23,6 +23,7 @@ from anyio.abc import ObjectSendStream, TaskGroup
 from decathlon_client.background import background_tasks
 from decathlon_client.episode import MISTAKES, Episode
 from decathlon_client.errors import ClientError, ConnectionLostError, RequestError
+from decathlon_client.group_limits import GroupLimits
 from decathlon_client.labels import ATTEMPT, GROUP
 from decathlon_client.opener import EpisodeOpener
 from decathlon_client.progress import Pace, ShowTally, Tally, progress_display
@@ -38,6 +39,8 @@ MAX_LOST = 3
 log = logging.getLogger("decathlon.client")
 
 T = TypeVar("T")
+Late: TypeAlias = Literal["truncate", "drop"]
+"""What a batch does with the attempts that play at the deadline of their group."""
 Player: TypeAlias = Callable[[Episode], Awaitable[T]]
 """Plays one episode; its return value is kept in the result. An unclaimed attempt is graded as it is.
 
@@ -47,17 +50,23 @@ So is one whose player raises the RequestError that a task's server answered wit
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a batch plays its tasks: see `Decathlon.batch`. Raises ValueError for numbers below 1."""
+    """How a batch plays its tasks: see `Decathlon.batch`. Raises ValueError for wrong values."""
 
     run: str
     concurrency: int
     n: int
     player_seconds: float | None
+    group_seconds: float | None
+    late: Late
 
     def __post_init__(self) -> None:
         for name, value in (("concurrency", self.concurrency), ("n", self.n)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        if self.group_seconds is not None and not self.group_seconds > 0:
+            raise ValueError(f"group_seconds must be more than 0, not {self.group_seconds}")
+        if self.late not in get_args(Late):
+            raise ValueError(f"late must be one of {', '.join(get_args(Late))}, not {self.late!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,7 @@ class Batch:
         self._draws = _draw_each(tasks, plan.n, verdicts)
         self._plan = plan
         self._show = show
+        self._group_limits = GroupLimits(plan.group_seconds)
         self._drawing = anyio.Lock()
         self._error: Exception | None = None
 
@@ -131,7 +141,8 @@ class Batch:
                 for _ in range(self._plan.concurrency):
                     self._workers.start_soon(self._work, player, send.clone())
             async for result in receive:
-                yield result
+                with self._group_limits.paused():
+                    yield result
         if self._error is not None:
             raise self._error
 
@@ -201,7 +212,7 @@ class Batch:
     async def _play_now(self, draw: _Draw, player: Player[T]) -> Result[T]:
         started, lost = time.monotonic(), list[str]()
         while True:
-            run = _EpisodeRun(self._tally, self._show_tally, self._plan.player_seconds, player)
+            run = _EpisodeRun(self._tally, self._show_tally, self._plan, self._group_limits, draw, player)
             failure = await self._try(draw, run)
             if run.lost is None or len(lost) == MAX_LOST:
                 break
@@ -237,8 +248,15 @@ class Batch:
         """Open an episode and play it; returns what failed."""
         try:
             labels = {GROUP: str(draw.group), ATTEMPT: str(draw.attempt)}
-            async with self._opener.open(draw.task, launch_time=draw.launch_time, labels=labels) as episode:
-                await run.play(episode)
+            with self._group_limits.limit(draw.group) as limit:
+                async with self._opener.open(
+                    draw.task, launch_time=draw.launch_time, labels=labels
+                ) as episode:
+                    if self._plan.late == "truncate":
+                        self._group_limits.lift(limit)
+                    await run.play(episode)
+            if limit.cancelled_caught and run.verdict is None:
+                return run.late_error()
         except Exception as error:  # noqa: BLE001
             if isinstance(error, ConnectionLostError) and run.episode is None and self._error is None:
                 # Every other task would wait as long, and fail too.
@@ -256,7 +274,13 @@ class _EpisodeRun(Generic[T]):
     """
 
     def __init__(
-        self, tally: Tally, show: Callable[[], None], player_seconds: float | None, player: Player[T]
+        self,
+        tally: Tally,
+        show: Callable[[], None],
+        plan: Plan,
+        group_limits: GroupLimits,
+        draw: _Draw,
+        player: Player[T],
     ) -> None:
         self.episode: str | None = None
         self.page: str | None = None
@@ -265,8 +289,11 @@ class _EpisodeRun(Generic[T]):
         self.verdict: Verdict | None = None
         self._tally = tally
         self._show = show
-        self._player_seconds = player_seconds
+        self._plan = plan
+        self._group_limits = group_limits
+        self._draw = draw
         self._player = player
+        self._is_late = False
         self._phase: Literal["opening", "playing", "grading"] = "opening"
         self._count("opening", 1)
 
@@ -286,7 +313,10 @@ class _EpisodeRun(Generic[T]):
 
     async def _play(self, episode: Episode) -> None:
         self._enter("playing")
-        with anyio.move_on_after(self._player_seconds) as time_limit:
+        with (
+            self._group_limits.limit(self._draw.group) as group_limit,
+            anyio.move_on_after(self._plan.player_seconds) as time_limit,
+        ):
             try:
                 self.played = await self._player(episode)
             except Exception as error:
@@ -296,9 +326,18 @@ class _EpisodeRun(Generic[T]):
                 if not _is_from_task(error) and (_is_players_fault(error) or not await ended_with_reward()):
                     raise
         self._enter("grading")
-        if time_limit.cancelled_caught and not episode.claimed:
+        if (group_limit.cancelled_caught or time_limit.cancelled_caught) and not episode.claimed:
             await episode.truncate()
         self.verdict = await episode.evaluate()
+
+    def late_error(self) -> TimeoutError:
+        """The failure of an attempt that is dropped at the deadline of its group."""
+        self._is_late = True
+        place = self._draw.place
+        return TimeoutError(
+            f"attempt {place.attempt} of {place.task} is dropped: it was {self._phase} when the "
+            f"{self._plan.group_seconds:g} s of its group were over"
+        )
 
     def outcome(self, failure: Exception | None) -> Fault | None:
         """Count the outcome. Returns whose fault it is that there is no verdict; None if there is one."""
@@ -306,9 +345,12 @@ class _EpisodeRun(Generic[T]):
         fault: Fault | None = None
         if self.verdict is not None:
             self._tally.rewards += self.verdict.reward
+        elif self._is_late:
+            fault = "deadline"
         else:
             fault = "player" if self._phase == "playing" and _is_players_fault(failure) else "infrastructure"
-        self._count({None: "scored", "player": "broken", "infrastructure": "lost"}[fault], 1)
+        state = {None: "scored", "player": "broken", "infrastructure": "lost", "deadline": "dropped"}[fault]
+        self._count(state, 1)
         return fault
 
     def _enter(self, phase: Literal["playing", "grading"]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Self, Unpack
 import anyio
 
 from decathlon_client.background import ShieldedTasks, shielded_tasks
-from decathlon_client.batch import Batch, Plan, open_batch
+from decathlon_client.batch import Batch, Late, Plan, open_batch
 from decathlon_client.close_budget import CloseBudget, is_interrupt
 from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
 from decathlon_client.embedded import EmbeddedEndpoint
@@ -163,19 +163,28 @@ class Decathlon:
     async def tools(self, task: str | Task) -> tuple[Tool, ...]:
         """The tools that an episode of the task shows to a model: its own and `claim_done`.
 
-        The first time that a set of servers is asked for, an episode with them is opened, listed and closed;
-        this connection remembers the list. Raises UnknownTaskError, NotRunnableError, SetUpError.
+        They come from the lists that the server has cached. For a task of which it has none, an episode is
+        opened, listed and closed, once for each set of servers. This connection remembers the answers.
+        Raises UnknownTaskError, NotRunnableError, SetUpError.
         """
         known = task
         if isinstance(known, str):
             known = next((listed for listed in await self.tasks(prompts=False) if listed.id == task), task)
-        # Of an unknown task only the server can suggest similar ids: let it refuse the episode.
+        # Of an unknown task only the server can suggest similar ids: let it refuse the request.
         key: object = known if isinstance(known, str) else (known.suite, known.servers, known.local_tools)
         async with self._listing:
             if key not in self._tools:
-                async with self.episode(known, **RETRIES) as episode:
-                    self._tools[key] = tuple(episode.tools)
+                self._tools[key] = await self._cached_tools(known) or await self._first_tools(known)
             return self._tools[key]
+
+    async def _cached_tools(self, task: str | Task) -> tuple[Tool, ...]:
+        """Those that the server knows without an episode; none if it does not know them."""
+        reply = await self._ask("list_tools", {"task": task if isinstance(task, str) else task.id})
+        return tuple(Tool.read(raw) for raw in as_objects((reply.structured or {}).get("tools")))
+
+    async def _first_tools(self, task: str | Task) -> tuple[Tool, ...]:
+        async with self.episode(task, **RETRIES) as episode:
+            return tuple(episode.tools)
 
     async def sample(
         self,
@@ -283,6 +292,8 @@ class Decathlon:
         run: str | None = None,
         progress: bool = True,
         player_seconds: float | None = None,
+        group_seconds: float | None = None,
+        late: Late = "truncate",
         resume: str | PathLike[str] | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AbstractAsyncContextManager[Batch]:
@@ -292,8 +303,11 @@ class Decathlon:
         prompt. The episodes are labelled with the name of the `run` (by default the date, the time and four
         letters; printed once), their `group` and `attempt`. `progress`: show a bar on stderr (on a terminal,
         with `rich`), or else a line now and then. An attempt whose player takes longer than `player_seconds`
-        is truncated: see `Episode.truncate`. Leaving early closes the open episodes, after an interrupt
-        within 5 s.
+        is truncated: see `Episode.truncate`. `group_seconds` after the first attempt of a group began, those
+        in play are truncated too, and those that are still opening or have not begun are dropped: their
+        results have a TimeoutError and the fault `deadline`. With `late="drop"` every one without a verdict
+        is dropped. The time between results, in which nobody waits for the next one, does not count. Leaving
+        early closes the open episodes, after an interrupt within 5 s.
 
         `resume` names a file to which each verdict is appended. A batch that is started again with it plays
         only what has no verdict there, and yields the others first, with `resumed` and without `played`.
@@ -303,7 +317,7 @@ class Decathlon:
         verdicts = VerdictFile(resume) if resume is not None else None
         name = run_name(run or (verdicts and verdicts.run), labels)
         options["labels"] = {**labels, RUN: name}
-        plan = Plan(name, concurrency, n, player_seconds)
+        plan = Plan(name, concurrency, n, player_seconds, group_seconds, late)
         return open_batch(self._opener(**options), tasks, plan, progress, verdicts)
 
     def _opener(self, **options: Unpack[OpeningOptions]) -> EpisodeOpener:

@@ -21,7 +21,8 @@ class Tally:
     """Counts of a batch's episodes by their state, and its pace.
 
     `total` is None if the tasks have no length. `scored` episodes have a reward; `lost` and `broken` ones
-    have none, because of the infrastructure or of the player. `rewards` is the sum of all rewards.
+    have none, because of the infrastructure or of the player, and `dropped` ones because of the deadline of
+    their group. `rewards` is the sum of all rewards.
     `per_minute` is how many of the last episodes ended per minute, `seconds_left` the rest of the batch at
     this pace; None as long as nobody knows. `away_seconds` is how long the server has not been reached;
     None while it answers.
@@ -34,6 +35,7 @@ class Tally:
     scored: int = 0
     lost: int = 0
     broken: int = 0
+    dropped: int = 0
     rewards: float = 0.0
     per_minute: float | None = None
     seconds_left: float | None = None
@@ -42,7 +44,7 @@ class Tally:
     @property
     def done(self) -> int:
         """Episodes that have ended, with or without a reward."""
-        return self.scored + self.lost + self.broken
+        return self.scored + self.lost + self.broken + self.dropped
 
     @property
     def mean_reward(self) -> float | None:
@@ -55,6 +57,7 @@ class Tally:
         parts += [f"{self.opening} opening", f"{self.playing} playing", f"{self.grading} grading"]
         parts += [f"{self.lost} lost"] if self.lost else []
         parts += [f"{self.broken} broken"] if self.broken else []
+        parts += [f"{self.dropped} dropped"] if self.dropped else []
         if self.away_seconds is not None:
             return ", ".join([*parts, f"waiting for the server for {_duration(self.away_seconds)}"])
         if self.per_minute is not None:

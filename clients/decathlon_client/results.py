@@ -10,8 +10,8 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from decathlon_client.values import Verdict
 
 T = TypeVar("T")
-Fault: TypeAlias = Literal["infrastructure", "player"]
-"""Whose fault it is that there is no verdict."""
+Fault: TypeAlias = Literal["infrastructure", "player", "deadline"]
+"""Why there is no verdict: by whose fault, or because the attempt was dropped at its group's deadline."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
+from decathlon_client.batch import Late
 from decathlon_client.errors import ClientError
 from decathlon_client.lockstep import Call
 from decathlon_client.opener import OpeningOptions
@@ -247,8 +248,9 @@ class Decathlon:
     def tools(self, task: str | Task) -> tuple[Tool, ...]:
         """The tools that an episode of the task shows to a model: its own and `claim_done`.
 
-        The first time that a set of servers is asked for, an episode with them is opened, listed and closed;
-        this connection remembers the list. Raises UnknownTaskError, NotRunnableError, SetUpError.
+        They come from the lists that the server has cached. For a task of which it has none, an episode is
+        opened, listed and closed, once for each set of servers. This connection remembers the answers.
+        Raises UnknownTaskError, NotRunnableError, SetUpError.
         """
 
     def sample(
@@ -333,6 +335,8 @@ class Decathlon:
         run: str | None = None,
         progress: bool = True,
         player_seconds: float | None = None,
+        group_seconds: float | None = None,
+        late: Late = "truncate",
         resume: str | PathLike[str] | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AbstractContextManager[Batch]:
@@ -342,8 +346,11 @@ class Decathlon:
         prompt. The episodes are labelled with the name of the `run` (by default the date, the time and four
         letters; printed once), their `group` and `attempt`. `progress`: show a bar on stderr (on a terminal,
         with `rich`), or else a line now and then. An attempt whose player takes longer than `player_seconds`
-        is truncated: see `Episode.truncate`. Leaving early closes the open episodes, after an interrupt
-        within 5 s.
+        is truncated: see `Episode.truncate`. `group_seconds` after the first attempt of a group began, those
+        in play are truncated too, and those that are still opening or have not begun are dropped: their
+        results have a TimeoutError and the fault `deadline`. With `late="drop"` every one without a verdict
+        is dropped. The time between results, in which nobody waits for the next one, does not count. Leaving
+        early closes the open episodes, after an interrupt within 5 s.
 
         `resume` names a file to which each verdict is appended. A batch that is started again with it plays
         only what has no verdict there, and yields the others first, with `resumed` and without `played`.

@@ -57,6 +57,7 @@ from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
 from decathlon_mcp.telemetry.spans import Spans
+from decathlon_mcp.types import JsonObject
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -176,6 +177,20 @@ class EpisodeRegistry:
     def sandbox_factory(self, suite: str) -> SandboxFactory:
         """The factory for the sandboxes of that suite."""
         return self._sandbox_factories[suite]
+
+    async def known_tools(self, task_id: str) -> list[JsonObject] | None:
+        """What a task's episodes offer an agent, from the cache; None if it has no list of the task.
+
+        Paths in them are as in the listed prompts: those of an episode can be others where prompts are
+        provisional. Raises UnknownTaskError, and SuiteError if the task has errors.
+        """
+        suite, task = self.catalogue.find(task_id)
+        lists = self.sandbox_factory(suite.name).tool_lists
+        key = None if lists is None else await lists.expected_key(task)
+        if lists is None or key is None:
+            return None
+        known = await lists.find(key, suite.profile.root)
+        return None if known is None else [*known.router.tools]
 
     @property
     def is_available(self) -> bool:

@@ -188,6 +188,9 @@ class Lobby(ToolServer):
             case EpisodeStatus():
                 with (access := self._find(request, call.episode)).episode.lease.hold():
                     return structured_result(_status(access.episode))
+            case ListTools(task=str(task)):
+                tools = await self._registry.known_tools(task)
+                return structured_result({"tools": tools})
             case ListTools():
                 with (access := self._find(request, call.episode)).episode.lease.hold():
                     await request.accepted(Kind.OTHER)

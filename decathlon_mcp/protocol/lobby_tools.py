@@ -219,11 +219,19 @@ class EpisodeStatus(LobbyTool):
 
 class ListTools(LobbyTool):
     """List an episode's tools with their schemas. Waits until they are known, at the latest when the episode
-    is ready."""
+    is ready. With `task` instead, the tools that its episodes offer an agent; null if they are not known
+    before the first one."""
 
     tool = "list_tools"
     read_only = True
-    episode: str = Field(description=HANDLE)
+    episode: str | None = Field(None, description=HANDLE)
+    task: str | None = Field(None, description="The task's id, instead of an episode.")
+
+    @model_validator(mode="after")
+    def _is_of_an_episode_or_a_task(self) -> Self:
+        if (self.episode is None) == (self.task is None):
+            raise ValueError("give either `episode` or `task`")
+        return self
 
 
 class CallTool(LobbyTool):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 from decathlon_client import Decathlon, Episode, Result, UnknownTaskError
 
-from tests.probe.serving import Served
+from tests.probe.serving import Served, serving
 
+SHORT_SECONDS, LONG_SECONDS = 5.0, 600.0
+"""Of a group whose attempts never end, which have to be open within it, and of one whose attempts end."""
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
@@ -71,11 +75,52 @@ async def test_another_file_is_refused_and_stays_as_it_is(served: Served, tmp_pa
         assert file.read_text() == text
 
 
-async def test_the_tools_of_a_task_are_those_of_its_episodes_and_are_opened_once(d: Decathlon) -> None:
-    async with d.episode("find-answer") as e:
-        expected = [tool.raw for tool in e.tools]
-    assert [tool.raw for tool in await d.tools("find-answer")] == expected
-    assert await d.tools("find-answer") is await d.tools("find-answer")
+async def test_what_was_dropped_is_played_when_the_batch_is_resumed(served: Served, tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.jsonl"
+
+    async def player(e: Episode) -> None:
+        if e.task == "say-answer":
+            await anyio.sleep_forever()
+
+    async def play(tasks: list[str], seconds: float) -> list[Result[None]]:
+        options: dict[str, Any] = {"group_seconds": seconds, "late": "drop", "resume": file}
+        async with (
+            Decathlon(served.url) as d,
+            d.batch(tasks, concurrency=4, n=2, progress=False, **options) as batch,
+        ):
+            return [result for group in [g async for g in batch.run_groups(player)] for result in group]
+
+    dropped = await play(["say-answer"], SHORT_SECONDS)
+    assert [result.fault for result in dropped] == ["deadline"] * 2
+    assert not file.exists()
+    played = await play(["find-answer"], LONG_SECONDS)
+    again = await play(["find-answer", "say-answer"], SHORT_SECONDS)
+    # The time of a group with verdicts is not counted from then.
+    assert [(result.task, result.resumed, result.fault) for result in again] == [
+        ("find-answer", True, None),
+        ("find-answer", True, None),
+        ("say-answer", False, "deadline"),
+        ("say-answer", False, "deadline"),
+    ]
+    assert [result.verdict for result in again[:2]] == [result.verdict for result in played]
+    assert again[2].episode not in {result.episode for result in dropped}
+
+
+async def test_the_tools_of_a_task_are_those_of_its_episodes_and_are_opened_once(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, provider="local") as served, Decathlon(served.url) as d:
+        first = await d.tools("find-answer")
+        assert await d.tools("say-answer") is first  # its servers are the same
+        async with Decathlon(served.url) as other:
+            # The server has the list now.
+            assert [tool.raw for tool in await other.tools("find-answer")] == [tool.raw for tool in first]
+        assert len([*(served.state / "episodes").iterdir()]) == 1
+        async with d.episode("find-answer") as e:
+            assert [tool.raw for tool in e.tools] == [tool.raw for tool in first]
+
+
+async def test_the_tools_of_an_unknown_task_are_refused_with_similar_names(d: Decathlon) -> None:
     with pytest.raises(UnknownTaskError) as raised:
         await d.tools("find-answr")
     assert "find-answer" in raised.value.near

@@ -1,0 +1,128 @@
+"""The deadline of a group: who plays at it, who has not begun, and who is not waited for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import anyio
+import pytest
+from decathlon_client import Decathlon, Episode, Result
+from decathlon_client.group_limits import GroupLimits
+
+from decathlon_mcp.episodes.state import Phase
+from tests.probe.serving import Served, folder_of
+
+GROUP_SECONDS = 6.0
+"""Long enough for episodes to open on a busy machine; the attempts that are late play for ever."""
+PROMPT_SECONDS = 60.0
+"""Far below the half hour that a straggler here would take."""
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+async def _play_group(
+    served: Served, task: str, n: int, concurrency: int, slow: set[int], **options: Any
+) -> list[Result[int]]:
+    """The results of a group in which the attempts of `slow` never end by themselves."""
+    attempts = iter(range(n))
+
+    async def player(e: Episode) -> int:
+        attempt = next(attempts)
+        await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+        if attempt in slow:
+            await anyio.sleep(1800)
+        await e.claim_done()
+        return attempt
+
+    with anyio.fail_after(PROMPT_SECONDS):
+        async with (
+            Decathlon(served.url) as d,
+            d.batch(
+                [task], concurrency=concurrency, n=n, group_seconds=GROUP_SECONDS, progress=False, **options
+            ) as batch,
+        ):
+            (group,) = [group async for group in batch.run_groups(player)]
+    counts = (batch.tally.scored, batch.tally.dropped, batch.tally.done)
+    assert counts == (sum(r.reward is not None for r in group), sum(r.fault is not None for r in group), n)
+    return group
+
+
+async def test_an_attempt_in_play_is_truncated_and_graded_as_it_stands(served: Served) -> None:
+    group = await _play_group(served, "find-answer", n=2, concurrency=2, slow={1})
+    assert [result.reward for result in group] == [1.0, 1.0]
+    late = [result for result in group if result.played is None]
+    assert [result.verdict and result.verdict.raw["truncated"] for result in late] == [True]
+
+
+async def test_dropped_attempts_are_named_and_closed(served: Served) -> None:
+    group = await _play_group(served, "find-answer", n=2, concurrency=2, slow={1}, late="drop")
+    (late,) = [result for result in group if result.fault is not None]
+    assert (late.reward, late.fault) == (None, "deadline")
+    assert isinstance(late.failure, TimeoutError)
+    assert str(late.failure) == (
+        f"attempt {late.attempt} of find-answer is dropped: "
+        "it was playing when the 6 s of its group were over"
+    )
+    handle = folder_of(served.state, str(late.episode)).name
+    await served.find(handle).state.reach(Phase.ENDED)
+
+
+async def test_attempts_that_have_not_begun_are_dropped_without_an_episode(served: Served) -> None:
+    before = {*(served.state / "episodes").iterdir()}
+    group = await _play_group(served, "find-answer", n=3, concurrency=1, slow={0})
+    assert [(result.reward, result.fault) for result in group] == [
+        (1.0, None),
+        (None, "deadline"),
+        (None, "deadline"),
+    ]
+    assert "it was opening" in str(group[1].failure)
+    assert len({*(served.state / "episodes").iterdir()} - before) == 1
+
+
+async def test_the_time_between_results_does_not_count() -> None:
+    limits, was_in_time = GroupLimits(0.2), False
+    with limits.limit(0) as scope:
+        with limits.paused():
+            await anyio.sleep(0.3)
+            assert scope.deadline == math.inf
+        with limits.limit(0) as later:
+            await anyio.sleep(0.01)
+        assert not later.cancelled_caught
+        assert scope.deadline == later.deadline
+        was_in_time = True
+        await anyio.sleep(10)
+    assert was_in_time
+    assert scope.cancelled_caught
+    with limits.limit(0) as after:
+        await anyio.sleep(10)
+    assert after.cancelled_caught
+
+
+async def test_a_group_is_not_late_for_what_the_trainer_does_between_groups(served: Served) -> None:
+    async def player(e: Episode) -> None:
+        await e.claim_done()
+
+    options: dict[str, Any] = {"group_seconds": GROUP_SECONDS, "late": "drop", "progress": False}
+    faults: list[str | None] = []
+    async with (
+        Decathlon(served.url) as d,
+        d.batch(["find-answer"] * 3, concurrency=2, n=3, **options) as batch,
+    ):
+        async for group in batch.run_groups(player):
+            faults += [result.fault for result in group]
+            await anyio.sleep(GROUP_SECONDS + 1)  # its weights are updated
+    assert faults == [None] * 9
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_seconds": 0}, "group_seconds must be more than 0, not 0"),
+        ({"late": "wait"}, "late must be one of truncate, drop, not 'wait'"),
+    ],
+)
+async def test_wrong_options_are_refused(options: dict[str, Any], message: str, served: Served) -> None:
+    async with Decathlon(served.url) as d:
+        with pytest.raises(ValueError, match=message):
+            d.batch([], concurrency=1, **options)
