@@ -138,4 +138,4 @@ def test_a_rubric_function_that_cannot_be_imported_is_reported_with_file_and_lin
 def test_checking_no_task_at_all_is_not_a_success(shell: Shell) -> None:
     done = shell.run("tasks", "--check", "--needs", "network", "--search", "x")
     assert done.returncode == 1
-    assert done.stderr.endswith("none of the 8 tasks fits --needs network --search x\n")
+    assert done.stderr.endswith("none of the 10 tasks fits --needs network --search x\n")

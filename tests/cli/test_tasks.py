@@ -92,7 +92,7 @@ def test_an_unknown_split_gets_the_list_of_splits(shell: Shell) -> None:
 def test_filters_that_no_task_fits_are_named(shell: Shell) -> None:
     done = shell.run("tasks", "--needs", "network,files", "--json")
     assert (done.returncode, json.loads(done.stdout)["tasks"]) == (0, [])
-    assert done.stderr == "decathlon-mcp: none of the 8 tasks fits --needs network,files\n"
+    assert done.stderr == "decathlon-mcp: none of the 10 tasks fits --needs network,files\n"
 
 
 def test_a_seed_requires_a_sample(shell: Shell) -> None:

@@ -22,10 +22,12 @@ MAX_SECONDS = 30
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit: full hash, parents' hashes, and the paths that differ from the first parent."""
+    """A commit: full hash, parents' hashes, the message's first line, and the paths that differ from the
+    first parent."""
 
     id: str
     parents: tuple[str, ...]
+    subject: str
     changed: tuple[str, ...]
 
 
@@ -57,12 +59,14 @@ class Repository:
 
     def commit(self, commit_id: str) -> Commit:
         """Return the commit with this full hash."""
-        header = self._git("cat-file", "commit", commit_id).split("\n\n")[0].splitlines()
-        parents = tuple(line.removeprefix("parent ") for line in header if line.startswith("parent "))
+        header, _, message = self._git("cat-file", "commit", commit_id).partition("\n\n")
+        lines = header.splitlines()
+        parents = tuple(line.removeprefix("parent ") for line in lines if line.startswith("parent "))
+        subject = message.partition("\n")[0].strip()
         changed = self._git(
             "diff-tree", "-r", "-z", "--root", "--no-commit-id", "--no-renames", "--name-only", commit_id
         )
-        return Commit(commit_id, parents, tuple(filter(None, changed.split("\0"))))
+        return Commit(commit_id, parents, subject, tuple(filter(None, changed.split("\0"))))
 
     def text(self, commit_id: str, path: str) -> str:
         """Return the content of a file in a commit."""

@@ -3,7 +3,8 @@
 import copy
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from utils.preparation import Version
 
 CULPRIT = "Order the zones by name, indent by two"
 
@@ -32,16 +33,6 @@ FIRST = {
     },
     "surcharges": {"bulky": 850, "saturday": 400},
 }
-
-
-@dataclass(frozen=True)
-class Version:
-    """A commit, with the content of the files after it."""
-
-    date: str
-    author: str
-    message: str
-    files: dict[str, str]
 
 
 def versions() -> Iterator[Version]:
