@@ -230,7 +230,7 @@ class Settings(BaseModel):
     )
     max_sessions: Count = Field(
         10_000,
-        description="Maximum number of open MCP sessions at each kind of address (task, episode, lobby).",
+        description="Maximum number of open MCP sessions at each kind of address: tasks, episodes, `/mcp`.",
     )
     share_per_token: float = Field(
         0.75,

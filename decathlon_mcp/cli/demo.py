@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import sys
 from collections import deque
@@ -22,6 +21,7 @@ from decathlon_client.shutdown import shutdown_on_signal
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
+from decathlon_mcp.cli.usage import shell_path, this_command
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.starter import oracle, oracle_ids
@@ -71,7 +71,7 @@ async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:
     console.title("rewards")
     for name, reward in rewards.items():
         console.line(str(reward), name, "green" if reward == 1.0 else "bold red")
-    console.line("look", f"decathlon-mcp view --open {shlex.quote(str(demo_state()))}")
+    console.line("look", f"{this_command()} view --open {shell_path(demo_state())}")
     return 0 if all(reward == 1.0 for reward in rewards.values()) else 1
 
 

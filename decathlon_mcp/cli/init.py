@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from decathlon_mcp.cli.usage import this_command
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 
@@ -30,13 +31,13 @@ def init(folder: Path) -> int:
         problem = error.strerror or str(error)
         where = error.filename or folder
         raise BadRequestError(f"cannot create {folder}: {where}: {problem}") from None
-    suite = shlex.quote(str(folder))
+    suite, command = shlex.quote(str(folder)), this_command()
     sys.stdout.write(
         f"Created {folder}: {len(files)} files; its README.md says what each is for.\n\n"
-        f"  decathlon-mcp tasks --suite {suite} --check\n"
-        f"  python -m pytest {shlex.quote(str(folder / 'tests'))}\n"
-        f"  decathlon-mcp play {TEMPLATE_TASK} --suite {suite}\n"
-        f"  decathlon-mcp serve --suite {suite}\n"
+        f"  {command} tasks --suite {suite} --check\n"
+        f"  {this_command('python')} -m pytest {shlex.quote(str(folder / 'tests'))}\n"
+        f"  {command} play {TEMPLATE_TASK} --suite {suite}\n"
+        f"  {command} serve --suite {suite}\n"
     )
     return 0
 

@@ -85,7 +85,8 @@ class Metrics:
         )
         self.verdicts = counter(
             "decathlon_evaluations",
-            "Verdicts by status, also those of episodes that were not evaluated.",
+            "Verdicts by status (forfeited: cannot be graded, perhaps by the agent's doing), also of those "
+            "that were not evaluated.",
             (*subject, "status"),
         )
         self.evaluation_seconds = phases(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -34,17 +35,29 @@ def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
         "→ evaluate",
         "verdict   the attempt succeeded",
         "reward    1.0",
-        "look      decathlon-mcp view --open ",
+        "look      ",
     ]
     positions = [output.find(step) for step in steps]
     assert -1 not in positions, steps[positions.index(-1)]
     assert positions == sorted(positions)
     assert "\x1b[" not in output
+    # The command works as it is printed, with this environment on the path or not.
+    command, _, rest = output.splitlines()[-1].removeprefix("  look      ").partition(" view --open ")
+    assert rest.endswith("decathlon-mcp/demo")
+    helped = subprocess.run(
+        f"{command} view --help",
+        shell=True,
+        cwd=shell.folder,
+        env={**shell.environment, "PATH": os.defpath},
+        capture_output=True,
+        check=False,
+    )
+    assert helped.returncode == 0, helped
 
 
 def test_a_task_without_a_script_gets_the_list_of_scripts(shell: Shell) -> None:
     output = shell.error("demo", "--task", "nope", status=1)
-    assert output.startswith("no script for nope; there are scripts for audit-expenses, ")
+    assert output.startswith("no script for nope; there are scripts for apply-change-requests, ")
 
 
 @pytest.mark.slow

@@ -52,6 +52,31 @@ def _has_target(page: Path, link: str) -> bool:
     return target.exists() and (not anchor or anchor in anchors(target))
 
 
+OWN_WORDS = {
+    "lobby": "start\\s+episodes",
+    "lease": "without\\s+a\\s+request",
+    "provisional": "other\\s+paths",
+    "forfeited": "graded?\\b",
+}
+"""Words of this project, and what their explanation contains."""
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_own_words_are_explained_where_a_page_first_uses_them() -> None:
+    unexplained: list[str] = []
+    for page in PAGES:
+        if page.name in ("CHANGELOG.md", "concepts.md"):
+            continue
+        prose = FENCED.sub("", page.read_text("utf-8"))
+        # A row of a table explains its own words.
+        passages = re.split(r"\n\n|\n(?=\|)|\n(?=- )", prose)
+        for word, explanation in OWN_WORDS.items():
+            uses = (each for each in passages if re.search(rf"\b{word}\b", each) and each[0] not in "#<")
+            if (first := next(uses, None)) and not re.search(explanation, first):
+                unexplained.append(f"{page.name}: {word}: {first.strip()[:100]}")
+    assert unexplained == []
+
+
 def test_code_blocks_are_valid_in_their_language() -> None:
     for found in (found for page in PAGES for found in blocks(page)):
         assert found.language in {*PARSERS, *NOT_PARSED}, found
@@ -84,9 +109,10 @@ def test_pages_name_no_path_of_one_machine() -> None:
 
 def test_readme_shows_the_two_commands_that_ci_runs() -> None:
     lines = block("README.md", "Two commands", "sh").text.splitlines()
-    assert [line.partition("#")[0].strip() for line in lines] == ["make demo", "make test"]
-    commands = (REPOSITORY / ".ci" / "run").read_text("utf-8").splitlines()
-    assert "run_tests make test" in commands
+    clone, *commands = [line.partition("#")[0].strip() for line in lines]
+    assert clone.startswith("git clone ")
+    assert commands == ["make demo", "make test"]
+    assert "run_tests make test" in (REPOSITORY / ".ci" / "run").read_text("utf-8").splitlines()
 
 
 def test_make_targets_and_variables_on_the_pages_exist() -> None:
