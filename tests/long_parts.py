@@ -27,6 +27,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "evaluating": (*_PYTEST, "tests/trainers/evaluating.py"),
     "collectors": (*_PYTEST, "tests/telemetry/collectors.py"),
     "bundle": (*_PYTEST, "tests/packaging/bundle.py"),
+    "publishing": (*_PYTEST, "tests/packaging/publishing.py"),
     "many files": (*_PYTEST, "tests/cheats/many_files.py"),
     "podman": (*_PYTEST, "tests/sandboxes/podman.py"),
     "ray": (*_PYTEST, "tests/ray/three_nodes.py"),

@@ -6,6 +6,13 @@ import os
 import sys
 
 PROJECT_PACKAGES = ("decathlon_mcp", "decathlon_client", "decathlon_sandbox")
+BARE_HELP = """\
+Usage: decathlon-mcp stdio --url URL
+
+Only the client is installed: `decathlon_client` plays on a running server, and this command connects a
+program to one. Every other command needs the extra `server`, and the bundled tasks need `starter` too; in the
+clone: pip install '.[server,starter]'
+"""
 
 __all__ = ["main"]
 
@@ -33,6 +40,9 @@ def main() -> None:
             from decathlon_client.bridge import main as run_bridge
 
             sys.exit(run_bridge(sys.argv[2:]))
+        if sys.argv[1:2] in ([], ["-h"], ["--help"], ["help"]):
+            sys.stdout.write(BARE_HELP)
+            sys.exit(0)
         sys.stderr.write(
             f"decathlon-mcp: only the client is installed (no module {missing}); "
             "to install the server, in the clone: pip install '.[server,starter]'\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -62,6 +63,22 @@ def test_importing_the_client_imports_nothing_of_the_server() -> None:
     code = "import decathlon_client, sys; print([m for m in sys.modules if m.startswith('decathlon_mcp')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("arguments", "status"), [("--help", 0), ("help", 0), ("", 0), ("serve", 1)])
+def test_the_command_without_the_server_names_the_missing_extra(arguments: str, status: int) -> None:
+    code = (
+        "import sys; sys.modules['cyclopts'] = None\n"
+        f"sys.argv = ['decathlon-mcp', *{arguments.split()}, *['--no-supervisor'] * {status}]\n"
+        "from decathlon_mcp.cli import main; main()"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DECATHLON_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == status
+    assert "pip install '.[server,starter]'" in (done.stderr if status else done.stdout)
+    assert "Traceback" not in done.stderr
 
 
 def test_embedding_without_the_server_names_the_missing_extra() -> None:

@@ -18,6 +18,9 @@ DOCS = REPOSITORY / "docs"
 PAGES = (
     REPOSITORY / "README.md",
     REPOSITORY / "CHANGELOG.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    REPOSITORY / "SECURITY.md",
+    REPOSITORY / "CODE_OF_CONDUCT.md",
     REPOSITORY / "decathlon_mcp" / "starter" / "suite" / "README.md",
     REPOSITORY / "decathlon_mcp" / "starter" / "template" / "README.md",
     *sorted(DOCS.rglob("*.md")),
