@@ -13,9 +13,9 @@ from decathlon_client.group_limits import GroupLimits
 from decathlon_mcp.episodes.state import Phase
 from tests.probe.serving import Served, folder_of
 
-GROUP_SECONDS = 6.0
+GROUP_SECONDS = 20.0
 """Long enough for episodes to open on a busy machine; the attempts that are late play for ever."""
-PROMPT_SECONDS = 60.0
+PROMPT_SECONDS = 250.0
 """Far below the half hour that a straggler here would take."""
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -62,7 +62,7 @@ async def test_dropped_attempts_are_named_and_closed(served: Served) -> None:
     assert isinstance(late.failure, TimeoutError)
     assert str(late.failure) == (
         f"attempt {late.attempt} of find-answer is dropped: "
-        "it was playing when the 6 s of its group were over"
+        f"it was playing when the {GROUP_SECONDS:g} s of its group were over"
     )
     handle = folder_of(served.state, str(late.episode)).name
     await served.find(handle).state.reach(Phase.ENDED)
@@ -107,12 +107,13 @@ async def test_a_group_is_not_late_for_what_the_trainer_does_between_groups(serv
     faults: list[str | None] = []
     async with (
         Decathlon(served.url) as d,
-        d.batch(["find-answer"] * 3, concurrency=2, n=3, **options) as batch,
+        d.batch(["find-answer"] * 2, concurrency=1, n=2, **options) as batch,
     ):
         async for group in batch.run_groups(player):
             faults += [result.fault for result in group]
-            await anyio.sleep(GROUP_SECONDS + 1)  # its weights are updated
-    assert faults == [None] * 9
+            if len(faults) == 2:  # one attempt of the other group has begun
+                await anyio.sleep(GROUP_SECONDS + 1)  # its weights are updated
+    assert faults == [None] * 4
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from decathlon_client import Decathlon, Episode, Result, UnknownTaskError
 
 from tests.probe.serving import Served, serving
 
-SHORT_SECONDS, LONG_SECONDS = 5.0, 600.0
+SHORT_SECONDS, LONG_SECONDS = 20.0, 600.0
 """Of a group whose attempts never end, which have to be open within it, and of one whose attempts end."""
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
