@@ -1,8 +1,8 @@
 """Runs the tests that take too long for every change: `python -m tests.long_parts [PART...]`.
 
-Each part is a program or a test module that `make test-all` leaves out. After a part, its date, commit and
-result are written to `long_parts.json` next to this module, which is committed. `--warn` only names the parts
-that have not passed for a week.
+Each part is a program, a test module that `make test-all` leaves out, or the tests marked `long`. After it,
+its date, commit and result are written to `long_parts.json` next to this module, which is committed. `--warn`
+only names the parts that have not passed for a week.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ MAX_AGE = timedelta(days=7)
 
 _PYTEST = ("-m", "pytest")
 PARTS: dict[str, tuple[str, ...]] = {
+    "marked tests": (*_PYTEST, "-m", "long", "tests"),
     "clients killed": (*_PYTEST, "tests/survival/other_clients.py"),
     "client programs": (*_PYTEST, "tests/docs/clients.py"),
     "trainers": (*_PYTEST, "tests/trainers/trainers.py"),

@@ -321,7 +321,7 @@ def test_invalid_archive_gives_an_empty_workspace(tmp_path: Path) -> None:
     assert refused == ["there is no valid header at byte 0: the rest was left out"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hundred_thousand_files_take_seconds_and_little_memory(tmp_path: Path) -> None:
     before, after = tmp_path / "before.tar", tmp_path / "after.tar"
     with tarfile.open(before, "w", format=tarfile.GNU_FORMAT) as tar:

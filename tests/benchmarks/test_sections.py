@@ -7,7 +7,7 @@ import pytest
 from benchmarks.running import Options
 from benchmarks.sections import SECTIONS, measure
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.long, pytest.mark.timeout(600)]
 
 # `density` needs many episodes, and `proxies` the package registries.
 SHORT = [name for name in SECTIONS if name not in {"density", "proxies"}]

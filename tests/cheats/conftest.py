@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator
-from pathlib import Path
 
 import pytest
 
 from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server
 from tests.probe.serving import Served, serving
 
-SAME_WITH_EVERY_PROVIDER = frozenset({"test_files", "test_grading", "test_honest_work", "test_replies"})
-"""Modules whose attacks do not depend on how a sandbox is isolated: on evaluators, and on the server. They
-take a minute with each provider, so they run with one only, unless DECATHLON_TEST_EVERY_PROVIDER is set."""
 
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("DECATHLON_TEST_EVERY_PROVIDER"):
-        return
-    here = Path(__file__).parent
-    others = [
-        item
-        for item in items
-        if item.path.parent == here
-        and item.path.stem in SAME_WITH_EVERY_PROVIDER
-        and "bubblewrap" in item.name
-    ]
-    config.hook.pytest_deselected(items=others)
-    deselected = set(others)
-    items[:] = [item for item in items if item not in deselected]
-
-
-@pytest.fixture(scope="module", params=["docker", "bubblewrap"])
+# Bubblewrap's isolation has its conformance suite, and `test_local_namespaces` attacks the same namespaces.
+@pytest.fixture(scope="module", params=["docker", pytest.param("bubblewrap", marks=pytest.mark.long)])
 def provider(request: pytest.FixtureRequest) -> str:
     return request.param
 

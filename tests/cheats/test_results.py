@@ -145,7 +145,7 @@ async def test_refused_result_is_read_by_the_agent_and_its_episode_continues(ser
         assert caught.value.data == {"source": "task", "error": {"code": 5}}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("sdk", ["mcp>=1.24,<2", "mcp>=2.3,<3"])
 async def test_no_generated_reply_makes_either_sdk_raise(sdk: str, server: Served, tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from decathlon_mcp.cli.options import PREFIX
+from decathlon_mcp.cli.supervisor import applies
+from tests.cli.forking import COMMAND_SECONDS, ForkingServer
 
 COMMAND = (sys.executable, "-m", "decathlon_mcp.cli")
 
@@ -21,17 +24,22 @@ class Shell:
 
     folder: Path
     environment: dict[str, str] = field(repr=False)
+    forking: ForkingServer = field(repr=False)
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command until it ends."""
+        environment = {**self.environment, **variables}
+        # A supervisor starts its server as it was started itself, and imports little before that.
+        if not applies(arguments):
+            return self.forking.run(arguments, self.folder, environment)
         return subprocess.run(
             [*COMMAND, *arguments],
             cwd=self.folder,
-            env={**self.environment, **variables},
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=COMMAND_SECONDS,
             check=False,
         )
 
@@ -46,9 +54,18 @@ class Shell:
         return line.removeprefix("decathlon-mcp: ")
 
 
+@pytest.fixture(scope="session")
+def forking() -> Generator[ForkingServer]:
+    server = ForkingServer()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
+def shell(tmp_path: Path, forking: ForkingServer) -> Shell:
     folder = tmp_path / "here"
     folder.mkdir()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    return Shell(folder, {**inherited, "XDG_STATE_HOME": str(tmp_path / "state"), "COLUMNS": "100"})
+    return Shell(folder, {**inherited, "XDG_STATE_HOME": str(tmp_path / "state"), "COLUMNS": "100"}, forking)

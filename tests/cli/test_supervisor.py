@@ -241,7 +241,7 @@ def test_requests_wait_while_the_server_is_dead(shell: Shell) -> None:
         assert not served.ready.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_servers_are_killed_and_no_request_is_lost(shell: Shell) -> None:
     program = (sys.executable, "-c", PATIENT)
     with running(shell, "--port", "0", program=program) as served:

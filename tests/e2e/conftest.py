@@ -11,6 +11,15 @@ from tests.probe.clients import ADDRESS_KINDS, AddressKind
 from tests.probe.serving import Served, serving
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave all but the first kind of address on Docker to `make test-long`: sandboxes know of none."""
+    for item in items:
+        parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+        if parameters.get("provider") == "docker" and parameters.get("address") in ADDRESS_KINDS[1:]:
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=pytest.mark.docker)])
 def provider(request: pytest.FixtureRequest) -> str:
     if request.param == "docker":
