@@ -88,9 +88,20 @@ def kept_attempts(shell: Shell, provider: str, *tasks: str) -> Kept:
     return Kept(shell, suite, state, anyio.run(play, suite, state, provider, tasks), provider)
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder with the suite and a state folder, and the handles of the attempts in it."""
+    folder = tmp_path_factory.mktemp("played")
+    suite = Path(shutil.copytree(SUITE, folder / "suite"))
+    return folder, anyio.run(play, suite, folder / "state", "local", ("find-answer", "dense"))
+
+
 @pytest.fixture
-def kept(shell: Shell) -> Kept:
-    return kept_attempts(shell, "local", "find-answer", "dense")
+def kept(shell: Shell, played: tuple[Path, list[str]]) -> Kept:
+    """A copy of the attempts in `played`."""
+    folder, handles = played
+    shutil.copytree(folder, shell.folder, dirs_exist_ok=True)
+    return Kept(shell, shell.folder / "suite", shell.folder / "state", handles)
 
 
 def test_a_line_per_episode_shows_what_changed(kept: Kept) -> None:
