@@ -103,6 +103,10 @@ def _main() -> None:
     for module in pkgutil.iter_modules(cli.__path__):
         if module.name not in _NOT_IMPORTED:
             import_module(f"{cli.__name__}.{module.name}")
+    # The command's own modules take defaults from the environment when they are imported, so each command
+    # imports them itself, with what it was given.
+    for name in [name for name in sys.modules if name.startswith(cli.__name__)]:
+        del sys.modules[name]
     assert threading.active_count() == 1, "a forked process would lack the other threads"
     gc.freeze()  # a collection in a forked process would write to, and so copy, every page
     arguments = _serve(connection)
