@@ -10,7 +10,7 @@ UV ?= uv
 MITMPROXY := .venv-mitmproxy
 
 # Images of containers often set it. Every process that a test starts would then compile the whole project first,
-# and every process of pytest rewrite the assertions of all tests: a third of the tests' processor time.
+# and every process of pytest rewrite the assertions of all tests, which doubles the time that both need to start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help bundle demo test check test-all test-rest test-long docs format lock mitmproxy clean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import pytest
 
 from benchmarks.weight import count_lines, follow_episode
 
@@ -28,6 +29,7 @@ def test_docstrings_and_comments_are_no_code() -> None:
     assert lines.all == len(MODULE.splitlines())
 
 
+@pytest.mark.long
 def test_an_episode_is_followed_through_the_server() -> None:
     routes = anyio.run(follow_episode)
     assert {"protocol/episode_tools.py", "driver_client/link.py", "episodes/calls.py"} <= routes["call"].files

@@ -97,13 +97,15 @@ SHORT = frozenset(
         processes.detached_processes_end_with_the_sandbox,
     }
 )
-"""All checks take some two minutes; the others run if DECATHLON_TEST_EVERY_PROVIDER is set."""
+"""All checks take some two minutes; the others are long tests."""
 
 
 @pytest.mark.parametrize(
     "check",
-    ALL_CHECKS if os.environ.get("DECATHLON_TEST_EVERY_PROVIDER") else [c for c in ALL_CHECKS if c in SHORT],
-    ids=lambda check: check.__name__,
+    [
+        pytest.param(check, id=check.__name__, marks=() if check in SHORT else pytest.mark.long)
+        for check in ALL_CHECKS
+    ],
 )
 async def test_prime_conforms(prime: Bench, check: Check) -> None:
     await check(prime)
