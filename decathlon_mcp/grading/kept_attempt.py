@@ -56,3 +56,8 @@ class KeptAttempt:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise BadRequestError(f"{ATTEMPT_FILE} is damaged: {error}") from None
+
+
+# Attempts are read in several threads. msgspec 0.22 describes a dataclass at its first use, and two threads
+# that do so at once end the process by SIGSEGV; a decoder describes it here.
+msgspec.json.Decoder(KeptAttempt)

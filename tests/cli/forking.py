@@ -6,6 +6,7 @@ Each command still has a process of its own, with its own arguments, environment
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -109,6 +110,7 @@ def _main() -> None:
         del sys.modules[name]
     assert threading.active_count() == 1, "a forked process would lack the other threads"
     gc.freeze()  # a collection in a forked process would write to, and so copy, every page
+    faulthandler.enable()  # each command has its own stderr
     arguments = _serve(connection)
     sys.path[0] = str(Path.cwd())
     sys.argv[1:] = arguments

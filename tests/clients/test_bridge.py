@@ -30,12 +30,12 @@ from decathlon_mcp.http.authentication import Tokens, new_token
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.settings import Settings
-from tests.cli.conftest import COMMAND, Shell, shell
+from tests.cli.conftest import COMMAND, Shell, forking, shell
 from tests.clients.relay import relayed
 from tests.probe.clients import ERAS, refused
 from tests.probe.serving import SUITE, Served, serving
 
-__all__ = ["shell"]
+__all__ = ["forking", "shell"]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -77,3 +79,34 @@ def test_a_missing_field_is_an_error() -> None:
     del values["attempt"]["prompt"]
     with pytest.raises(BadRequestError, match="missing required field `prompt`"):
         KeptAttempt.parse(values)
+
+
+FIRST_ATTEMPTS = """
+import os, sys, threading
+from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.grading.kept_attempt import VERSION, KeptAttempt
+
+def read():
+    together.wait()
+    try:
+        KeptAttempt.parse({"version": VERSION})
+    except BadRequestError:
+        pass
+
+sys.setswitchinterval(1e-6)
+for _ in range(5):
+    if os.fork() == 0:
+        together = threading.Barrier(8)
+        threads = [threading.Thread(target=read) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        os._exit(0)
+    _, status = os.wait()
+    assert status == 0, os.waitstatus_to_exitcode(status)
+"""
+
+
+def test_the_first_attempts_of_a_process_are_read_in_several_threads() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_ATTEMPTS], check=True)
