@@ -472,6 +472,6 @@ def test_configuration_is_kept_up_to_what_is_not_valid(text: str) -> None:
     ids=["brackets", "sections", "comments", "continued", "quoted", "tabs"],
 )
 def test_reading_a_configuration_takes_little_time(text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     reduce_config(text.encode(), lambda path: True, lambda location: True)
-    assert time.monotonic() - started < 3
+    assert time.process_time() - started < 3

@@ -256,11 +256,11 @@ def test_a_killed_supervisor_takes_its_server_with_it(shell: Shell) -> None:
     with running(shell, "--port", "0") as served:
         server, port = served.server(), served.port
         served.process.kill()
-        assert eventually(lambda: not is_running(server), 1.0)
+        assert eventually(lambda: not is_running(server))
         # A killed process whose other threads are still ending keeps its descriptors for a moment.
-        assert eventually(lambda: not holders(port), 1.0)
+        assert eventually(lambda: not holders(port))
         # The kernel closes the socket itself some time after the last descriptor.
-        assert eventually(lambda: is_free(port), 1.0)
+        assert eventually(lambda: is_free(port))
 
 
 def is_free(port: int) -> bool:
