@@ -11,7 +11,7 @@ from decathlon_client import Decathlon
 from tests.sandboxes.own_engine import OwnEngine
 from tests.survival.servers import supervised_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.long]
 
 
 async def test_no_episode_is_lost_when_its_engine_restarts(own_engine: OwnEngine, tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ async def test_verdict_is_the_same_after_a_restart(tmp_path: Path) -> None:
                     pass
 
 
+@pytest.mark.long
 async def test_server_killed_again_and_again_loses_no_episode(tmp_path: Path) -> None:
     options = ("--max-sandboxes", "8")
     async with supervised_server(tmp_path / "state", *options) as server:
