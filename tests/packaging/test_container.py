@@ -57,6 +57,7 @@ def start(image: str, profile: Path, volume: str) -> str:
     """Start the server as the page says, on a free port; return the container's id."""
     return docker(
         "run", "--detach", "--publish", "127.0.0.1::8765", "--volume", f"{volume}:/state",
+        "--env", "METRICS_TOKEN=/metrics/token",
         "--security-opt", f"seccomp={profile}", "--security-opt", "systempaths=unconfined", image,
     ).stdout.strip()  # fmt: skip
 
@@ -93,6 +94,9 @@ async def test_a_task_is_played_and_the_token_outlives_the_container(
         url = await address(container)
         async with httpx2.AsyncClient(trust_env=False) as http:
             assert (await http.post(f"{url}/mcp", json={})).status_code == 401
+            metrics = docker("exec", container, "cat", "/metrics/token").stdout.strip()
+            reply = await http.get(f"{url}/metrics", headers={"Authorization": f"Bearer {metrics}"})
+            assert "decathlon_info" in reply.text
         token = docker("exec", container, "cat", "/state/token").stdout.strip()
         assert token not in docker("logs", container).stderr
         async with Decathlon(url, token=token) as d, d.episode("tune-reactor") as e:
