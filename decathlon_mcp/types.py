@@ -28,6 +28,7 @@ PreprocessSandbox: TypeAlias = Literal["auto", "own", "snapshot"]
 
 HANDLE = re.compile(r"[0-9a-f]{48}")
 """Form of the handle of an episode."""
+_PUBLIC_ID = re.compile(r"[0-9a-f]{16}")
 
 
 def public_id(handle: str) -> str:
@@ -36,6 +37,11 @@ def public_id(handle: str) -> str:
     It gives no access to the episode.
     """
     return sha256(handle.encode()).hexdigest()[:16]
+
+
+def is_public_id(text: str) -> bool:
+    """Whether a text has the form of a public id."""
+    return _PUBLIC_ID.fullmatch(text) is not None
 
 
 def as_object(value: object) -> JsonObject | None:

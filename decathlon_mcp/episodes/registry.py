@@ -46,7 +46,7 @@ from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.labels import check_labels
 from decathlon_mcp.settings import RewardPolicy
-from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full
+from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full, open_regular
 from decathlon_mcp.storage.journal import VERDICT_FILE, Journal
 from decathlon_mcp.storage.kept_tools import FOLDER as KEPT_TOOLS_FOLDER
 from decathlon_mcp.storage.kept_tools import KeptTools
@@ -391,9 +391,8 @@ class EpisodeRegistry:
     def written_verdict(self, episode_id: str) -> Verdict | None:
         """The verdict in an episode's folder."""
         try:
-            return Verdict.model_validate_json(
-                (self.options.journals / episode_id / VERDICT_FILE).read_bytes()
-            )
+            with open_regular(self.options.journals / episode_id / VERDICT_FILE) as file:
+                return Verdict.model_validate_json(file.read())
         except (OSError, ValueError):
             return None
 

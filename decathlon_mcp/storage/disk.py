@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -88,6 +90,42 @@ def new_file(file: Path, unfinished: Path) -> Generator[BinaryIO]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+class NotRegularError(OSError):
+    """There is a link, a FIFO, a folder or a device in the place of a file."""
+
+
+def open_regular(file: Path, *, follow: bool = False) -> BinaryIO:
+    """Open a file of a state folder to read it. Raises NotRegularError, OSError.
+
+    The folder may come from somewhere else: a link could lead out of it (`follow` allows that), and to open a
+    FIFO would wait for ever.
+    """
+    return open(_open_regular(file, os.O_RDONLY, follow=follow), "rb")
+
+
+def append_to_regular(file: Path) -> FileIO:
+    """Open a file of a state folder to append to it, unbuffered; it is created. Raises the same."""
+    return FileIO(_open_regular(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, follow=False), "ab")
+
+
+def _open_regular(file: Path, flags: int, *, follow: bool) -> int:
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(file, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise _not_regular(file) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(file)
+    return descriptor
+
+
+def _not_regular(file: Path) -> NotRegularError:
+    return NotRegularError(errno.EINVAL, "it is not a regular file", str(file))
 
 
 def create_private(file: Path) -> BinaryIO:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 
-from decathlon_mcp.storage.disk import new_file
+from decathlon_mcp.storage.disk import new_file, open_regular
 from decathlon_mcp.telemetry.logs import fields
 
 MAX_FILES = 2_000
@@ -43,8 +43,8 @@ class FileCache:
         """The content of a file; None if there is none. A damaged file is deleted."""
         path = self.folder / key
         try:
-            is_too_long = path.stat().st_size > MAX_FILE_BYTES
-            data = b"" if is_too_long else path.read_bytes()
+            with open_regular(path) as file:
+                data = file.read(MAX_FILE_BYTES + 1)  # of a longer one the digest is wrong
         except OSError:
             return None
         digest, _, content = data.partition(b"\n")

@@ -282,7 +282,7 @@ def count_running_servers(state: Path) -> int:
 
 def _is_locked(file: Path) -> bool:
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False  # it ended meanwhile
     try:

@@ -26,7 +26,14 @@ from threading import Lock
 from typing import Any, Self
 
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.storage.disk import SMALL_BYTES, DiskSpace, new_file, write_all
+from decathlon_mcp.storage.disk import (
+    SMALL_BYTES,
+    DiskSpace,
+    append_to_regular,
+    new_file,
+    open_regular,
+    write_all,
+)
 from decathlon_mcp.storage.logged_calls import NOT_KEPT, LoggedCalls, Positions, read_calls, seq_of
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, calls_at, read_line
 from decathlon_mcp.telemetry.logs import fields
@@ -79,7 +86,7 @@ class Journal:
         self._reserved = folder / ".verdict.reserved"
         if create:
             self._create()
-        self._trajectory = (folder / TRAJECTORY_FILE).open("ab", buffering=0)
+        self._trajectory = append_to_regular(folder / TRAJECTORY_FILE)
         self._lock = Lock()
         """Held while the trajectory is written: `remove_calls` runs in a thread."""
 
@@ -167,7 +174,7 @@ class Journal:
     def line_at(self, position: int) -> JsonObject | None:
         """Read one line; None if it was not kept or cannot be read."""
         try:
-            with (self.folder / TRAJECTORY_FILE).open("rb") as lines:
+            with open_regular(self.folder / TRAJECTORY_FILE) as lines:
                 return read_line(lines, position)
         except OSError as error:
             _warn_of_file(TRAJECTORY_FILE, error)
@@ -178,7 +185,7 @@ class Journal:
 
         Takes about a second for 256 MiB: run it in a thread.
         """
-        with (self.folder / TRAJECTORY_FILE).open("rb") as lines:
+        with open_regular(self.folder / TRAJECTORY_FILE) as lines:
             checked = _CheckedLines(lines, self._found_mark)
             logged = read_calls(checked)
         self._notes, self._notes_bytes = logged.notes, logged.notes_bytes
@@ -197,7 +204,7 @@ class Journal:
             self._remove_calls(last, kept)
 
     def _remove_calls(self, last: int, kept: Path) -> None:
-        with (self.folder / TRAJECTORY_FILE).open("rb") as lines, kept.open("xb") as file:
+        with open_regular(self.folder / TRAJECTORY_FILE) as lines, kept.open("xb") as file:
             os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(lines.fileno()).st_mode))
             file.writelines(line for line in lines if not 0 < seq_of(line) <= last)
         if self._mark is not None:
@@ -205,7 +212,7 @@ class Journal:
             os.pwrite(self._mark, bytes(_MARK_BYTES), 0)
         os.replace(kept, self.folder / TRAJECTORY_FILE)  # noqa: PTH105  (documented as atomic)
         self._trajectory.close()
-        self._trajectory = (self.folder / TRAJECTORY_FILE).open("ab", buffering=0)
+        self._trajectory = append_to_regular(self.folder / TRAJECTORY_FILE)
         self._size_bytes = (self.folder / TRAJECTORY_FILE).stat().st_size
         self._found_mark, self._check = None, None
 
@@ -219,7 +226,7 @@ class Journal:
 
     def events(self, event: str) -> Iterator[JsonObject]:
         """Read the lines of one kind, in order. Lines that cannot be read are skipped."""
-        with (self.folder / TRAJECTORY_FILE).open("rb") as lines:
+        with open_regular(self.folder / TRAJECTORY_FILE) as lines:
             for line in lines:
                 if (value := read_object(line)) is not None and value.get("event") == event:
                     yield value
@@ -371,7 +378,7 @@ def _read_mark(descriptor: int) -> tuple[int, int] | None:
 
 def _end_of_lines(file: Path) -> int:
     """The size of a file up to the end of its last complete line, in bytes."""
-    with file.open("rb") as data:
+    with open_regular(file) as data:
         end = data.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - _CHUNK_BYTES)

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import anyio.from_thread
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, LimitExceededError
-from decathlon_mcp.storage.disk import DiskSpace, create_private, new_file
+from decathlon_mcp.storage.disk import DiskSpace, create_private, new_file, open_regular
 from decathlon_mcp.types import JsonObject, read_object
 
 CHUNK_BYTES = 1 << 20
@@ -67,7 +67,11 @@ class KeptFiles:
         allowed_bytes = limit_bytes if self._disk is None else self._disk.limit_archive(limit_bytes)
         written_bytes = 0
         try:
-            with gzip.open(self.folder / name) as packed, into.open("xb") as out:
+            with (
+                open_regular(self.folder / name) as kept,
+                gzip.GzipFile(fileobj=kept) as packed,
+                into.open("xb") as out,
+            ):
                 while chunk := packed.read(CHUNK_BYTES):
                     written_bytes += len(chunk)
                     if written_bytes > allowed_bytes:
@@ -90,7 +94,8 @@ class KeptFiles:
     def read(self, name: str) -> JsonObject:
         """Read a JSON file. Raises BadRequestError if it is missing or no JSON object."""
         try:
-            value = read_object((self.folder / name).read_bytes())
+            with open_regular(self.folder / name) as file:
+                value = read_object(file.read())
         except OSError as error:
             raise BadRequestError(f"{name} cannot be read: {error.strerror}") from None
         if value is None:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import anyio.to_thread
 
-from decathlon_mcp.storage.disk import new_file
+from decathlon_mcp.storage.disk import NotRegularError, new_file, open_regular
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
@@ -98,13 +98,13 @@ def remove_unnamed_tools(state: Path, before: float, *, dry_run: bool = False) -
 def _named_digests(episodes: Path) -> Iterator[str]:
     with os.scandir(episodes) as folders:
         for folder in folders:
-            with suppress(FileNotFoundError, NotADirectoryError):
+            with suppress(FileNotFoundError, NotADirectoryError, NotRegularError):
                 yield from _ready_digests(Path(folder.path) / TRAJECTORY_FILE)
 
 
 def _ready_digests(trajectory: Path) -> Iterator[str]:
     """The digests in the lines `ready` of one trajectory; a set-up that started over has several."""
-    with trajectory.open("rb") as lines:
+    with open_regular(trajectory) as lines:
         for line in lines:
             if line.startswith(_CALL):
                 return  # nothing was sent before the episode was ready

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.storage.disk import open_regular
 
 KEY_FILE = "key"
 PAGE_KEY_FILE = "page-key"
@@ -83,7 +84,7 @@ def _create(file: Path, content: bytes) -> None:
 def _read(file: Path) -> bytes:
     """The content of a file that nobody else may read. Raises SettingsError."""
     try:
-        with file.open("rb") as opened:
+        with open_regular(file, follow=True) as opened:
             mode = os.fstat(opened.fileno()).st_mode
             content = opened.read()
     except OSError as error:

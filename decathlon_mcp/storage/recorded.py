@@ -13,6 +13,7 @@ import msgspec
 
 from decathlon_mcp.differences import ReplyText
 from decathlon_mcp.errors import BadRequestError, DecathlonError, failure_text
+from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.logged_calls import NOT_KEPT, NOT_KEPT_MESSAGE, Positions, read_calls
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -65,7 +66,7 @@ class RecordedEpisode:
         self._file = trajectory
         self._lines: dict[str, bytes] = {}
         self._claimed_at: int | None = None
-        with trajectory.open("rb") as lines:
+        with open_regular(trajectory) as lines:
             logged = read_calls(self._noted(lines))
         self.last = logged.last
         # Only those that were sent; the others did nothing.
@@ -91,7 +92,7 @@ class RecordedEpisode:
     def seconds(self, last: int) -> float:
         """How long the calls up to this number took, one after the other."""
         total = 0.0
-        with self._file.open("rb") as lines:
+        with open_regular(self._file) as lines:
             for seq, at in self._positions:
                 if seq <= last and at.reply != NOT_KEPT:
                     lines.seek(at.reply)
@@ -101,7 +102,7 @@ class RecordedEpisode:
     def calls(self, last: int | None = None) -> Iterator[RecordedCall]:
         """The calls that were sent, up to this number; each is read when it is asked for."""
         newest_reply = 0
-        with self._file.open("rb") as lines:
+        with open_regular(self._file) as lines:
             for index, (seq, at) in enumerate(self._positions):
                 if last is not None and seq > last:
                     return
@@ -138,7 +139,7 @@ class RecordedEpisode:
             )
         before = [(seq, at) for seq, at in self._positions if seq <= last]
         following = min((at.call for seq, at in self._positions if seq > last), default=None)
-        with self._file.open("rb") as lines:
+        with open_regular(self._file) as lines:
             for seq, at in before:
                 line = b""
                 if at.reply != NOT_KEPT:

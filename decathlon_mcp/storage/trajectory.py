@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.logged_calls import NOT_KEPT, Positions, merged, read_calls
 from decathlon_mcp.types import JsonObject, read_object
 
@@ -23,7 +24,7 @@ class TrajectoryCalls:
 
     def __init__(self, trajectory: Path) -> None:
         self._file = trajectory
-        with trajectory.open("rb") as lines:
+        with open_regular(trajectory) as lines:
             self._positions = read_calls(lines).positions
 
     def __iter__(self) -> Iterator[JsonObject]:
@@ -35,7 +36,7 @@ def calls_at(trajectory: Path, positions: Iterable[Positions]) -> Iterator[JsonO
 
     Calls that were not kept or cannot be read are skipped.
     """
-    with trajectory.open("rb") as lines:
+    with open_regular(trajectory) as lines:
         for at in positions:
             if (call := read_line(lines, at.call)) is not None:
                 yield merged(call, read_line(lines, at.reply))
@@ -51,7 +52,7 @@ def read_line(lines: BinaryIO, position: int) -> JsonObject | None:
 
 def has_ended(trajectory: Path) -> bool:
     """Whether the last line says that the episode is over. Raises OSError."""
-    with trajectory.open("rb") as file:
+    with open_regular(trajectory) as file:
         file.seek(max(0, file.seek(0, 2) - LAST_LINE_BYTES))
         *_, last = file.read().splitlines() or [b""]
     return (read_object(last) or {}).get("event") == "end"

@@ -25,6 +25,7 @@ class Call:
     seconds: float = 0.04
     after: float = 1.5
     """Seconds since the call before."""
+    replayed: bool = False
 
 
 @dataclass
@@ -68,8 +69,9 @@ class Folder:
         entries: Sequence[Call | Note] | None = None,
         verdict: Mapping[str, Any] | None = None,
         prompt: str = "Tune the reactor in reactor.toml so that its output is stable.",
+        branch: JsonObject | None = None,
     ) -> str:
-        """Write an episode; its public id. `reward`: None for one that was lost."""
+        """Write an episode; its public id. `reward`: None if it was lost. `branch`: of what, and where."""
         entries = [Call()] if entries is None else entries
         calls = sum(isinstance(entry, Call) for entry in entries)
         name = public_id(handle)
@@ -83,7 +85,7 @@ class Folder:
                 token=token,
                 phase="ready" if live else "queued",
                 started_at=started_at,
-                spec={"launch_time": "2026-01-01T00:00:00+00:00"},
+                spec={"launch_time": "2026-01-01T00:00:00+00:00", **({"branch": branch} if branch else {})},
                 progress={},
                 labels=labels or {},
             )
@@ -117,6 +119,7 @@ class Folder:
             "suite": suite,
             "task": task,
             "labels": dict(labels or {}),
+            **({"branch": branch} if branch else {}),
             "launch_time": "2026-01-01T00:00:00+00:00",
             "language": "en",
             "names": "decathlon",
@@ -163,6 +166,7 @@ def lines(entries: Iterable[Call | Note], started_at: float, before: int = 0) ->
             "tool": tool,
             "request": seq,
             "seq": seq,
+            **({"replayed": True} if entry.replayed else {}),
             "name": entry.name,
             "arguments": entry.arguments,
             "digest": "",

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import TypeVar
 
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.history import queries
 from decathlon_mcp.storage.history.queries import FoundEpisode, Position
 from decathlon_mcp.storage.history.reports import RunNumbers, compare_runs
@@ -21,7 +22,6 @@ from decathlon_mcp.storage.history.trajectories import (
     Span,
     TrajectoryIndex,
     TrajectoryReader,
-    open_regular,
 )
 from decathlon_mcp.storage.history.values import (
     CallTime,
@@ -39,7 +39,7 @@ from decathlon_mcp.storage.history.values import (
 )
 from decathlon_mcp.storage.store import read_only_connection
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, as_object, is_public_id
 
 PAGE_ITEMS = 100
 MAX_PAGE_ITEMS = 10_000
@@ -49,7 +49,6 @@ MAX_SEARCH_CHARACTERS = 1_000
 KEPT_INDEXES = 64
 """Trajectories, the last used, whose index stays in memory; 50 bytes a call."""
 MAX_TOOLS_BYTES = 16 << 20
-_PUBLIC_ID = re.compile(r"[0-9a-f]{16}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 T = TypeVar("T")
@@ -230,7 +229,7 @@ class EpisodeHistory:
         return numbers
 
     def _find(self, public_id: str) -> tuple[Path, FoundEpisode] | None:
-        if not _PUBLIC_ID.fullmatch(public_id):
+        if not is_public_id(public_id):
             return None
         for state in self._states:
             with read_only_connection(state) as connection:

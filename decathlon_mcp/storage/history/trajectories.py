@@ -6,12 +6,10 @@ and of a line longer than JSON_BYTES only the members before its long value are 
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import re
-import stat
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from typing import Annotated, BinaryIO, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
 
+from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.history.values import CallEntry, CallTime, Entry, Match, NoteEntry, Text
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -62,6 +61,7 @@ class _Line(msgspec.Struct, frozen=True):
     name: str = ""
     role: str = ""
     failed: bool = False
+    replayed: bool = False
     seconds: _Seconds | None = None
 
 
@@ -73,17 +73,6 @@ class _Arguments(msgspec.Struct, frozen=True):
 
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_arguments = msgspec.json.Decoder(_Arguments).decode
-
-
-def open_regular(file: Path) -> BinaryIO:
-    """Open a file of a state folder, which may come from somewhere else. Raises OSError if it is no file."""
-    # A link could lead out of the folder, and opening a FIFO would wait for ever.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    opened = open(descriptor, "rb")  # noqa: PTH123, SIM115
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        opened.close()
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return opened
 
 
 class Span(NamedTuple):
@@ -360,6 +349,7 @@ class TrajectoryReader:
             time=line.time,
             seconds=reply_line.seconds,
             failed=reply_line.failed,
+            replayed=line.replayed,
             arguments=arguments,
             reply=None if reply is None or kind is None else self.value(reply, limit=limit),
             reply_kind=kind,

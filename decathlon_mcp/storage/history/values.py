@@ -276,6 +276,8 @@ class EpisodeDetails:
 class CallEntry:
     """One call. Times in Unix seconds. `server` and `tool` are None for a call that was never sent.
 
+    `replayed`: it was made again before the episode, a branch, was ready.
+
     `reply`: JSON of the tool's result, of the JSON-RPC error or of this server's failure, see `reply_kind`;
     both are None if there is no reply.
     """
@@ -287,6 +289,7 @@ class CallEntry:
     time: float
     seconds: float | None
     failed: bool
+    replayed: bool
     arguments: Text | None
     reply: Text | None
     reply_kind: Literal["result", "error", "failure"] | None

@@ -1,0 +1,86 @@
+"""What is no file in the place of a state folder's file is refused, and nothing waits for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.errors import BadRequestError, SettingsError
+from decathlon_mcp.storage.disk import NotRegularError
+from decathlon_mcp.storage.file_cache import FileCache
+from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.kept_files import KeptFiles
+from decathlon_mcp.storage.kept_tools import FOLDER, remove_unnamed_tools
+from decathlon_mcp.storage.keys import PAGE_KEY_FILE, load_or_create_page_key
+from decathlon_mcp.storage.recorded import RecordedEpisode
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, TrajectoryCalls, has_ended
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def fifo(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def link(file: Path) -> None:
+    target = file.with_name("elsewhere")
+    target.write_bytes(b'{"event":"end"}\n')
+    file.symlink_to(target)
+
+
+def folder(file: Path) -> None:
+    file.mkdir()
+
+
+def reopen(file: Path) -> None:
+    Journal.reopen(file.parent)
+
+
+@pytest.mark.parametrize("place", [fifo, link, folder])
+@pytest.mark.parametrize("read", [TrajectoryCalls, has_ended, RecordedEpisode, reopen])
+def test_what_is_no_trajectory_is_refused_at_once(
+    place: Callable[[Path], None], read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    file = tmp_path / TRAJECTORY_FILE
+    place(file)
+    with pytest.raises(NotRegularError, match="not a regular file"):
+        read(file)
+
+
+@pytest.mark.parametrize("place", [fifo, link, folder])
+def test_lists_of_tools_are_removed_also_if_a_trajectory_is_no_file(
+    place: Callable[[Path], None], tmp_path: Path
+) -> None:
+    (tmp_path / FOLDER).mkdir()
+    unnamed = tmp_path / FOLDER / f"{'0' * 64}.json"
+    unnamed.write_text("[]")
+    episode = tmp_path / "episodes" / "handle"
+    episode.mkdir(parents=True)
+    place(episode / TRAJECTORY_FILE)
+    assert remove_unnamed_tools(tmp_path, before=unnamed.stat().st_mtime + 1) == 1
+    assert not unnamed.exists()
+
+
+def test_other_files_that_are_none_are_refused_at_once(tmp_path: Path) -> None:
+    kept, cache = KeptFiles(tmp_path), FileCache(tmp_path)
+    fifo(tmp_path / "kept")
+    with pytest.raises(BadRequestError, match="not a regular file"):
+        kept.read("kept")
+    with pytest.raises(NotRegularError):
+        kept.restore_archive("kept", tmp_path / "restored", 1000)
+    assert not (tmp_path / "restored").exists()
+    assert cache.read("kept") is None
+    fifo(tmp_path / PAGE_KEY_FILE)
+    with pytest.raises(SettingsError, match="not a regular file"):
+        load_or_create_page_key(tmp_path)
+
+
+def test_a_key_may_be_a_link(tmp_path: Path) -> None:
+    key = tmp_path / "mounted"
+    key.write_text("0f" * 32)
+    key.chmod(0o600)
+    (tmp_path / PAGE_KEY_FILE).symlink_to(key)
+    assert load_or_create_page_key(tmp_path) == "0f" * 32
