@@ -60,8 +60,9 @@ def export(state: Path, words: Sequence[str], *, every: bool, to: Format, force:
             with new_folder(out, suffix=".parquet", force=force) as folder:
                 count = write_parquet(episodes, folder)
         case "inspect":
-            from decathlon_mcp.exports.inspect_logs import write_inspect_logs
+            from decathlon_mcp.exports.inspect_logs import log_of, write_inspect_logs
 
+            episodes = read_episodes(history, finished_episodes(history, name, log_of))
             with new_folder(out, suffix=".eval", force=force) as folder:
                 count = write_inspect_logs(episodes, folder)
     live = len(history.episodes(EpisodeQuery(run=name, live=True), limit=1).items)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from decathlon_mcp.storage.history.episode_history import EpisodeHistory
-from decathlon_mcp.storage.history.values import CallEntry, EpisodeDetails, EpisodeQuery, NoteEntry, Text
+from decathlon_mcp.storage.history.values import (
+    CallEntry,
+    EpisodeDetails,
+    EpisodeQuery,
+    EpisodeSummary,
+    NoteEntry,
+    Text,
+)
 from decathlon_mcp.types import JsonObject, as_object
 
 PAGE_EPISODES = 1_000
@@ -70,16 +77,24 @@ class ExportedEpisode:
         }
 
 
-def finished_episodes(history: EpisodeHistory, run: str | None) -> list[str]:
-    """Public ids of the finished episodes of a run, or of all, the oldest first. Without branches."""
+def finished_episodes(
+    history: EpisodeHistory,
+    run: str | None,
+    group: Callable[[EpisodeSummary], tuple[str, ...]] = lambda _: (),
+) -> list[str]:
+    """Public ids of the finished episodes of a run, or of all. Without branches and replays.
+
+    Those of a `group` follow each other, the oldest first.
+    """
     query, cursor = EpisodeQuery(run=run, live=False), None
-    found: list[str] = []
+    found: list[tuple[tuple[str, ...], str]] = []
     while True:
         page = history.episodes(query, limit=PAGE_EPISODES, cursor=cursor)
-        found += (summary.public_id for summary in page.items)
+        found += ((group(summary), summary.public_id) for summary in page.items)
         if (cursor := page.cursor) is None:
             found.reverse()
-            return found
+            found.sort(key=lambda item: item[0])
+            return [public_id for _, public_id in found]
 
 
 def read_episodes(history: EpisodeHistory, public_ids: list[str]) -> Iterator[ExportedEpisode]:

@@ -2,19 +2,25 @@
 
 A sample is an episode, its epoch the number of the attempt at its task. A lost episode is a sample with an
 error and without scores. Long replies are cut: inspect-ai has a log wholly in memory.
+
+Messages are there twice: inspect-ai shows those of a sample, but its data frames read those that its events
+have. Each message of the assistant is an event of the model, and each call one of a tool.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby, islice
 from pathlib import Path
+from sys import getsizeof
 from typing import Any
 
+from inspect_ai.event import Event, ModelEvent, ToolEvent
 from inspect_ai.log import (
     EvalConfig,
     EvalDataset,
@@ -26,15 +32,18 @@ from inspect_ai.log import (
     EvalScore,
     EvalSpec,
     EvalStats,
+    EventsData,
     write_eval_log,
 )
 from inspect_ai.model import (
+    ChatCompletionChoice,
     ChatMessage,
     ChatMessageAssistant,
     ChatMessageSystem,
     ChatMessageTool,
     ChatMessageUser,
     ContentReasoning,
+    GenerateConfig,
     ModelOutput,
     ModelUsage,
 )
@@ -42,23 +51,29 @@ from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall, ToolCallError
 
 from decathlon_mcp.exports.episodes import ExportedEpisode, parse_json, utf8, value_of
-from decathlon_mcp.storage.history.values import CallEntry, NoteEntry
+from decathlon_mcp.storage.history.values import CallEntry, EpisodeSummary, NoteEntry
 from decathlon_mcp.types import JsonObject, as_object
 
 LOG_EPISODES = 200
-LOG_BYTES = 8 << 20
-"""Text from which a log is written with fewer episodes."""
-EPISODE_BYTES = 4 << 20
-"""Text of an episode from which on replies are cut to CUT_BYTES."""
+LOG_BYTES = 56 << 20
+"""Size from which a log has fewer episodes. Writing takes up to half as much again."""
+ENTRY_BYTES = 10 << 10
+"""Size of a call or note beside its text: messages and events have many members. Each text is there twice."""
+MAX_ENTRIES = 3_000
+"""Calls and notes of an episode that are written, so that one is not larger than a log."""
+EPISODE_BYTES = 8 << 20
+"""Size of an episode's texts from which on replies are cut to CUT_BYTES."""
 VALUE_BYTES, CUT_BYTES = 16 << 10, 500
 NO_MODEL = "unknown/unknown"
+_CONFIG = GenerateConfig()
+"""Of all events of models: it has many members, and events are many."""
 
 
 @dataclass(slots=True)
 class _Log:
     """Samples of a run and a model that are not written yet. `epochs`: those used, also in earlier logs."""
 
-    run: str | None
+    run: str
     model: str
     samples: list[EvalSample] = field(default_factory=list[EvalSample])
     size_bytes: int = 0
@@ -66,24 +81,126 @@ class _Log:
     epochs: Counter[str] = field(default_factory=Counter[str])
 
 
+@dataclass(slots=True)
+class _Conversation:
+    """The messages of an episode, and its events. `start`: of the episode, in Unix seconds.
+
+    `left_out`: the number of calls and notes that are not there.
+    """
+
+    public_id: str
+    model: str
+    start: float
+    messages: list[ChatMessage] = field(default_factory=list[ChatMessage])
+    events: list[Event] = field(default_factory=list[Event])
+    left_out: int = 0
+    entries: int = 0
+    text_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self.entries * ENTRY_BYTES + 2 * self.text_bytes
+
+    def add(self, message: ChatMessage) -> None:
+        message.id = f"{self.public_id}-{len(self.messages)}"
+        self.messages.append(message)
+
+    def add_note(self, note: NoteEntry) -> None:
+        text = utf8(note.text.raw) or ""
+        match note.role:
+            case "system":
+                self.add(ChatMessageSystem(content=text))
+            case "user":
+                self.add(ChatMessageUser(content=text))
+            case role:
+                content = [ContentReasoning(reasoning=text)] if role == "reasoning" else text
+                self._add_turn(
+                    ChatMessageAssistant(content=content),
+                    note.time,
+                    _usage(note.usage) if note.usage else None,
+                )
+        self.entries += 1
+        self.text_bytes += getsizeof(text)
+
+    def add_call(self, entry: CallEntry) -> None:
+        """A message of the assistant, or the last one, with the tool's answer."""
+        limit = VALUE_BYTES if self.text_bytes < EPISODE_BYTES else CUT_BYTES
+        arguments, reply, problem = _arguments(entry, limit), *_reply(entry, limit)
+        call = ToolCall(id=f"call_{entry.seq}", function=utf8(entry.name) or "", arguments=arguments)
+        error = None if problem is None else ToolCallError("unknown", problem)
+        last, seconds = self.messages[-1] if self.messages else None, entry.seconds or 0.0
+        if isinstance(last, ChatMessageAssistant) and not last.tool_calls:
+            last.tool_calls = [call]
+        else:
+            self._add_turn(ChatMessageAssistant(content="", tool_calls=[call]), entry.time)
+        self.add(ChatMessageTool(content=reply, tool_call_id=call.id, function=call.function, error=error))
+        self.events.append(
+            ToolEvent(
+                uuid=f"{self.public_id}-tool-{entry.seq}",
+                id=call.id,
+                function=call.function,
+                arguments=arguments,
+                result=reply,
+                error=error,
+                failed=error is not None,
+                timestamp=_date(entry.time),
+                completed=_date(entry.time + seconds),
+                working_start=entry.time - self.start,
+                working_time=seconds,
+                message_id=self.messages[-1].id,
+            )
+        )
+        written = "" if entry.arguments is None else entry.arguments.raw[:limit]
+        self.entries += 1
+        self.text_bytes += getsizeof(reply) + getsizeof(written)
+
+    def end(self, time: float) -> None:
+        """Give the last replies an event: frames have only messages before one, or of one, of the model."""
+        if self.messages and not isinstance(self.messages[-1], ChatMessageAssistant):
+            self._add_model_event(ModelOutput(model=self.model), time)
+
+    def _add_turn(self, message: ChatMessageAssistant, time: float, usage: ModelUsage | None = None) -> None:
+        choices = [ChatCompletionChoice(message=message)]
+        self._add_model_event(ModelOutput(model=self.model, choices=choices, usage=usage), time)
+        self.add(message)
+
+    def _add_model_event(self, output: ModelOutput, time: float) -> None:
+        # The input is all messages so far, as places in `events_data`: whole it would grow with the square.
+        self.events.append(
+            ModelEvent(
+                uuid=f"{self.public_id}-model-{len(self.events)}",
+                model=self.model,
+                input=[],
+                input_refs=[(0, len(self.messages))] if self.messages else None,
+                tools=[],
+                tool_choice="auto",
+                config=_CONFIG,
+                output=output,
+                timestamp=_date(time),
+                working_start=time - self.start,
+            )
+        )
+
+
+def log_of(summary: EpisodeSummary) -> tuple[str, str]:
+    """The run and the model whose logs an episode is in; the run is empty if it has none."""
+    return summary.labels.get("run") or "", summary.labels.get("model") or NO_MODEL
+
+
 def write_inspect_logs(episodes: Iterable[ExportedEpisode], folder: Path) -> int:
-    """Write the logs into a folder; the number of episodes."""
-    logs: dict[tuple[str | None, str], _Log] = {}
+    """Write the logs into a folder; the number of episodes. Those of a log must follow each other."""
     count = 0
-    for count, episode in enumerate(episodes, 1):  # noqa: B007
-        labels = episode.details.summary.labels
-        key = (labels.get("run"), labels.get("model") or NO_MODEL)
-        log = logs.setdefault(key, _Log(*key))
-        messages, size = _messages(episode)
-        log.samples.append(_sample(episode, log, messages))
-        log.size_bytes += size
-        if len(log.samples) == LOG_EPISODES:
-            _write(log, folder)
-        while sum(one.size_bytes for one in logs.values()) > LOG_BYTES:
-            _write(max(logs.values(), key=lambda one: one.size_bytes), folder)
-    for log in logs.values():
-        if log.samples:
-            _write(log, folder)
+    for key, group in groupby(episodes, lambda episode: log_of(episode.details.summary)):
+        log = _Log(*key)
+        for episode in group:
+            count += 1
+            conversation = _conversation(episode, log.model)
+            size = log.size_bytes + conversation.size_bytes
+            if len(log.samples) == LOG_EPISODES or (log.samples and size > LOG_BYTES):
+                _write(log, folder)
+            log.samples.append(_sample(episode, log, conversation))
+            log.size_bytes += conversation.size_bytes
+        _write(log, folder)
     return count
 
 
@@ -95,7 +212,7 @@ def _write(log: _Log, folder: Path) -> None:
     scored = [sample for sample in samples if sample.scores]
     spec = EvalSpec(
         eval_id=name,
-        run_id=log.run or "",
+        run_id=log.run,
         task_id=name,
         created=started,
         task="tool_decathlon",
@@ -106,7 +223,7 @@ def _write(log: _Log, folder: Path) -> None:
         ),
         model=log.model,
         config=EvalConfig(epochs=max(sample.epoch for sample in samples)),
-        metadata={"run": log.run, "log": log.written},
+        metadata={"run": log.run or None, "log": log.written},
     )
     # `exists`: files of runs whose names differ only in characters that file names cannot have.
     file = folder / f"{name}.eval"
@@ -143,7 +260,7 @@ def _mean_score(name: str, scored: list[EvalSample], total: int) -> EvalScore:
     )
 
 
-def _sample(episode: ExportedEpisode, log: _Log, messages: list[ChatMessage]) -> EvalSample:
+def _sample(episode: ExportedEpisode, log: _Log, conversation: _Conversation) -> EvalSample:
     values = episode.to_json()
     summary, task = episode.details.summary, values["task"]
     log.epochs[task] += 1
@@ -164,12 +281,21 @@ def _sample(episode: ExportedEpisode, log: _Log, messages: list[ChatMessage]) ->
         epoch=log.epochs[task],
         input=utf8(prompt) or task,
         target="",
-        messages=messages,
-        output=_output(log.model, messages),
+        messages=conversation.messages,
+        output=_output(log.model, conversation.messages),
+        events=conversation.events,
+        events_data=EventsData(messages=conversation.messages, calls=[]),
         scores=scores,
         error=error,
-        metadata=_clean({"episode": summary.public_id, **values, "verdict": verdict if error else None}),
-        model_usage={log.model: _usage(episode)},
+        metadata=_clean(
+            {
+                "episode": summary.public_id,
+                **values,
+                "verdict": verdict if error else None,
+                "left_out": conversation.left_out,
+            }
+        ),
+        model_usage={log.model: _total_usage(episode)},
         started_at=_time(started),
         completed_at=_time(summary.ended_at or started),
         total_time=(summary.ended_at or started) - started,
@@ -184,65 +310,33 @@ def _output(model: str, messages: list[ChatMessage]) -> ModelOutput:
     return ModelOutput(model=model) if last is None else ModelOutput.from_content(model, last.text)
 
 
-def _usage(episode: ExportedEpisode) -> ModelUsage:
+def _total_usage(episode: ExportedEpisode) -> ModelUsage:
     counts = Counter[str]()
     for entry in episode.entries(0):
         if isinstance(entry, NoteEntry):
             counts.update(entry.usage)
-    total = counts["input_tokens"] + counts["output_tokens"]
-    return ModelUsage(
-        input_tokens=counts["input_tokens"], output_tokens=counts["output_tokens"], total_tokens=total
-    )
+    return _usage(counts)
 
 
-def _messages(episode: ExportedEpisode) -> tuple[list[ChatMessage], int]:
-    """The conversation: notes are messages, a call is a message of the assistant with the tool's answer."""
-    messages: list[ChatMessage] = []
-    for text, kind in (
-        (episode.details.system_prompt, ChatMessageSystem),
-        (episode.details.task_prompt, ChatMessageUser),
-    ):
+def _usage(counts: Mapping[str, int]) -> ModelUsage:
+    read, written = counts.get("input_tokens", 0), counts.get("output_tokens", 0)
+    return ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
+
+
+def _conversation(episode: ExportedEpisode, model: str) -> _Conversation:
+    details, summary = episode.details, episode.details.summary
+    result = _Conversation(summary.public_id, model, summary.started_at)
+    for text, kind in ((details.system_prompt, ChatMessageSystem), (details.task_prompt, ChatMessageUser)):
         if text is not None and text.raw:
-            messages.append(kind(content=utf8(text.raw) or ""))
-    size = 0
-    for entry in episode.entries(VALUE_BYTES):
+            result.add(kind(content=utf8(text.raw) or ""))
+    for entry in islice(episode.entries(VALUE_BYTES), MAX_ENTRIES):
         if isinstance(entry, NoteEntry):
-            messages.append(_note_message(entry))
-            size += len(entry.text.raw)
-            continue
-        limit = VALUE_BYTES if size < EPISODE_BYTES else CUT_BYTES
-        arguments, reply, error = _arguments(entry, limit), *_reply(entry, limit)
-        call = ToolCall(id=f"call_{entry.seq}", function=utf8(entry.name) or "", arguments=arguments)
-        last = messages[-1] if messages else None
-        if isinstance(last, ChatMessageAssistant) and not last.tool_calls and last.role == "assistant":
-            last.tool_calls = [call]
+            result.add_note(entry)
         else:
-            messages.append(ChatMessageAssistant(content="", tool_calls=[call]))
-        messages.append(
-            ChatMessageTool(
-                content=reply,
-                tool_call_id=call.id,
-                function=call.function,
-                error=ToolCallError("unknown", error) if error is not None else None,
-            )
-        )
-        size += len(reply) + (0 if entry.arguments is None else min(limit, len(entry.arguments.raw)))
-    for number, message in enumerate(messages):
-        message.id = f"{episode.details.summary.public_id}-{number}"
-    return messages, size
-
-
-def _note_message(note: NoteEntry) -> ChatMessage:
-    text = utf8(note.text.raw) or ""
-    match note.role:
-        case "system":
-            return ChatMessageSystem(content=text)
-        case "user":
-            return ChatMessageUser(content=text)
-        case "reasoning":
-            return ChatMessageAssistant(content=[ContentReasoning(reasoning=text)])
-        case _:
-            return ChatMessageAssistant(content=text)
+            result.add_call(entry)
+    result.end(summary.ended_at or summary.started_at)
+    result.left_out = max(0, details.calls + details.notes - MAX_ENTRIES)
+    return result
 
 
 def _arguments(entry: CallEntry, limit: int) -> JsonObject:
@@ -293,8 +387,12 @@ def _clean(value: Any) -> Any:
     return [_clean(item) for item in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
 
 
+def _date(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
 def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
+    return _date(seconds).isoformat()
 
 
 def _file_name(text: str) -> str:

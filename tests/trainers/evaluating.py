@@ -15,9 +15,11 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import anyio.to_thread
+import httpx2
 import pytest
 from decathlon_client.script import Step
 from decathlon_client.testing import bundled_task, scripted_model
@@ -258,7 +261,43 @@ async def test_the_pages_commands_evaluate_a_model_and_retry_what_was_lost(
     assert {row["uuid"] for row in frame["samples"]} == {episode.public_id for episode in episodes}
     assert [row["uuid"] for row in frame["samples"] if row["error"]] == [lost["metadata"]["episode"]]
     assert sum(row["score_success"] or 0 for row in frame["samples"]) == 3
-    assert {"assistant", "tool", "user"} <= set(frame["roles"])
+    assert frame["frame"] == frame["messages"]
+    roles = {role for messages in frame["frame"].values() for _, role, _ in messages}
+    assert roles == {"system", "user", "assistant", "tool"}
+    calls = sum(episode.calls or 0 for episode in episodes)
+    assert (frame["tool events"], frame["tool calls"]) == (calls, calls)
+    assert frame["model events"] > calls
+    await assert_inspect_shows(programs, min(out.glob("*.eval")))
+
+
+async def assert_inspect_shows(programs: Path, file: Path) -> None:
+    """`inspect log dump` and the server of `inspect view` read a log."""
+    dumped = await anyio.run_process(
+        [str(programs / "inspect"), "log", "dump", str(file)], env={**os.environ, "PYTHONPATH": ""}
+    )
+    log = json.loads(dumped.stdout)
+    assert log["status"] == "success"
+    assert {event["event"] for sample in log["samples"] for event in sample["events"]} == {"model", "tool"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with await anyio.open_process(
+        [str(programs / "inspect"), "view", "start", "--log-dir", str(file.parent), "--port", str(port)],
+        env={**os.environ, "PYTHONPATH": ""},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as view:
+        try:
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                with anyio.fail_after(120):
+                    while True:
+                        with suppress(httpx2.TransportError):
+                            shown = await client.get("/api/log-files")
+                            break
+                        assert view.returncode is None
+                        await anyio.sleep(0.2)
+            assert file.name in shown.text
+        finally:
+            view.terminate()
 
 
 async def run_retry(model: Model, programs: Path, folder: Path) -> None:
@@ -355,6 +394,10 @@ async def test_tasks_that_cannot_be_played_are_named_or_skipped(
     (log,) = await read_logs(programs, tmp_path / "logs")
     assert log["metadata"]["skipped_tasks"] == ["no-such-task"]
     assert log["arguments"]["launch_time"] == LAUNCH_TIME
+    (episode,) = episodes_of(served, log["arguments"]["run"])
+    details = EpisodeHistory([served.state]).episode(episode.public_id)
+    assert details is not None
+    assert details.launch_time == LAUNCH_TIME
     assert [sample["id"] for sample in log["samples"]] == ["tune-reactor"]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any
 
 import anyio
@@ -69,7 +70,7 @@ def tool_decathlon(
     message_limit: int | None = 300,
     labels: Mapping[str, str] | None = None,
     run: str | None = None,
-    launch_time: str | None = None,
+    launch_time: date | str | None = None,
 ) -> Task:
     """The tasks of a split (default: all), or those whose ids are in `tasks`.
 
@@ -91,6 +92,8 @@ def tool_decathlon(
     skipped = _refuse_missing(ids, offered, split, skip=missing == "skip")
     if not chosen:
         raise ValueError("none of the tasks can be played on this server")
+    if isinstance(launch_time, date):
+        launch_time = launch_time.isoformat()  # the command line reads YAML, which has dates
     launch_time = launch_time or chosen[0].launch_time
     run = run or run_name(None, labels or {})
     evaluation = _Evaluation(
