@@ -343,7 +343,7 @@ def episodes(
     failed
         List every episode that finished without success, lost ones included.
     all
-        List every episode that is kept.
+        List every episode that is kept, also finished ones that replay or branch from others.
     json
         Print `{"episodes": [...]}`.
     """

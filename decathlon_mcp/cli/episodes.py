@@ -39,7 +39,7 @@ def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: boo
     """Print episodes on stdout, live ones first: a table, tab-separated lines in a pipe, or JSON.
 
     Of the finished ones the last RECENTLY_FINISHED, unless `every` one is asked for or the query has a
-    filter. Raises SettingsError.
+    filter; only with `every` those that replay or branch from others. Raises SettingsError.
     """
     check_state_folder(state)
     history = EpisodeHistory([state])
@@ -51,8 +51,12 @@ def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: boo
     of = {public_id(handle): handle for handle in known}
     processes = server_processes(state)
     summaries = [
-        *_episodes(history, replace(query, live=True)),
-        *_episodes(history, replace(query, live=False), None if is_whole else RECENTLY_FINISHED),
+        *_episodes(history, replace(query, live=True, with_branches=True)),
+        *_episodes(
+            history,
+            replace(query, live=False, with_branches=every),
+            None if is_whole else RECENTLY_FINISHED,
+        ),
     ]
     if as_json:
         print_json({"episodes": [_summary(one, processes, of) for one in summaries]})
@@ -117,6 +121,7 @@ def _summary(
         "suite": episode.suite,
         "task": episode.task,
         "labels": dict(episode.labels),
+        "derived": episode.is_derived,
         "phase": episode.phase,
         "token": episode.owner,
         "started_at": episode.started_at,

@@ -22,7 +22,8 @@ from decathlon_mcp.storage.history.values import (
     EpisodeQuery,
     EpisodeSummary,
 )
-from decathlon_mcp.types import as_object
+from decathlon_mcp.storage.store import REPLAY_LABEL
+from decathlon_mcp.types import as_object, is_public_id
 
 BOX_CALLS = 100
 MAX_SEARCH_CHARACTERS = 500
@@ -50,6 +51,18 @@ class Box:
     is_open: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The episode whose calls an episode plays again. `at`: the last of them; 0 if it is a replay.
+
+    `differences`: how many replies differed, once the verdict says so.
+    """
+
+    episode: str
+    at: int
+    differences: int | None
+
+
 def episodes(visit: Visit) -> Response:
     """`/episodes`"""
     show, task, run, label = (visit.query(name) for name in ("show", "task", "run", "label"))
@@ -62,6 +75,7 @@ def episodes(visit: Visit) -> Response:
         lost=True if show == "lost" else None,
         phase=None,
         owner=visit.viewer.owner,
+        with_branches=show == "branches",
         order="failures_first" if visit.query("order") == "failures_first" else "newest",
     )
     page = visit.history.episodes(wanted, cursor=visit.query("cursor") or None)
@@ -93,6 +107,7 @@ def episode(visit: Visit) -> Response:
         verdict=details.verdict,
         metrics=metrics_of(details),
         settings=settings_of(details),
+        source=source_of(details),
         others=_other_attempts(visit, details.summary),
         boxes=boxes,
         entries=shown(entries),
@@ -241,6 +256,20 @@ def _numbers(value: object) -> dict[str, float]:
         for name, number in (as_object(value) or {}).items()
         if isinstance(number, int | float)
     }
+
+
+def source_of(details: EpisodeDetails) -> Source | None:
+    """What a branch or a replay plays again; None for any other episode."""
+    branch = as_object((details.head or {}).get("branch"))
+    at, differences = 0, None
+    episode = details.summary.labels.get(REPLAY_LABEL)
+    if branch is not None:
+        episode, at = branch.get("episode"), branch.get("at")
+        differences = (as_object((details.verdict or {}).get("branch")) or {}).get("differences")
+    # The folder may come from somewhere else, and anybody can give a label.
+    if not isinstance(episode, str) or not is_public_id(episode) or type(at) is not int:
+        return None
+    return Source(episode, at, differences if type(differences) is int else None)
 
 
 def settings_of(details: EpisodeDetails) -> Mapping[str, str]:

@@ -214,6 +214,28 @@ def test_one_file_shows_an_episode_without_scripts_and_its_verdict_verifies(
     assert run(["verify", str(verdict), "--state", str(state)]) == 0
 
 
+def test_one_file_of_a_branch_marks_replayed_calls_and_a_run_has_no_branches(
+    state: Path, tmp_path: Path
+) -> None:
+    source = public_id(HANDLES[0])
+    with Folder(state) as folder:
+        branch = folder.add(
+            HANDLES[1],
+            labels={"run": "monday"},
+            entries=[Call(replayed=True), Call()],
+            branch={"episode": source, "at": 1},
+        )
+        folder.add(HANDLES[0], labels={"run": "monday"})
+        folder.add(HANDLES[2], labels={"run": "monday", "replay_of": source})
+    page = one_file(state, tmp_path / "episode.html", branch)
+    assert "Call 1 was replayed from episode" in re.sub(r"<[^>]*>", "", page)
+    assert source in page
+    assert ["↻ replayed" in call for call in page.split("<article")[1:]] == [True, False]
+    out = tmp_path / "run.jsonl"
+    assert export(state, "monday", out, "--to", "jsonl") == 0
+    assert [json.loads(line)["id"] for line in out.read_text("utf-8").splitlines()] == [source]
+
+
 def test_hostile_texts_do_not_change_the_elements_of_one_file(tmp_path: Path) -> None:
     shapes: set[tuple[str, ...]] = set()
     for name in ("script", "attribute", "closing", "template", "link"):

@@ -169,6 +169,43 @@ async def test_an_episode_shows_its_verdict_prompt_notes_and_calls(state: Path) 
         assert "attachment" in downloaded.headers["content-disposition"]
 
 
+async def test_a_branch_marks_the_calls_that_were_replayed_and_names_their_episode(state: Path) -> None:
+    source, other = "0123456789abcdef", {"episode": "<b>", "at": "2"}
+    entries = [Call(replayed=True), Call(replayed=True), Call(reply="own")]
+    with Folder(state) as folder:
+        name = folder.add(
+            "1" * 48,
+            entries=entries,
+            branch={"episode": source, "at": 2},
+            verdict={"branch": {"episode": source, "at": 2, "differences": 1}},
+        )
+        replay = folder.add("2" * 48, labels={"replay_of": source})
+        plain = folder.add("3" * 48, labels={"replay_of": "another text"})
+        odd = folder.add("4" * 48, branch=other)
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, f"/e/{name}")
+        shown = words(page)
+        assert f"Calls 1 to 2 were replayed from episode {source} before this one was ready" in shown
+        assert "; 1 reply differed." in shown
+        assert f'href="/e/{source}"' in page
+        calls = page.split("<article")[1:]
+        assert ["↻ replayed" in call for call in calls] == [True, True, False]
+        box = await text_of(client, f"/e/{name}/calls?first=2&last=2")
+        assert "↻ replayed" in box
+        assert f"The calls are replayed from episode {source}" in words(await text_of(client, f"/e/{replay}"))
+        listed = {name, replay, plain, odd}
+        for path in ("/episodes", "/"):
+            page = await text_of(client, path)
+            assert not [one for one in listed if one in page]
+        page = await text_of(client, "/episodes?show=branches")
+        assert {one for one in listed if one in page} == listed
+        assert words(page).count("↻ branch") == 2
+        for neither in (plain, odd):
+            page = await text_of(client, f"/e/{neither}")
+            assert "replayed from episode" not in words(page)
+
+
 async def test_a_call_of_a_long_episode_has_an_address(state: Path) -> None:
     with Folder(state) as folder:
         name = folder.add("1" * 48, entries=[Call(reply=f"reply {number}") for number in range(1, 1001)])
