@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from decathlon_client import Decathlon, Episode
-from decathlon_client.script import play_script
 
+from benchmarks.replays import PAGE, measure, page_with, read_rows
 from decathlon_mcp.cli.replay import DIFFERENT, EQUAL, NOT_PLAYED, ReplayOptions, replay
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.starter import oracle, oracle_ids
+from decathlon_mcp.starter import oracle_ids
 from decathlon_mcp.storage.history.episode_history import EpisodeHistory
 from decathlon_mcp.storage.history.values import EpisodeQuery
 from tests.probe.serving import SUITE, Served, folder_of, serving
@@ -23,7 +23,6 @@ from tests.probe.serving import SUITE, Served, folder_of, serving
 pytestmark = pytest.mark.anyio
 
 UUID = "cat /proc/sys/kernel/random/uuid"
-PAGE = Path(__file__).parents[2] / "docs" / "replaying.md"
 
 
 @pytest.fixture(scope="module")
@@ -189,45 +188,15 @@ def e_workspace(e: Episode) -> str:
     return path
 
 
-class Silent:
-    """Shows nothing of a script."""
-
-    def call(self, tool: str, arguments: Mapping[str, Any]) -> None: ...
-
-    def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
-
-    def reply(self, text: str, *, failed: bool = False) -> None: ...
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_the_bundled_tasks_differ_as_the_page_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows: list[tuple[str, ...]] = []
-    async with serving(
-        tmp_path / "state",
-        provider="local",
-        survives=True,
-        suite=("starter",),
-        isolation="auto",
-        max_sandboxes=2,
-    ) as served:
-        for task in oracle_ids():
-            async with Decathlon(served.url) as d, d.episode(task) as e:
-                await play_script(e, oracle(task), Silent())
-                assert (await e.evaluate()).reward == 1.0
-            settings = Settings.model_validate({"state": served.state})
-            options = ReplayOptions(claim=True, as_json=True)
-            status = await replay(settings, e.public_id, served.url, options, embedded=False)
-            report = json.loads(capsys.readouterr().out)
-            assert report["verdict"]["reward"] == 1.0
-            assert status == (DIFFERENT if report["different"] else EQUAL)
-            kinds = [
-                f"call {call['call']}, `{call['name']}`: {call['difference']['class']}"
-                for call in report["calls"]
-                if call["result"] == "differs"
-            ]
-            rows.append((f"`{task}`", str(len(report["calls"])), str(report["equal"]), "; ".join(kinds)))
-    written = re.findall(r"^\| (`[a-z-]+`) \| (\d+) \| (\d+) \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
-    assert [(task, calls, equal, kinds.strip()) for task, calls, equal, kinds in written] == rows
+async def test_the_bundled_tasks_differ_as_the_page_says() -> None:
+    rows = await measure("starter", "local")
+    assert [row["task"] for row in rows] == oracle_ids()
+    assert not [row for row in rows if row not in read_rows()]
+
+
+def test_the_page_has_the_table_of_the_results() -> None:
+    page = PAGE.read_text("utf-8")
+    assert page_with(read_rows(), page) == page
+    assert page_with([], page) != page
