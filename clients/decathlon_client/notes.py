@@ -101,6 +101,16 @@ def send_notes(episode: sync.Episode, messages: Iterable[Mapping[str, Any]]) -> 
         _log_loss(episode.page or episode.public_id, error)
 
 
+async def send_conversation(episode: Episode, messages: Iterable[Mapping[str, Any]]) -> None:
+    """As `send_notes`, of an asynchronous episode."""
+    try:
+        with anyio.move_on_after(FLUSH_SECONDS):
+            for note in notes_of(messages):
+                await episode.note(note.text, role=note.role, calls=note.calls)
+    except ClientError as error:
+        _log_loss(episode.page or episode.public_id, error)
+
+
 def notes_of(messages: Iterable[Mapping[str, Any]]) -> Iterator[Note]:
     """The texts of a model in a finished conversation, in OpenAI's format."""
     calls = 0

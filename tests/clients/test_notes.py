@@ -12,7 +12,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 from decathlon_client import ClientError, Decathlon, Episode, EpisodeEndedError, UnknownEpisodeError, sync
-from decathlon_client.notes import Note, notes_of, send_notes, sending_notes
+from decathlon_client.notes import Note, notes_of, send_conversation, send_notes, sending_notes
 
 from decathlon_mcp.episodes.state import Phase
 from tests.clients.relay import Relay, relayed
@@ -124,6 +124,24 @@ async def test_a_server_that_is_away_delays_grading_by_seconds_only(
     async with relayed(served) as (relay, _):
         with anyio.fail_after(60):
             await anyio.to_thread.run_sync(play, relay)
+
+
+async def test_a_finished_conversation_is_sent_with_its_places_and_never_raises(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "hm", "tool_calls": [{}]},
+        {"role": "assistant", "content": "done"},
+    ]
+    async with Decathlon(served.url) as d:
+        async with d.episode("find-answer") as e:
+            await e.call("probe__write", {"path": "answer.txt", "text": "42"})
+            await send_conversation(e, messages)
+            kept = notes(served, e)
+        await served.find(e.id).state.reach(Phase.ENDED)
+        await send_conversation(e, messages)
+    assert [(note["text"], note["calls"]) for note in kept] == [("hm", 0), ("done", 1)]
+    assert f"Notes of episode {e.public_id} are lost" in caplog.text
 
 
 def test_a_conversation_has_the_models_texts_with_their_places() -> None:

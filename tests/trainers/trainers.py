@@ -22,6 +22,7 @@ import pytest
 from tests.docs import snippets
 from tests.docs.pages import REPOSITORY, block
 from tests.docs.snippets import run
+from tests.driver.conftest import find_python
 from tests.probe.serving import Served, serving
 from tests.trainers.oracles import THOUGHT, oracles
 
@@ -56,19 +57,29 @@ def raised_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder for one trainer. Its virtual environment is removed after the test."""
+    """A folder for one trainer. Its virtual environments are removed after the test."""
     yield tmp_path
-    shutil.rmtree(tmp_path / "venv", ignore_errors=True)
+    for environments in ("venv", "resources_servers"):
+        shutil.rmtree(tmp_path / environments, ignore_errors=True)
 
 
-async def install(folder: Path, *packages: str) -> Path:
+async def install(folder: Path, *packages: str, python: str = sys.executable) -> Path:
     """Install packages in a new virtual environment and return the folder of its programs."""
     programs = folder / "venv" / "bin"
     with anyio.fail_after(INSTALL_SECONDS):
-        await anyio.run_process([sys.executable, "-m", "venv", str(folder / "venv")])
+        await anyio.run_process([python, "-m", "venv", str(folder / "venv")])
         command = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         await anyio.run_process([*command, *packages])
     return programs
+
+
+@pytest.fixture
+def python_3_12() -> str:
+    """Python 3.12, which some trainers require."""
+    python = find_python("3.12")
+    if python is None:
+        pytest.skip("no Python 3.12 here, neither on the PATH nor in pyenv")
+    return python
 
 
 def episodes_of(served: Served) -> set[Path]:
@@ -211,3 +222,32 @@ async def test_openenv_program_gets_the_expected_rewards(
     assert output.splitlines()[-1] == "[1.0, 1.0]"
     assert served.episodes.live == []
     assert_thoughts_stand_before_calls(episodes_of(served) - before)
+
+
+async def test_nemo_gym_commands_get_the_expected_rewards(
+    served: Served, model: dict[str, str], folder: Path, python_3_12: str
+) -> None:
+    programs = await install(folder, f"{REPOSITORY}[nemo-gym]", "uv", python=python_3_12)
+    before = episodes_of(served)
+    # `gym` has uv make an environment for each of its servers, with the same Python.
+    path = {**model, "PATH": f"{programs}:{Path(python_3_12).parent}:{os.environ['PATH']}"}
+    commands = block("docs/trainers/nemo-gym.md", "NeMo Gym", "bash")
+    await run(commands, ["bash"], url=served.url, folder=folder, environment=path)
+    samples = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text("utf-8").splitlines()]
+    rewards = [(sample["task"], sample["reward"], sample["metric/success"]) for sample in samples]
+    assert sorted(rewards) == [("audit-expenses", 1.0, 1.0)] * 2 + [("tune-reactor", 1.0, 1.0)] * 2
+    assert served.episodes.live == []
+    assert_thoughts_stand_before_calls(episodes_of(served) - before)
+    result = await anyio.run_process(
+        [str(programs / "python"), str(PROGRAMS / "nemo_gym_limits.py"), served.url],
+        env={**os.environ, **path},
+    )
+    assert result.stdout.decode().splitlines() == [
+        "truncated 0.0",
+        "the same verdict",
+        "no verdict, no reward",
+        "no session, no reward",
+        "no such task, no session",
+        "abandoned, closed",
+    ]
+    assert served.episodes.live == []

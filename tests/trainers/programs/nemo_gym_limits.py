@@ -1,0 +1,105 @@
+"""What the resources server does at limits, without a verdict, and with sessions that nobody closes.
+
+Argument: the server's URL. No agent and no Ray: the requests of NeMo Gym's agents are made here.
+"""
+
+import sys
+import time
+
+from decathlon_client.adapters.nemo_gym import ToolDecathlonConfig, ToolDecathlonResourcesServer
+from decathlon_client.sync import Decathlon
+from fastapi.testclient import TestClient
+from nemo_gym.base_resources_server import BaseVerifyResponse
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.server_utils import ServerClient
+from omegaconf import DictConfig
+
+CALL = {"type": "function_call", "name": "files__read_file", "arguments": "{}", "call_id": "1", "id": "1"}
+REPLY = {"type": "function_call_output", "call_id": "1", "output": "no"}
+ROW = {"responses_create_params": {"input": "the prompt"}, "task": "tune-reactor"}
+STOPPED = ROW | {
+    "response": {
+        "id": "r",
+        "created_at": 0,
+        "model": "m",
+        "object": "response",
+        "output": [CALL, REPLY],
+        "parallel_tool_calls": False,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+}
+
+
+def resources_server(url: str, **options: float) -> ToolDecathlonResourcesServer:
+    config = ToolDecathlonConfig(
+        name="tool_decathlon",
+        host="127.0.0.1",
+        port=1,
+        entrypoint="app.py",
+        domain="agent",
+        url=url,
+        **options,
+    )
+    head = BaseServerConfig(host="127.0.0.1", port=1)
+    client = ServerClient(head_server_config=head, global_config_dict=DictConfig({}))
+    return ToolDecathlonResourcesServer(config=config, server_client=client)
+
+
+def has_no_reward(response) -> bool:
+    if "mask_sample" not in BaseVerifyResponse.model_fields:
+        return response.status_code == 503
+    return response.json()["mask_sample"] and response.json()["failure_reason"] != ""
+
+
+def seed(client: TestClient, server: ToolDecathlonResourcesServer) -> str:
+    """Open an episode and return its handle."""
+    before = set(server._rollouts)
+    response = client.post("/seed_session", json=ROW)
+    assert response.status_code == 200, response.text
+    (session,) = set(server._rollouts) - before
+    return server._rollouts[session].opening.result().episode.id
+
+
+def phase(d: Decathlon, handle: str) -> str:
+    return d.ask("episode_status", {"episode": handle}).structured["phase"]
+
+
+def main(url: str) -> None:
+    server = resources_server(url)
+    with Decathlon(url) as d, TestClient(server.setup_webserver()) as client:
+        seed(client, server)
+        failed = client.post("/files__no_such_tool", json={})
+        assert (failed.status_code, "no_such_tool" in failed.text) == (422, True), failed.text
+        first, second = (client.post("/verify", json=STOPPED).json() for _ in range(2))
+        if first["verdict"]["truncated"] and first["task"] == "tune-reactor":
+            print("truncated", first["reward"])  # noqa: T201
+        if first["verdict"] == second["verdict"]:
+            print("the same verdict")  # noqa: T201
+
+        d.ask("close_episode", {"episode": seed(client, server)})
+        if has_no_reward(client.post("/verify", json=STOPPED)):
+            print("no verdict, no reward")  # noqa: T201
+
+        stranger = TestClient(client.app)
+        assert stranger.post("/files__read_file", json={}).status_code == 409
+        if has_no_reward(stranger.post("/verify", json=STOPPED)):
+            print("no session, no reward")  # noqa: T201
+        if client.post("/seed_session", json=ROW | {"task": "no-such-task"}).status_code == 500:
+            print("no such task, no session")  # noqa: T201
+
+    server = resources_server(url, idle_seconds=0)
+    with Decathlon(url) as d, TestClient(server.setup_webserver()) as client:
+        abandoned = seed(client, server)
+        used = seed(client, server)
+        deadline = time.monotonic() + 60
+        while phase(d, abandoned) != "ended" and time.monotonic() < deadline:
+            time.sleep(0.1)
+        phases = phase(d, abandoned), phase(d, used)
+        if phases[0] == "ended" != phases[1]:
+            print("abandoned, closed")  # noqa: T201
+    with Decathlon(url) as d:
+        assert phase(d, used) == "ended", "the server's end does not close what is open"
+
+
+main(*sys.argv[1:])
