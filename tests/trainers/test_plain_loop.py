@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,15 @@ async def test_the_readmes_loop_plays_any_task_with_any_endpoint(served: Served,
             program, [sys.executable], url=served.url, folder=tmp_path, environment=environment
         )
     assert sorted(output.splitlines()) == ["audit-expenses 0.0 None"] * 2 + ["tune-reactor 1.0 None"] * 2
+    assert served.episodes.live == []
+
+
+async def test_the_program_for_a_thousand_episodes_plays_a_few(served: Served, tmp_path: Path) -> None:
+    program = block("docs/many.md", "The trainer", "python")
+    assert program.text.count("1024") == 2
+    few = replace(program, text=program.text.replace("1024", "2"))
+    output = await run(few, [sys.executable], url=served.url, folder=tmp_path)
+    assert output.splitlines() == ["tune-reactor 0.0 None"] * 2
     assert served.episodes.live == []
 
 

@@ -251,3 +251,49 @@ async def test_nemo_gym_commands_get_the_expected_rewards(
         "abandoned, closed",
     ]
     assert served.episodes.live == []
+
+
+async def test_art_program_gets_the_expected_rewards(
+    served: Served, model: dict[str, str], folder: Path, python_3_12: str
+) -> None:
+    programs = await install(folder, str(REPOSITORY), "openpipe-art", python=python_3_12)
+    program = block("docs/trainers/art.md", "ART", "python")
+    output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
+    assert sorted(output.splitlines()) == ["audit-expenses [1.0, 1.0]", "tune-reactor [1.0, 1.0]"]
+    assert served.episodes.live == []
+
+
+async def test_skyrl_environments_get_the_expected_rewards(
+    served: Served, model: dict[str, str], folder: Path
+) -> None:
+    programs = await install(folder, str(REPOSITORY), "skyrl-gym", "openai")
+    program = block("docs/trainers/skyrl.md", "SkyRL-gym", "python")
+    command = [programs / "python", PROGRAMS / "skyrl_rollouts.py"]
+    output = await run(program, command, url=served.url, folder=folder, environment=model)
+    assert output.splitlines() == ["[(1.0, 6), (1.0, 8), (0.0, 2)]", "no task, no reward"]
+    assert served.episodes.live == []
+
+
+async def test_atropos_environment_gets_the_expected_rewards(
+    served: Served, model: dict[str, str], folder: Path
+) -> None:
+    programs = await install(folder, str(REPOSITORY), "atroposlib")
+    program = block("docs/trainers/atropos.md", "Atropos", "python")
+    command = [programs / "python", PROGRAMS / "atropos_groups.py"]
+    placeholders = {**model, "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1"}
+    output = await run(program, command, url=served.url, folder=folder, environment=placeholders)
+    groups = [line for line in output.splitlines() if line.startswith("[1.0")]
+    assert groups == ["[1.0, 1.0] [128, 128]"] * 2
+    assert served.episodes.live == []
+
+
+async def test_verl_agent_loop_gets_the_expected_rewards(
+    served: Served, model: dict[str, str], folder: Path
+) -> None:
+    undeclared = ("cachetools", "fastapi", "uvicorn")
+    programs = await install(folder, str(REPOSITORY), "verl", *undeclared, "openai")
+    program = block("docs/trainers/verl.md", "verl", "python")
+    command = [programs / "python", PROGRAMS / "verl_rollouts.py"]
+    output = await run(program, command, url=served.url, folder=folder, environment=model)
+    assert output.splitlines() == ["[1.0, 1.0, 0.0]", "no task, no reward"]
+    assert served.episodes.live == []

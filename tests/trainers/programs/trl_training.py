@@ -4,8 +4,6 @@ Everything except the generation of completions is TRL's own code. The model is 
 is an OpenAI endpoint.
 """
 
-import json
-import re
 import runpy
 import sys
 import tempfile
@@ -15,6 +13,7 @@ from typing import ClassVar
 
 import trl
 from openai import OpenAI
+from text_oracle import complete
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -28,27 +27,10 @@ class OracleTrainer(GRPOTrainer):
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
         texts = [self.processing_class.decode(ids) for ids in prompt_ids]
         completions = [
-            self.processing_class.encode(self._complete(text), add_special_tokens=False) for text in texts
+            self.processing_class.encode(f"{complete(self.oracle, text)}<|im_end|>", add_special_tokens=False)
+            for text in texts
         ]
         return completions, None
-
-    def _complete(self, text: str) -> str:
-        names = re.findall(r'"name": "(\w+)", "description"', text)
-        tool_messages = [{"role": "tool", "content": ""}] * text.count("<tool_response>")
-        message = (
-            self.oracle.chat.completions.create(
-                model="oracle",
-                messages=[{"role": "user", "content": text}, *tool_messages],
-                tools=[{"type": "function", "function": {"name": name}} for name in names],
-            )
-            .choices[0]
-            .message
-        )
-        if not message.tool_calls:
-            return f"{message.content}<|im_end|>"
-        function = message.tool_calls[0].function
-        call = json.dumps({"name": function.name, "arguments": json.loads(function.arguments)})
-        return f"{message.content}\n<tool_call>\n{call}\n</tool_call><|im_end|>"
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
