@@ -47,6 +47,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "exporting",
         "reliability",
         "performance",
+        "many",
         "scaling",
         "prime",
         "write-a-provider",

@@ -1,4 +1,4 @@
-"""Writes the settings, the errors, the lobby's tools and the metrics into the pages, from the code.
+"""Writes settings, errors, the lobby's tools, metrics and throughput into the pages, from code and results.
 
     .venv/bin/python docs/tables.py
 
@@ -14,12 +14,15 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cyclopts.docs.markdown import generate_markdown_docs
 from decathlon_client.errors import error_from_code
 from prometheus_client.core import Metric
 
+from benchmarks import figures, report
+from benchmarks.sections import SECTIONS
 from decathlon_mcp.app import create_registry, read_catalogue  # imports every module with errors
 from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
 from decathlon_mcp.catalogue.ways import count_ways, way_to_run
@@ -41,6 +44,21 @@ MAX_VALUES_SHOWN = 12
 """Values of a metric's label up to this number are listed."""
 CHECKOUTS = {"toolathlon": "DECATHLON_TOOLATHLON", "gym": "DECATHLON_TOOLATHLON_GYM"}
 """Environment variables with the checkouts of the suites that tables are about."""
+THROUGHPUT = {
+    "sizes": (
+        "until every episode was ready, standard library's server",
+        "episodes graded per second, standard library's server",
+        "calls per second, standard library's server",
+        "memory of the machine per episode, standard library's server",
+    ),
+    "density": (
+        "openings per second, with `--dense`",
+        "gradings per second, with `--dense`",
+        "memory per episode with one server, with `--dense`",
+    ),
+}
+"""Figures of the benchmarks' sections for planning a training run."""
+THROUGHPUT_SIZES = (64, 256, 1024)
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -136,6 +154,18 @@ def _labels(family: Metric) -> Iterator[str]:
             yield f"`{label}`: {shown}"
 
 
+def throughput() -> str:
+    """What batches took, from the results of the benchmarks."""
+    results = {result.section: result.figures for result in figures.read(SECTIONS)}
+    return report.figures_table(
+        replace(figure, floor=None, target=None)
+        for section, names in THROUGHPUT.items()
+        for name in names
+        for figure in results[section]
+        if figure.name == name and figure.size in THROUGHPUT_SIZES
+    )
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [
@@ -151,6 +181,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "error-codes": error_codes,
     "lobby": lobby,
     "metrics": metrics,
+    "throughput": throughput,
 }
 
 
