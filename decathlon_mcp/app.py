@@ -482,12 +482,16 @@ def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provi
 
 def _local_provider(owner: str, settings: Settings) -> HostProvider | LocalProvider:
     if local_isolation(settings) == "namespaces":
-        # With the bundled suite, the scripts that solve its tasks.
-        hidden = [STARTER.parent, settings.state]
-        hidden += [Path(where).expanduser() for where in settings.suite if where != "starter"]
-        return HostProvider(owner, settings.state / NAMESPACES_FOLDER, hidden=hidden)
+        return HostProvider(owner, settings.state / NAMESPACES_FOLDER, hidden=answer_folders(settings))
     why = None if settings.isolation == "none" else host_provider.why_unavailable()
     return LocalProvider(owner, settings.state / LOCAL_FOLDER, why=why)
+
+
+def answer_folders(settings: Settings) -> list[Path]:
+    """The folders of this machine that have answers or handles in them."""
+    # With the bundled suite, the scripts that solve its tasks.
+    own = [STARTER.parent, settings.state]
+    return own + [Path(where).expanduser() for where in settings.suite if where != "starter"]
 
 
 def _other_local(owner: str, settings: Settings) -> Provider:

@@ -62,8 +62,9 @@ class HostFiles:
     """See `mounts.RootFiles`.
 
     `prefixes`: folders of the Python that runs the server, and of the one that its virtual environment is
-    made of. `hidden`: folders that are empty inside, if they are there at all. `nameserver`: that of
-    a network of the sandbox's own. `certificates`: files and folders that variables name.
+    made of, and others that are shown. `hidden`: folders that are empty inside, if they are there at all.
+    `nameserver`: that of a network of the sandbox's own. `certificates`: files and folders that variables
+    name. `hosts`: the content of /etc/hosts.
     """
 
     prefixes: tuple[Path, ...]
@@ -72,6 +73,7 @@ class HostFiles:
     has_network: bool = False
     nameserver: IPv4Address | None = None
     certificates: tuple[Path, ...] = ()
+    hosts: bytes = HOSTS
 
     user = HOST_USER
     owner = (0, 0)
@@ -80,9 +82,16 @@ class HostFiles:
 
     @classmethod
     def of_this_server(
-        cls, hidden: Iterable[Path] = (), *, has_network: bool = False, nameserver: IPv4Address | None = None
+        cls,
+        hidden: Iterable[Path] = (),
+        *,
+        has_network: bool = False,
+        nameserver: IPv4Address | None = None,
+        shown: Sequence[Path] = (),
+        hosts: bytes = HOSTS,
     ) -> Self:
-        prefixes = _prefixes()
+        """`shown`: folders that can be read besides this server's Python."""
+        prefixes = _prefixes(shown)
         passed = {
             name: value
             for name, value in os.environ.items()
@@ -98,17 +107,18 @@ class HostFiles:
             }
         # `python3` is the server's own. Not resolved: a virtual environment is recognized by the path.
         path = f"{Path(sys.executable).parent}:{DEFAULT_PATH}"
-        shown = (USR, *prefixes)
+        readable = (USR, *prefixes)
         covered = {
             folder for given in hidden for folder in (given.absolute(), given.resolve()) if folder.is_dir()
         }
         return cls(
             prefixes,
-            tuple(sorted(folder for folder in covered if _can_be_entered(folder, shown))),
+            tuple(sorted(folder for folder in covered if _can_be_entered(folder, readable))),
             {**passed, **certificates, "PATH": path},
             has_network,
             nameserver,
             tuple(dict.fromkeys(map(Path, certificates.values()))),
+            hosts,
         )
 
     def find_program(self, name: str) -> Path | None:
@@ -150,7 +160,7 @@ class HostFiles:
     def _etc_mounts(self, copied: CopiedFiles) -> Iterator[str]:
         etc = Path("/etc")
         names = [*ETC, *sorted(path.name for path in etc.glob(PYTHON_ETC))]
-        contents = {"hosts": HOSTS, "passwd": PASSWD.encode(), "group": GROUP.encode()}
+        contents = {"hosts": self.hosts, "passwd": PASSWD.encode(), "group": GROUP.encode()}
         if self.nameserver is not None:
             contents[RESOLVER] = _resolver(etc / RESOLVER, self.nameserver)
         elif self.has_network:
@@ -187,10 +197,10 @@ def _can_be_entered(folder: Path, shown: Sequence[Path]) -> bool:
     return any(map(folder.is_relative_to, shown)) and not closed
 
 
-def _prefixes() -> tuple[Path, ...]:
-    """The folders of the server's Python outside of /usr, those that contain others first."""
+def _prefixes(shown: Sequence[Path]) -> tuple[Path, ...]:
+    """The folders of the server's Python, and `shown`, outside of /usr; those that contain others first."""
     found: dict[Path, None] = {}
-    for name in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix):
+    for name in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *shown):
         path = Path(os.path.abspath(name))  # noqa: PTH100  (links are kept)
         found |= dict.fromkeys((path, path.resolve()))
     # The program of a virtual environment is a link, which may lead through others.

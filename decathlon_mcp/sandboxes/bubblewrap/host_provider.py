@@ -16,14 +16,15 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Collection
-from contextlib import ExitStack
+from collections.abc import Collection, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 from anyio import to_thread
 
-from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
+from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import (
     PYTHON_CHECK,
     Finding,
@@ -47,10 +48,11 @@ from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     program_version,
 )
 from decathlon_mcp.sandboxes.bubblewrap.network import PROGRAM, OwnNetwork
-from decathlon_mcp.sandboxes.bubblewrap.resources import Host, as_user, user_of
+from decathlon_mcp.sandboxes.bubblewrap.resources import Host, as_user, read_status, user_of
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
 from decathlon_mcp.sandboxes.local import LOCAL, LocalEnvironment, check_folder
 from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
+from decathlon_mcp.sandboxes.processes.table import ProcessId
 
 PLAIN = "--isolation none runs sandboxes as ordinary processes, without isolation"
 _MESSAGE_CHARACTERS = 500
@@ -149,24 +151,15 @@ def _probe() -> str | None:
     version, is_recent = program_version(program)
     if not is_recent:
         return f"{version} is too old: {INSTALL}"
-    files = HostFiles.of_this_server()
     spec = SandboxSpec("probe", PYTHON_CHECK, PurePosixPath("/decathlon"), limits=Limits(memory_mib=256))
-    with ExitStack() as stack:
-        status = stack.enter_context(closing_descriptor(os.memfd_create("status", os.MFD_CLOEXEC)))
-        block, ours = socket.socketpair()
-        stack.enter_context(block)
-        stack.enter_context(ours).send(b"1")
-        seccomp = stack.enter_context(closing_descriptor(file_with(compile_filter())))
-        opened = SandboxFiles(status, block.fileno(), seccomp)
-        arguments, descriptors = bubblewrap_command(program, spec, files, opened, stack)
-        launcher = view_launcher(files.prefixes)
+    with isolated_command(spec, HostFiles.of_this_server()) as command:
         result = subprocess.run(
-            [*launcher, *as_user(user_of(files)), *arguments],
+            command.argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
             timeout=PROBE_SECONDS,
-            pass_fds=(*opened.descriptors, *descriptors),
+            pass_fds=command.descriptors,
             check=False,
         )
     if result.returncode == 0:
@@ -175,6 +168,46 @@ def _probe() -> str | None:
     return (
         f"bubblewrap created no sandbox: {message or f'exit code {result.returncode}'}; {_cure_of(message)}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class IsolatedCommand:
+    """A command line that runs one command in namespaces, and descriptors that it must inherit.
+
+    `launcher`: the beginning of it, which executes the rest as the command's user on this machine.
+    """
+
+    launcher: list[str]
+    argv: list[str]
+    descriptors: tuple[int, ...]
+    _status: int
+
+    @property
+    def first_process(self) -> ProcessId:
+        """The command's process, once it runs. Raises SandboxLostError."""
+        pid = read_status(os.pread(self._status, os.fstat(self._status).st_size, 0)).get("child-pid")
+        found = ProcessId.of(pid) if isinstance(pid, int) else None
+        if found is None:
+            raise SandboxLostError("the command in namespaces has ended")
+        return found
+
+
+@contextmanager
+def isolated_command(spec: SandboxSpec, files: HostFiles) -> Generator[IsolatedCommand]:
+    """The command line for one command, which ends with the process that starts it.
+
+    Its memory, CPUs and processes have no limit. Raises ProviderUnavailableError.
+    """
+    with ExitStack() as stack:
+        status = stack.enter_context(closing_descriptor(os.memfd_create("status", os.MFD_CLOEXEC)))
+        block, ours = socket.socketpair()
+        stack.enter_context(block)
+        stack.enter_context(ours).send(b"1")
+        seccomp = stack.enter_context(closing_descriptor(file_with(compile_filter())))
+        opened = SandboxFiles(status, block.fileno(), seccomp)
+        arguments, descriptors = bubblewrap_command(find_program(), spec, files, opened, stack)
+        launcher = [*view_launcher(files.prefixes), *as_user(user_of(files))]
+        yield IsolatedCommand(launcher, [*launcher, *arguments], (*opened.descriptors, *descriptors), status)
 
 
 def _cure_of(message: str) -> str:

@@ -92,6 +92,15 @@ def can_limit_processes() -> bool:
     return version >= (5, 14) and (os.geteuid() != 0 or bool(capabilities & _CAP_SYS_RESOURCE))
 
 
+def read_status(content: bytes) -> dict[str, object]:
+    """What bubblewrap writes about a sandbox: JSON objects, one a line; a line that is cut is ignored."""
+    values: dict[str, object] = {}
+    for line in content[:_STATUS_BYTES].splitlines():
+        with suppress(ValueError):
+            values |= as_object(json.loads(line)) or {}
+    return values
+
+
 class BubblewrapResources(ProcessResources):
     """The process that is started is bubblewrap's, which waits for the first process, its child.
 
@@ -310,10 +319,7 @@ class BubblewrapResources(ProcessResources):
         return Group({Path(line) for line in lines})
 
     def _status(self) -> dict[str, object]:
-        """What bubblewrap has written: JSON objects, one a line; a line that is cut is ignored."""
-        values: dict[str, object] = {}
+        """What bubblewrap has written."""
         with suppress(OSError):
-            for line in (self.folder / STATUS_FILE).read_bytes()[:_STATUS_BYTES].splitlines():
-                with suppress(ValueError):
-                    values |= as_object(json.loads(line)) or {}
-        return values
+            return read_status((self.folder / STATUS_FILE).read_bytes())
+        return {}
