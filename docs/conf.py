@@ -73,6 +73,7 @@ SUBPAGES: dict[str, tuple[str, ...]] = {
         "clients/cursor",
         "clients/vscode",
         "clients/shell",
+        "clients/agent-programs",
         "clients/decathlon-client",
         "clients/python-sdk",
         "clients/python-sdk-1",

@@ -35,6 +35,12 @@ class EmbeddedEndpoint:
         self._settings = settings
         self._registry: EpisodeRegistry | None = None
 
+    @property
+    def registry(self) -> EpisodeRegistry:
+        """The server; only while it runs."""
+        assert self._registry is not None, "the embedded server is not running"
+        return self._registry
+
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
         # mcp 1.x next to the server's other packages fails with an ImportError that is not about a module.
@@ -59,8 +65,7 @@ class EmbeddedEndpoint:
         from decathlon_mcp.errors import DecathlonError
         from decathlon_mcp.protocol.streams import serve_streams
 
-        assert self._registry is not None, "the embedded server is not running"
-        registry, ended = self._registry, anyio.Event()
+        registry, ended = self.registry, anyio.Event()
         async with create_client_server_memory_streams() as ((read, write), server_streams):
 
             async def serve() -> None:

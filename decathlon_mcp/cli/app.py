@@ -18,6 +18,7 @@ from decathlon_mcp.cli.episode import episode
 from decathlon_mcp.cli.image import image
 from decathlon_mcp.cli.install import install
 from decathlon_mcp.cli.options import (
+    AGENT_DEFAULTS,
     DEFAULT_HOST,
     DEFAULT_PORT,
     DOCTOR_DEFAULTS,
@@ -27,6 +28,7 @@ from decathlon_mcp.cli.options import (
     SERVER_DEFAULTS,
     SOURCES,
     TASKS_DEFAULTS,
+    AgentSettings,
     DoctorSettings,
     Filters,
     Flag,
@@ -45,6 +47,7 @@ from decathlon_mcp.cli.usage import (
     check_not_empty,
     check_port,
     check_positive,
+    check_seconds,
     check_token_name,
     check_url,
     failure_message,
@@ -312,7 +315,7 @@ def regrade(
 
 @app.command(sort_key=6)
 def key(*, state: StateFolder = None) -> int:
-    """Print the public key with which the server signs; create the key if there is none."""
+    """Print the public key that verdicts are signed with; create it if there is none."""
     from decathlon_mcp.cli.keys import show_key
 
     return show_key(state)
@@ -414,7 +417,7 @@ def leaderboard(
     json: Flag = False,
     settings: TasksSettings = TASKS_DEFAULTS,
 ) -> int:
-    """Show the numbers of a run over all tasks of a split: pass@1, pass@3, pass^3, turns.
+    """Show a run over all tasks of a split: pass@1, pass@3, pass^3, turns.
 
     Tasks that were not played are named, and count as no success.
 
@@ -621,6 +624,83 @@ def play(
     from decathlon_mcp.cli.play import play
 
     return _run(play, None if _names_server(url, settings) else settings, task, url, script)
+
+
+@app.command(sort_key=8, help_epilogue=EPILOGUE)
+def serve_episode(
+    words: Annotated[tuple[str, ...], Parameter(metavar="[TASK] -- COMMAND", negative=())] = (),
+    /,
+    *,
+    run: Flag = False,
+    tasks: Annotated[tuple[str, ...], Parameter(metavar="ID", negative=(), show_default=False)] = (),
+    attempts: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
+    concurrency: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
+    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = 3600,
+    model_url: Annotated[tuple[str, ...], Parameter(metavar="URL", negative=(), show_default=False)] = (),
+    show: Annotated[tuple[Path, ...], Parameter(metavar="FOLDER", negative=(), show_default=False)] = (),
+    trust_command: Flag = False,
+    resume: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    label: Labels = (),
+    json: Flag = False,
+    filters: Filters = NO_FILTERS,
+    settings: AgentSettings = AGENT_DEFAULTS,
+) -> int:
+    """Let an agent's program play a task, then grade what it has done.
+
+    The program runs in namespaces, without the state folder and the tasks' files, and reaches its episode
+    and its model. Exit status 0 if every attempt passed, 4 if one did not, 5 if one has no verdict.
+
+    Parameters
+    ----------
+    words
+        The task, and after `--` the command. `{prompt}`, `{mcp_config}`, `{address}` and `{prompt_file}` in
+        its arguments are replaced.
+    run
+        Run the command. Required.
+    tasks
+        Play these tasks, or with filters all that fit and can run here. Can be repeated, or `a,b`.
+    attempts
+        Attempts at each task.
+    concurrency
+        Attempts at the same time.
+    player_seconds
+        Time limit of an attempt, after which the command is killed and the attempt truncated.
+    model_url
+        Address of the model, which the command may reach. Can be repeated. [those in variables that end in
+        `_BASE_URL`, else that of `claude`, `codex` or `gemini`]
+    show
+        A folder that the command may read besides its program's. Can be repeated.
+    trust_command
+        Run the command as an ordinary process; the episodes' labels say so.
+    resume
+        File to which each verdict is appended. What has a verdict there is not played again.
+    json
+        With several attempts, print one JSON object for each.
+    """
+    from decathlon_mcp.cli.serve_episode import ProgramOptions, serve_episode
+
+    chosen = tuple(task for text in tasks for task in text.split(",") if task)
+    has_filters = bool(filters.model_dump(exclude_defaults=True))
+    several = bool(chosen) or has_filters
+    names, command = (chosen, words) if several else (words[:1], words[1:])
+    if not run or not command:
+        raise BadRequestError("give the command: decathlon-mcp serve-episode TASK --run -- COMMAND")
+    if filters.seed is not None or (chosen and has_filters):
+        raise BadRequestError(
+            "--tasks names tasks, filters choose all that fit; --seed is for `tasks --sample`"
+        )
+    options = ProgramOptions(
+        seconds=player_seconds,
+        urls=model_url,
+        shown=show,
+        trusted=trust_command,
+        attempts=attempts,
+        concurrency=concurrency,
+        resume=resume,
+        as_json=json,
+        labels=parse_labels(label),
+    )
+    return _run(serve_episode, settings, names or filters, command, options)
 
 
 @app.command(sort_key=9)

@@ -197,11 +197,13 @@ RegradeOptions = _model(
     ),
 )
 PlayOptions = _model("PlayOptions", _SANDBOXES)
+AgentOptions = _model("AgentOptions", (*_SANDBOXES, "network", "language", "max_calls", "limits", "at_limit"))
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
 TasksSettings = Annotated[TasksOptions, Parameter(name="*")]
 DoctorSettings = Annotated[DoctorOptions, Parameter(name="*")]
 PlaySettings = Annotated[PlayOptions, Parameter(name="*")]
+AgentSettings = Annotated[AgentOptions, Parameter(name="*")]
 RegradeSettings = Annotated[RegradeOptions, Parameter(name="*")]
 """The types of the commands' `settings`."""
 
@@ -209,6 +211,7 @@ SERVER_DEFAULTS = ServerOptions.model_validate({})
 TASKS_DEFAULTS = TasksOptions.model_validate({})
 DOCTOR_DEFAULTS = DoctorOptions.model_validate({})
 PLAY_DEFAULTS = PlayOptions.model_validate({})
+AGENT_DEFAULTS = AgentOptions.model_validate({})
 REGRADE_DEFAULTS = RegradeOptions.model_validate({})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import re
 import shlex
 import shutil
@@ -76,6 +77,11 @@ def check_token_name(kind: object, name: str) -> None:
 def check_positive(kind: object, number: int | None) -> None:
     if number is not None and number < 1:
         raise ValueError("a number of at least 1 was expected")
+
+
+def check_seconds(kind: object, seconds: float) -> None:
+    if not 0 < seconds < math.inf:
+        raise ValueError("a number of seconds above 0 was expected")
 
 
 def check_port(kind: object, port: int | None) -> None:

@@ -26,7 +26,7 @@ TEST_NAMES = ("require_browser", "require_compiler", "require_docker", "require_
 OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),
     *("--epochs", "--epochs-reducer", "--fail-on-error", "--log-dir", "--max-samples", "--message-limit"),
-    *("--rm", "--sizes", "--solver", "--time-limit"),
+    *("--rm", "--sizes", "--solver", "--time-limit", "--tools"),
     *("--cn_mode", "--env", "--internal", "--add-mcp", "--prefix", "--directory"),
     *("--no-config", "--userns-remap", "--user", "--scope", "--resources"),
     *("--build-arg", "--detach", "--device", "--file", "--format", "--group-add", "--name", "--publish"),
@@ -36,6 +36,8 @@ OTHER_PROGRAMS = {
 """Options of other programs, among them a task's own scripts."""
 OTHER_ERRORS = {"ToolError", "RuntimeError"}
 """Exceptions of other libraries."""
+PROGRAM_NAMES = ("prompt", "address", "mcp_config")
+"""Of variables that `serve-episode` sets for its program."""
 SETTINGS = {*ServerOptions.model_fields, *SERVE_NAMES}
 
 
@@ -67,7 +69,7 @@ def test_options_exist() -> None:
 
 
 def test_variables_exist() -> None:
-    known = {PREFIX + name.upper() for name in (*SETTINGS, *CLIENT_NAMES, *TEST_NAMES)}
+    known = {PREFIX + name.upper() for name in (*SETTINGS, *CLIENT_NAMES, *TEST_NAMES, *PROGRAM_NAMES)}
     assert _unknown(rf"\b{PREFIX}[A-Z_]+", known) == []
 
 

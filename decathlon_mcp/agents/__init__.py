@@ -1,0 +1,1 @@
+"""Agent programs as players: each is started for one episode and gets an address that only plays."""

@@ -1,0 +1,155 @@
+"""Configurations of agent programs, the folders that programs need, and the addresses that they reach."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import tomllib
+from pathlib import Path, PurePosixPath
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from decathlon_mcp.agents.configuration import MAX_ARGUMENT_BYTES, Folders, configure
+from decathlon_mcp.agents.launch import NamespaceLauncher
+from decathlon_mcp.agents.programs import find_program
+from decathlon_mcp.agents.reach import Endpoint, hosts_file, read_endpoints
+from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
+
+ADDRESS = "http://127.0.0.1:8765/mcp"
+FOLDERS = Folders(PurePosixPath("/agent"))
+PROGRAM = Path(__file__).with_name("scripted_agent.py")
+
+
+def test_every_program_gets_the_episode_with_time_for_slow_tools() -> None:
+    files = configure(["x"], FOLDERS, address=ADDRESS, prompt="Do it.", tool_seconds=3600).files
+    codex = tomllib.loads(files["/agent/configuration/codex/config.toml"])
+    opencode = json.loads(files["/agent/configuration/opencode.json"])
+    gemini = json.loads(files["/agent/home/.gemini/settings.json"])
+    servers = [
+        json.loads(files["/agent/configuration/mcp.json"])["mcpServers"]["task"]["url"],
+        codex["mcp_servers"]["task"]["url"],
+        opencode["mcp"]["task"]["url"],
+        gemini["mcpServers"]["task"]["httpUrl"],
+    ]
+    assert servers == [ADDRESS] * 4
+    assert codex["mcp_servers"]["task"]["tool_timeout_sec"] == 3600
+    assert opencode["mcp"]["task"]["timeout"] == gemini["mcpServers"]["task"]["timeout"] == 3_600_000
+    assert not codex["features"]["shell_tool"]
+    assert not opencode["tools"]["bash"]
+    assert "run_shell_command" in gemini["tools"]["exclude"]
+    claude = json.loads(files["/agent/configuration/claude/settings.json"])
+    assert "Bash" in claude["permissions"]["deny"]
+    assert files["/agent/configuration/prompt.txt"] == "Do it."
+
+
+def test_placeholders_in_a_prompt_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://models.test/v1")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/home/me/.config")
+    prompt = "Explain {address}."
+    made = configure(
+        ["run", "-p={prompt}", "{address}"], FOLDERS, address=ADDRESS, prompt=prompt, tool_seconds=1
+    )
+    assert made.command == ["run", "-p=Explain {address}.", ADDRESS]
+    assert made.environment["DECATHLON_PROMPT"] == prompt
+    assert "XDG_CONFIG_HOME" not in made.environment
+    codex = tomllib.loads(made.files["/agent/configuration/codex/config.toml"])
+    assert codex["openai_base_url"] == "http://models.test/v1"
+
+
+def test_prompt_that_is_no_argument_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="no argument of a program can have"):
+        configure(["x"], FOLDERS, address=ADDRESS, prompt="é" * (MAX_ARGUMENT_BYTES // 2 + 1), tool_seconds=1)
+
+
+def test_script_of_an_npm_package_needs_all_packages_and_its_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, package = tmp_path / "node" / "bin", tmp_path / "lib" / "node_modules" / "agent"
+    for folder in (node, package, tmp_path / "bin"):
+        folder.mkdir(parents=True)
+    for file, text in ((node / "node", "#!/bin/sh\n"), (package / "cli.js", "#!/usr/bin/env node\n")):
+        file.write_text(text)
+        file.chmod(0o755)
+    (tmp_path / "bin" / "agent").symlink_to(package / "cli.js")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{node}:/usr/bin:/bin")
+    program = find_program(["agent", "-p"], isolated=True)
+    assert program.name == "agent"
+    assert program.command == (str(package / "cli.js"), "-p")
+    assert program.folders == (package.parent, node)
+    assert node in program.path
+    with pytest.raises(BadRequestError, match="which is hidden from it"):
+        find_program(["agent"], hidden=[tmp_path / "lib"], isolated=True)
+
+
+def test_program_of_a_virtual_environment_needs_it_and_its_python() -> None:
+    program = find_program([sys.executable], isolated=True)
+    assert Path(sys.prefix) in program.folders
+    base = Path(sys.base_prefix).resolve()
+    assert base.is_relative_to("/usr") or base in program.folders
+
+
+def test_model_is_that_of_the_options_or_the_variables_or_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.environ", {})
+    assert read_endpoints([], "claude") == [Endpoint("api.anthropic.com", 443, "127.0.1.1")]
+    monkeypatch.setattr(
+        "os.environ", {"ANTHROPIC_BASE_URL": "http://localhost:9000", "A_BASE_URL": "http://10.0.0.5"}
+    )
+    assert read_endpoints([], "claude") == [
+        Endpoint("localhost", 9000, "127.0.0.1"),
+        Endpoint("10.0.0.5", 80, "10.0.0.5"),
+    ]
+    endpoints = read_endpoints(["https://b.test/v1", "https://a.test", "http://b.test:8000"], "claude")
+    assert endpoints == [
+        Endpoint("b.test", 443, "127.0.1.2"),
+        Endpoint("a.test", 443, "127.0.1.1"),
+        Endpoint("b.test", 8000, "127.0.1.2"),
+    ]
+    assert hosts_file(endpoints).decode().splitlines() == [
+        "127.0.0.1\tlocalhost",
+        "::1\tlocalhost",
+        "127.0.1.1\ta.test",
+        "127.0.1.2\tb.test",
+    ]
+
+
+@pytest.mark.parametrize("url", ["models.test", "ftp://models.test", "http://[::1]:8000", "http://a:b"])
+def test_url_that_cannot_be_reached_is_refused(url: str) -> None:
+    with pytest.raises(BadRequestError, match="expected http or https"):
+        read_endpoints([url], "agent")
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(why_unavailable() is not None, reason="no namespaces here")
+@pytest.mark.parametrize("url", ["http://models.test:443/", "http://10.9.8.7:80/"])
+async def test_names_and_addresses_of_others_lead_to_this_process(url: str) -> None:
+    command = [sys.executable, str(PROGRAM), "post", url, "list", "/proc/self/fd"]
+    program = find_program(command, shown=[PROGRAM.parent], isolated=True)
+    endpoints = [Endpoint("models.test", 443, "127.0.1.1"), Endpoint("10.9.8.7", 80, "10.9.8.7")]
+    launcher = NamespaceLauncher(program, endpoints, [])
+    with launcher.place() as place:
+        made = configure(program.command, place.folders, address=place.address, prompt="", tool_seconds=1)
+        async with launcher.start(place, made) as running:
+            listener = running.listeners[1 if "models" in url else 2]
+            await anyio.to_thread.run_sync(_answer, listener)
+            output = b"".join([chunk async for chunk in running.output]).decode()
+            assert await running.wait() == 0
+    answer, files = output.splitlines()
+    assert answer == "200 the model"
+    assert len(json.loads(files)["/proc/self/fd"]) <= 4  # no descriptor of this process
+
+
+def _answer(listener: socket.socket) -> None:
+    """Answer one request."""
+    listener.settimeout(60)
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.0 200 OK\r\n\r\nthe model")
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(65536)

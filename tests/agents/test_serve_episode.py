@@ -1,0 +1,309 @@
+"""`serve-episode` with a scripted program: what it reaches, its limits, its verdict, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decathlon_mcp.cli.app import run
+from decathlon_mcp.cli.options import PREFIX
+from decathlon_mcp.sandboxes.bubblewrap import host_provider
+from decathlon_mcp.starter import suite_path
+from tests.probe.leftovers import processes_marked
+
+PROGRAM = Path(__file__).with_name("scripted_agent.py")
+NO_MODEL = ("--model-url", "http://127.0.0.1:9")
+"""For programs that need none."""
+Play = Callable[..., int]
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state folder of the command, whose other settings are the default ones."""
+    for name in os.environ:
+        if name.startswith(PREFIX) or name.endswith("_BASE_URL"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "state"
+    monkeypatch.setenv("DECATHLON_STATE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def namespaces() -> None:
+    if reason := host_provider.why_unavailable():
+        pytest.skip(f"no namespaces here: {reason}")
+
+
+def play(*options: str, words: tuple[str, ...], task: str = "tune-reactor") -> int:
+    """Run the command in this process, with a script's words; returns its exit status."""
+    return run(_line(options, words, task))
+
+
+def _line(options: tuple[str, ...], words: tuple[str, ...], task: str = "tune-reactor") -> list[str]:
+    chosen = [task] if task else []
+    program = [sys.executable, str(PROGRAM), *words]
+    return ["serve-episode", *chosen, "--run", *options, "--show", str(PROGRAM.parent), "--", *program]
+
+
+def notes(state: Path) -> str:
+    """All notes of the only episode."""
+    (trajectory,) = state.glob("episodes/*/trajectory.jsonl")
+    lines = [json.loads(line) for line in trajectory.read_text("utf-8").splitlines()]
+    return "".join(line["text"] for line in lines if line.get("event") == "note" or "text" in line)
+
+
+@contextmanager
+def answering(text: str) -> Generator[int]:
+    """A web server that answers every POST with a text. Yields its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Logs nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_program_plays_and_reaches_nothing_but_its_episode_and_its_model(
+    state: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECATHLON_TOKEN", "secret")
+    with answering("the model") as model, answering("another program") as other:
+        status = play(
+            *("--model-url", f"http://localhost:{model}", "--label", "kind=test"),
+            words=(
+                *("environment", "say", "{prompt}|{address}|{mcp_config}", "solve"),
+                *("post", f"http://127.0.0.1:{model}/", "post", f"http://127.0.0.1:{other}/"),
+                *("post", "http://127.0.0.1:8765/", "post", "http://127.0.0.1:8765/tasks/tune-reactor/mcp"),
+                *("list", "/", "/agent/home", str(state), str(suite_path()), str(suite_path().parent)),
+            ),
+        )
+    assert status == 0
+    output, errors = capfd.readouterr()
+    verdict = json.loads(output)
+    assert verdict["reward"] == 1.0
+    assert verdict["claimed"]
+    assert verdict["labels"]["agent"] == Path(sys.executable).name
+    assert verdict["labels"]["agent_isolation"] == "namespaces"
+    assert verdict["labels"]["kind"] == "test"
+    environment = json.loads(errors.splitlines()[0])
+    assert environment["HOME"] == "/agent/home"
+    assert "DECATHLON_TOKEN" not in environment
+    assert "DECATHLON_STATE" not in environment
+    handle = next(state.glob("episodes/*")).name
+    assert handle not in errors
+    assert f"{environment['DECATHLON_PROMPT']}|http://127.0.0.1:8765/mcp|/agent/" in errors
+    said = errors.splitlines()
+    (tools,) = [line for line in said if line.startswith("tools ")]
+    assert "claim_done" in tools
+    assert "evaluate" not in tools
+    assert tools.endswith("prompt True")
+    answers = said[said.index("The attempt is closed. It is graded as it is.") + 1 :]
+    assert answers[:4] == ["200 the model", "unreachable URLError", "404", "404"]
+    files = json.loads(answers[4])
+    assert not {"opt", "srv", "sys", "boot"} & set(files["/"])
+    assert not files.get(str(state))
+    assert not files.get(str(suite_path()))
+    assert not files.get(str(suite_path().parent))
+    assert "the model" in notes(state)
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(
+    ("words", "expected", "message"),
+    [
+        (
+            ("say", "no key", "fail"),
+            5,
+            "ended with exit status 3 before it made a call; its output ends with: no key",
+        ),
+        (("call", "lab__describe_reactor", "fail"), 4, ""),
+    ],
+    ids=["no call", "a call"],
+)
+def test_program_that_fails_has_an_attempt_only_if_it_made_a_call(
+    state: Path,
+    capfd: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    expected: int,
+    message: str,
+) -> None:
+    assert play(*NO_MODEL, words=words) == expected
+    output, errors = capfd.readouterr()
+    assert message in errors
+    assert bool(output) == (expected == 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trusted", [False, True], ids=["namespaces", "trusted"])
+def test_program_that_never_ends_is_killed_with_all_that_it_started(
+    state: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest, trusted: bool
+) -> None:
+    if not trusted:
+        request.getfixturevalue("namespaces")
+    mark = f"4711.{os.getpid()}"
+    options = ["--trust-command"] if trusted else NO_MODEL
+    words = ("call", "lab__describe_reactor", "daemon", mark, "environment", "wait")
+    assert play("--player-seconds", "8", *options, words=words) == 4
+    output, errors = capfd.readouterr()
+    assert "waiting" in errors
+    verdict = json.loads(output)
+    assert verdict["truncated"]
+    assert verdict["labels"]["agent_isolation"] == ("none" if trusted else "namespaces")
+    assert not _sleeping(mark)
+    if trusted:
+        (line,) = [line for line in errors.splitlines() if line.startswith('{"')]
+        home = Path(json.loads(line)["HOME"])
+        assert home != Path.home()
+        assert not home.parent.exists()
+
+
+@pytest.mark.slow
+def test_claimed_attempt_of_a_program_that_never_ends_is_not_truncated(
+    state: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert play("--player-seconds", "8", "--trust-command", words=("solve", "wait")) == 0
+    verdict = json.loads(capfd.readouterr().out)
+    assert not verdict["truncated"]
+    assert verdict["reward"] == 1.0
+
+
+@pytest.mark.slow
+def test_calls_are_limited(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("call", "lab__describe_reactor") * 3
+    assert play("--trust-command", "--max-calls", "1", words=words) == 4
+    output, errors = capfd.readouterr()
+    assert json.loads(output)["metrics"]["calls"] == 1.0
+    assert "limit" in errors
+
+
+def test_table_is_resumed(state: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ("--tasks", "tune-reactor", "--attempts", "2", "--concurrency", "2", "--trust-command")
+    options = (*options, "--resume", str(tmp_path / "verdicts.jsonl"))
+    assert play(*options, words=("solve",), task="") == 0
+    summary = capfd.readouterr().out.splitlines()
+    assert summary[0].split() == ["task", "episodes", "lost", "mean", "spread", "pass@1", "pass@2"]
+    assert summary[1].split()[:4] == ["tune-reactor", "2", "0", "1.000"]
+    assert play(*options, "--json", words=("solve",), task="") == 0
+    results = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [(result["attempt"], result["verdict"]["reward"]) for result in results] == [(0, 1.0), (1, 1.0)]
+    assert len(list(state.glob("episodes/*"))) == 2
+
+
+def _sleeping(mark: str) -> bool:
+    """Whether a process sleeps for that time."""
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if process.read_bytes().split(b"\0")[1:2] == [mark.encode()]:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "trusted"),
+    [(signal.SIGINT, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
+    ids=["interrupted", "killed", "killed and trusted"],
+)
+def test_nothing_is_left_of_a_program(
+    state: Path, request: pytest.FixtureRequest, number: signal.Signals, trusted: bool
+) -> None:
+    if not trusted:
+        request.getfixturevalue("namespaces")
+    mark = f"4712.{os.getpid()}"
+    options = ("--trust-command",) if trusted else NO_MODEL
+    command = [
+        sys.executable,
+        "-m",
+        "decathlon_mcp.cli",
+        *_line(options, ("daemon", mark, "environment", "wait")),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        home = ""
+        for line in process.stderr:
+            if line.startswith('{"'):
+                home = json.loads(line)["HOME"]
+            if line == "waiting\n":
+                break
+        assert _sleeping(mark)
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline and (
+        _sleeping(mark) or processes_marked(state) or _remains(home, trusted)
+    ):
+        time.sleep(0.05)
+    assert not _sleeping(mark)
+    assert not processes_marked(state)
+    assert not _remains(home, trusted)
+
+
+def _remains(home: str, trusted: bool) -> bool:
+    return trusted and Path(home).parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["tune-reactor", "--run"], "give the command: decathlon-mcp serve-episode TASK --run -- COMMAND"),
+        (["tune-reactor", "--", "true"], "give the command: "),
+        (["nope", "--run", "--trust-command", "--", "true"], "there is no task 'nope'"),
+        (
+            ["tune-reactor", "--run", *NO_MODEL, "--", "no-such-program"],
+            "there is no program no-such-program",
+        ),
+        (["tune-reactor", "--run", "--", "true"], "the program can reach no model: name its address with"),
+        (
+            ["tune-reactor", "--run", "--model-url", "ftp://a", "--", "true"],
+            "--model-url ftp://a: expected http",
+        ),
+        (["tune-reactor", "--run", *NO_MODEL, "--", "cat", "script"], "name script as /"),
+        (["tune-reactor", "--run", *NO_MODEL, "--", "cat", "{here}/script"], "add --show "),
+        (
+            ["tune-reactor", "--run", *NO_MODEL, "--show", "/", "--", "true"],
+            "all of / would have to be shown",
+        ),
+        (["--split", "starter", "--seed", "1", "--run", "--", "true"], "--seed is for"),
+    ],
+)
+@pytest.mark.usefixtures("namespaces", "state")
+def test_mistakes_are_explained(
+    line: list[str], message: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "script").touch()
+    assert run(["serve-episode", *(word.replace("{here}", str(tmp_path)) for word in line)]) == 1
+    assert message in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("state")
+def test_without_namespaces_the_command_must_be_trusted(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decathlon_mcp.cli.serve_episode.why_unavailable", lambda: "there is no bwrap")
+    assert run(["serve-episode", "tune-reactor", "--run", "--", "true"]) == 1
+    assert "there is no bwrap. With --trust-command it runs as an ordinary process" in capfd.readouterr().err
