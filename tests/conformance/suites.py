@@ -102,7 +102,7 @@ def install(cache: Path) -> Path:
     return folder
 
 
-def run_npm(folder: Path, *arguments: str) -> None:
+def run_npm(folder: Path, *arguments: str, seconds: float = INSTALL_SECONDS) -> None:
     npm = node().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     try:
         subprocess.run(
@@ -112,7 +112,7 @@ def run_npm(folder: Path, *arguments: str) -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=INSTALL_SECONDS,
+            timeout=seconds,
         )
     except subprocess.CalledProcessError as error:
         lines = str(error.stderr).splitlines()
@@ -121,7 +121,7 @@ def run_npm(folder: Path, *arguments: str) -> None:
         )
         raise NotInstalledError(f"npm {arguments[0]}: {first}") from error
     except subprocess.TimeoutExpired as error:
-        raise NotInstalledError(f"npm {arguments[0]}: no answer in {INSTALL_SECONDS} s") from error
+        raise NotInstalledError(f"npm {arguments[0]}: no answer in {seconds:g} s") from error
 
 
 async def run(installed: Path, package: Package, url: str, arguments: Sequence[str], results: Path) -> Report:
