@@ -64,6 +64,8 @@ EPILOGUE = (
 )
 ADDRESS = Group("Address", sort_key=1)
 GENERAL = Group("General", sort_key=2)
+PLAYER_SECONDS = 3600.0
+"""Limit on an attempt of an agent's program: between those of Toolathlon's runners, 2,400 and 5,400 s."""
 
 Host = Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)]
 Port = Annotated[int, Parameter(group=ADDRESS, validator=check_port)]
@@ -635,7 +637,7 @@ def serve_episode(
     tasks: Annotated[tuple[str, ...], Parameter(metavar="ID", negative=(), show_default=False)] = (),
     attempts: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
     concurrency: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
-    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = 3600,
+    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
     model_url: Annotated[tuple[str, ...], Parameter(metavar="URL", negative=(), show_default=False)] = (),
     show: Annotated[tuple[Path, ...], Parameter(metavar="FOLDER", negative=(), show_default=False)] = (),
     trust_command: Flag = False,
