@@ -36,6 +36,7 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.resources import KEY_SEPARATOR
 from decathlon_mcp.suites.suite import Suite
+from tests.fidelity.results import NOT_PLAYED, read
 
 DOCS = Path(__file__).parent
 INTERNAL = frozenset({"bad_settings", "bad_metrics"})
@@ -175,7 +176,37 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
 
 
+def fidelity() -> str:
+    """Verdicts and what upstream's command says, by release, and the tasks that were not played."""
+    parts: list[str] = []
+    for release, tasks in read().items():
+        attempts = [attempt for task in tasks.values() for attempt in task.attempts.items()]
+        agreeing = sum(attempt.agrees for _, attempt in attempts)
+        titles = {"verified": "Toolathlon-Verified", "before": "Before Toolathlon-Verified"}
+        parts.append(
+            f"### {titles.get(release, release)}\n\n{agreeing} of {len(attempts)} verdicts at {len(tasks)} "
+            f"tasks are what upstream's command gives."
+        )
+        parts.append(
+            table(
+                ("task", "how it ran", "nothing", "wrong", "right", "commit, day"),
+                (
+                    (
+                        f"`{name}`{' ¹' if task.lacks_files else ''}",
+                        task.way,
+                        *(str(task.attempts.get(kind, "")) for kind in ("nothing", "wrong", "right")),
+                        f"`{task.revision}`, {task.date}",
+                    )
+                    for name, task in tasks.items()
+                ),
+            )
+        )
+    parts.append(table(("not played", "why"), ((f"`{name}`", why) for name, why in NOT_PLAYED.items())))
+    return "\n\n".join(parts)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
+    "fidelity": fidelity,
     "settings": settings,
     "errors": errors,
     "error-codes": error_codes,

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from pathlib import Path
 
+from tests.fidelity.calls import WORKSPACE, Solution, call
 from tests.probe.clients import Player
-
-WORKSPACE = "/workspace/dumps/workspace"
-ATTEMPTS = ("nothing", "wrong", "right")
-Solution = Callable[[Player, Path, str], Awaitable[None]]
-
-
-async def call(player: Player, tool: str, **arguments: object) -> str:
-    """The text of a tool's reply. Raises AssertionError if the call failed."""
-    result = await player.call(tool, **arguments)
-    text = "\n".join(item.text for item in result.content)
-    failed = result.is_error or text.startswith("Error")
-    assert not failed, (tool, arguments, text)
-    return text
 
 
 async def send(player: Player, to: str, subject: str, body: str, *attachments: str) -> None:
@@ -117,9 +105,10 @@ async def git_bug_hunt(player: Player, task: Path, attempt: str) -> None:
     await send(player, address, "[URGENT] Performance Issue Investigation Regarding Your Commit", body)
 
 
-SOLUTIONS: dict[str, Solution] = {
+MAIL: Mapping[str, Solution] = {
     "apply-phd-email": apply_phd_email,
     "course-assistant": course_assistant,
     "meeting-assign": meeting_assign,
     "git-bug-hunt": git_bug_hunt,
 }
+"""Tasks that need a mail server."""

@@ -1,0 +1,165 @@
+"""Plays tasks of Toolathlon or toolathlon_gym and compares every verdict with upstream's own command.
+
+    python -m tests.fidelity CHECKOUT [TASK ...] [--image decathlon-fidelity:latest] [--write]
+
+Requires a Docker engine, the image of this folder, and for tasks with mail that of images/mail; for tasks
+with a recording, mitmdump. Each attempt has an episode of its own: one that calls no tool ("nothing"), one
+with a mistake ("wrong") and a correct one ("right"), with only the tools of the task. Before each claim,
+upstream's own command (`uv run -m tasks.finalpool.TASK.evaluation.main`) runs in a container with the whole
+checkout, after upstream's preprocess, on a copy of the agent's workspace; for tasks with mail it has the
+network of the episode's mail server, so that it reads the same mailboxes. Tasks with a recording are
+recorded against stand-ins for their sites, which are switched off before the attempts.
+
+Prints a table of rewards and exit codes. `--write` puts it into `benchmarks/results/fidelity.json`, in
+place of what is there for these tasks and this release, from which `docs/tables.py` writes
+docs/toolathlon.md. The exit status is 0 if all verdicts agree and only correct attempts are rewarded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio import to_thread
+
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.suites.suite import Suite
+from tests.fidelity.attempts import AS_IS, GYM
+from tests.fidelity.calls import ATTEMPTS, GYM_ATTEMPTS, Solution
+from tests.fidelity.checkout import prepare_checkout
+from tests.fidelity.mail import MAIL
+from tests.fidelity.recorded import RECORDED, stand_ins
+from tests.fidelity.results import Attempt, Result, store
+from tests.fidelity.upstream import evaluate
+from tests.probe.clients import playing
+from tests.probe.serving import Served, serving
+
+IMAGE = "decathlon-fidelity:latest"
+SERVERS_SECONDS = 400
+"""A server's deadline: with several attempts on a busy machine, `fetch` and `playwright` take minutes."""
+SOLUTIONS: Mapping[str, Solution] = {**AS_IS, **MAIL, **RECORDED}
+DRAWN = 60
+"""Tasks of toolathlon_gym that are drawn by default."""
+
+
+async def play(served: Served, suite: Suite, image: str, task: str, kind: str) -> Result:
+    """Play an attempt and grade it here and by upstream's command."""
+    async with playing(served, task, "episode-handshake") as player:
+        sys.stderr.write(f"{task}, {kind}: playing\n")
+        if kind != "nothing":
+            await SOLUTIONS.get(task, GYM)(player, suite.path / suite.tasks[task].folder, kind)
+        # Without a call, the episode may still be in preprocess, which fills the mailboxes.
+        episode = served.find(player.episode_id)
+        await episode.state.reach(Phase.READY, Phase.ENDED)
+        if episode.state.phase is Phase.ENDED:
+            raise RuntimeError(f"{task}, {kind}: {episode.state.cause}")
+        upstream = await to_thread.run_sync(evaluate, episode, suite, image)
+        await player.call("claim_done")
+        verdict = (await player.call("evaluate")).structured_content
+    graded = Attempt(reward=verdict["reward"], status=verdict["status"], exit_code=upstream.exit_code)
+    result = Result(task, kind, graded)
+    if not result.as_expected:
+        sys.stderr.write(f"--- {task}, {kind}: {verdict}\n--- upstream:\n{upstream.output}\n")
+    return result
+
+
+async def record(settings: Mapping[str, Any], suite: Suite, folder: Path, tasks: Iterable[str]) -> None:
+    """Record each task while its correct attempt is played against stand-ins for its sites."""
+    with stand_ins(folder, suite.path) as addressed:
+        async with serving(folder / "state", **settings, **addressed, web="record") as served:
+            for task in tasks:
+                sys.stderr.write(f"{task}: recording\n")
+                async with playing(served, task, "episode-handshake") as player:
+                    await SOLUTIONS[task](player, suite.path / suite.tasks[task].folder, "right")
+                    await player.call("claim_done")
+                    await player.call("evaluate")
+
+
+async def run(
+    checkout: Path,
+    image: str,
+    attempts: list[tuple[str, str]],
+    at_once: int,
+    keep: Callable[[Result], None],
+) -> list[Result]:
+    """Play the attempts, `at_once` at a time; `keep` gets each result when it is there, in the event loop."""
+    results: dict[tuple[str, str], Result] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy = folder / "suite"
+        await to_thread.run_sync(prepare_checkout, checkout, copy)
+        suite = await to_thread.run_sync(load_suite, str(copy))
+        settings: dict[str, Any] = {
+            "suite": (str(copy),),
+            "provider": "docker",
+            "image": image,
+            "servers": "lazy",
+            "servers_seconds": SERVERS_SECONDS,
+        }
+        recorded = list(dict.fromkeys(task for task, _ in attempts if task in RECORDED))
+        if recorded:
+            await record(settings, suite, folder, recorded)
+            settings["web"] = "replay"
+        limiter = anyio.CapacityLimiter(at_once)
+        async with serving(folder / "state", **settings) as served:
+
+            async def attempt(task: str, kind: str) -> None:
+                async with limiter:
+                    try:
+                        results[task, kind] = await play(served, suite, image, task, kind)
+                        keep(results[task, kind])
+                    except Exception as error:  # noqa: BLE001
+                        # The others are played all the same; this one is missing from the results.
+                        sys.stderr.write(f"--- {task}, {kind}: {error!r}\n")
+
+            async with anyio.create_task_group() as group:
+                for task, kind in attempts:
+                    group.start_soon(attempt, task, kind)
+    return [results[key] for key in attempts if key in results]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fidelity",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("tasks", nargs="*", metavar="TASK")
+    parser.add_argument("--image", default=IMAGE)
+    parser.add_argument("--at-once", type=int, default=3, help="attempts that run at the same time [3]")
+    parser.add_argument(
+        "--attempts", nargs="*", help=f"of {', '.join({**dict.fromkeys(ATTEMPTS + GYM_ATTEMPTS)})}"
+    )
+    parser.add_argument("--draw", type=int, default=DRAWN, help=f"tasks of toolathlon_gym [{DRAWN}]")
+    parser.add_argument("--seed", type=int, default=1, help="which of them are drawn [1]")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/fidelity.json")
+    arguments = parser.parse_args()
+    suite = load_suite(str(arguments.checkout))
+    gym = suite.profile.name == "gym"
+    playable = sorted(suite.tasks) if gym else list(SOLUTIONS)
+    drawn = sorted(random.Random(arguments.seed).sample(playable, arguments.draw)) if gym else playable
+    if unknown := [task for task in arguments.tasks if task not in playable]:
+        parser.error(f"no attempt at {unknown[0]!r}; there are {', '.join(playable)}")
+    kinds = arguments.attempts or (GYM_ATTEMPTS if gym else ATTEMPTS)
+    attempts = [(task, kind) for task in arguments.tasks or drawn for kind in kinds]
+
+    def keep(result: Result) -> None:
+        if arguments.write:
+            store(suite, [result])
+
+    results = anyio.run(run, arguments.checkout, arguments.image, attempts, arguments.at_once, keep)
+    for result in results:
+        sys.stdout.write(f"{result}\n")
+    return 0 if len(results) == len(attempts) and all(result.as_expected for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

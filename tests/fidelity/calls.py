@@ -1,0 +1,43 @@
+"""Calls of the tasks' own tools, which scripted attempts are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from tests.fidelity.files import Files
+from tests.probe.clients import Player
+
+WORKSPACE = "/workspace/dumps/workspace"
+ATTEMPTS = ("nothing", "wrong", "right")
+"""One that calls no tool, one with a mistake, a correct one."""
+GYM_ATTEMPTS = ("nothing", "truth")
+"""One that calls no tool, one that leaves the files of the ground truth."""
+Solution: TypeAlias = Callable[[Player, Path, str], Awaitable[None]]
+"""Plays an attempt (wrong or right) at the task in this folder of the checkout."""
+
+
+async def call(player: Player, tool: str, **arguments: object) -> str:
+    """The text of a tool's reply. Raises AssertionError if the call failed."""
+    result = await player.call(tool, **arguments)
+    text = "\n".join(item.text for item in result.content)
+    failed = result.is_error or text.startswith("Error")
+    assert not failed, (tool, arguments, text)
+    return text
+
+
+async def run_python(player: Player, code: str) -> str:
+    """Run code in the workspace and leave nothing else there. Raises AssertionError if it fails."""
+    code = f"import shutil\nshutil.rmtree('.python_tmp')\n{code}"
+    output = await call(player, "local__python-execute", code=code, timeout=120)
+    assert "Return code: 0" in output, output
+    return output
+
+
+async def write_texts(player: Player, files: Files) -> None:
+    """Write files with the server `filesystem`, which takes texts only."""
+    for name, content in files.items():
+        assert content is not None, name
+        path = f"{WORKSPACE}/{name}"
+        await call(player, "filesystem__write_file", path=path, content=content.decode())
