@@ -36,7 +36,9 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.resources import KEY_SEPARATOR
 from decathlon_mcp.suites.suite import Suite
+from tests.fidelity.calls import ATTEMPTS, GYM_ATTEMPTS
 from tests.fidelity.results import NOT_PLAYED, read
+from tests.fidelity.solutions import SOLUTIONS
 
 DOCS = Path(__file__).parent
 INTERNAL = frozenset({"bad_settings", "bad_metrics"})
@@ -60,6 +62,8 @@ THROUGHPUT = {
 }
 """Figures of the benchmarks' sections for planning a training run."""
 THROUGHPUT_SIZES = (64, 256, 1024)
+RELEASES = {"verified": "Toolathlon-Verified", "before": "Before Toolathlon-Verified"}
+"""Titles of the releases of Toolathlon."""
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -182,25 +186,30 @@ def fidelity() -> str:
     for release, tasks in read().items():
         attempts = [attempt for task in tasks.values() for attempt in task.attempts.items()]
         agreeing = sum(attempt.agrees for _, attempt in attempts)
-        titles = {"verified": "Toolathlon-Verified", "before": "Before Toolathlon-Verified"}
+        kinds = ATTEMPTS if release in RELEASES else GYM_ATTEMPTS
         parts.append(
-            f"### {titles.get(release, release)}\n\n{agreeing} of {len(attempts)} verdicts at {len(tasks)} "
-            f"tasks are what upstream's command gives."
+            f"### {RELEASES.get(release, 'toolathlon_gym')}\n\n{agreeing} of {len(attempts)} verdicts at "
+            f"{len(tasks)} tasks are what upstream's command gives."
         )
         parts.append(
             table(
-                ("task", "how it ran", "nothing", "wrong", "right", "commit, day"),
+                ("task", "how it ran", *kinds, "commit, day"),
                 (
                     (
                         f"`{name}`{' ¹' if task.lacks_files else ''}",
                         task.way,
-                        *(str(task.attempts.get(kind, "")) for kind in ("nothing", "wrong", "right")),
+                        *(str(task.attempts.get(kind, "")) for kind in kinds),
                         f"`{task.revision}`, {task.date}",
                     )
                     for name, task in tasks.items()
                 ),
             )
         )
+        complete = {name for name, task in tasks.items() if len(task.attempts) == len(kinds)}
+        if release in RELEASES and (unplayed := [f"`{name}`" for name in SOLUTIONS if name not in complete]):
+            parts.append(
+                f"Not played in full at this release, although the program can: {', '.join(unplayed)}."
+            )
     parts.append(table(("not played", "why"), ((f"`{name}`", why) for name, why in NOT_PLAYED.items())))
     return "\n\n".join(parts)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tests.fidelity.files import Files
-from tests.probe.clients import Player
+from tests.probe.clients import Player, connected
+from tests.probe.serving import Served
 
 WORKSPACE = "/workspace/dumps/workspace"
 ATTEMPTS = ("nothing", "wrong", "right")
@@ -16,6 +18,30 @@ GYM_ATTEMPTS = ("nothing", "truth")
 """One that calls no tool, one that leaves the files of the ground truth."""
 Solution: TypeAlias = Callable[[Player, Path, str], Awaitable[None]]
 """Plays an attempt (wrong or right) at the task in this folder of the checkout."""
+
+
+class LobbyPlayer(Player):
+    """A client of the lobby, which starts only the servers that it calls.
+
+    At an episode's own address the SDK lists the tools before its first call, for which all servers start.
+    """
+
+    async def call(self, name: str, **arguments: Any) -> Any:
+        own = name in ("claim_done", "evaluate")
+        called = {} if own else {"name": name, "arguments": arguments}
+        return await self.client.call_tool(
+            name if own else "call_tool", {"episode": self.episode_id, **called}
+        )
+
+
+@asynccontextmanager
+async def playing(served: Served, task: str) -> AsyncGenerator[Player]:
+    """Start an episode of this task, which ends when the context exits."""
+    async with connected(served.lobby) as lobby:
+        started = (await lobby.call_tool("start_episode", {"task": task})).structured_content
+        assert started is not None, task
+        yield LobbyPlayer(lobby, started["episode"])
+        served.find(started["episode"]).close()
 
 
 async def call(player: Player, tool: str, **arguments: object) -> str:

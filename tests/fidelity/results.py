@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -107,20 +107,27 @@ def read() -> Results:
     return _RESULTS.validate_json(FILE.read_bytes()) if FILE.exists() else {}
 
 
-def store(suite: Suite, results: Iterable[Result]) -> None:
+def store(suite: Suite, results: Sequence[Result]) -> None:
     """Replace what the file has of these attempts at the suite's release. Blocks: runs git."""
-    played = read()
-    release = played.setdefault(suite.release or suite.profile.name, {})
     lacking = _tasks_with_missing_files(suite.path)
-    for result in results:
-        before = release.get(result.task)
-        release[result.task] = PlayedTask(
+    revision, today = suite.revision[:REVISION_CHARACTERS], date.today().isoformat()
+    new = [
+        PlayedTask(
             way=_way(suite, result.task),
             lacks_files=result.task in lacking,
-            revision=suite.revision[:REVISION_CHARACTERS],
-            date=date.today().isoformat(),
-            attempts={**(before.attempts if before else {}), result.kind: result.attempt},
+            revision=revision,
+            date=today,
+            attempts={result.kind: result.attempt},
         )
+        for result in results
+    ]
+    # Read as late as possible: several programs may be writing.
+    played = read()
+    release = played.setdefault(suite.release or suite.profile.name, {})
+    for result, task in zip(results, new, strict=True):
+        before = release.get(result.task)
+        attempts = {**(before.attempts if before else {}), **task.attempts}
+        release[result.task] = task.model_copy(update={"attempts": attempts})
     ordered: Mapping[str, Mapping[str, PlayedTask]] = {
         name: dict(sorted(played[name].items())) for name in sorted(played, reverse=True)
     }
