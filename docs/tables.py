@@ -208,7 +208,7 @@ def fidelity() -> str:
         complete = {name for name, task in tasks.items() if len(task.attempts) == len(kinds)}
         if release in RELEASES and (unplayed := [f"`{name}`" for name in SOLUTIONS if name not in complete]):
             parts.append(
-                f"Not played in full at this release, although the program can: {', '.join(unplayed)}."
+                f"Not yet played in full at this release: {', '.join(unplayed)}."
             )
     parts.append(table(("not played", "why"), ((f"`{name}`", why) for name, why in NOT_PLAYED.items())))
     return "\n\n".join(parts)

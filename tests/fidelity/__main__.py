@@ -106,7 +106,7 @@ async def run(
             "servers_seconds": SERVERS_SECONDS,
             # An attempt that calls nothing is evaluated by upstream's command before its first use.
             "first_use_seconds": SERVERS_SECONDS + EVALUATION_SECONDS,
-            "setup_seconds": SERVERS_SECONDS + EVALUATION_SECONDS,
+            "set_up_seconds": SERVERS_SECONDS + EVALUATION_SECONDS,
         }
         recorded = list(dict.fromkeys(task for task, _ in attempts if task in RECORDED))
         if recorded:
