@@ -36,7 +36,7 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.resources import KEY_SEPARATOR
 from decathlon_mcp.suites.suite import Suite
-from tests.fidelity.calls import ATTEMPTS, GYM_ATTEMPTS
+from tests.fidelity.calls import ATTEMPTS
 from tests.fidelity.results import NOT_PLAYED, read
 from tests.fidelity.solutions import SOLUTIONS
 
@@ -62,7 +62,11 @@ THROUGHPUT = {
 }
 """Figures of the benchmarks' sections for planning a training run."""
 THROUGHPUT_SIZES = (64, 256, 1024)
-RELEASES = {"verified": "Toolathlon-Verified", "before": "Before Toolathlon-Verified"}
+RELEASES = {
+    "verified": "Toolathlon-Verified",
+    "before": "Before Toolathlon-Verified",
+    "unknown": "Another release",
+}
 """Titles of the releases of Toolathlon."""
 MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -186,30 +190,27 @@ def fidelity() -> str:
     for release, tasks in read().items():
         attempts = [attempt for task in tasks.values() for attempt in task.attempts.items()]
         agreeing = sum(attempt.agrees for _, attempt in attempts)
-        kinds = ATTEMPTS if release in RELEASES else GYM_ATTEMPTS
         parts.append(
-            f"### {RELEASES.get(release, 'toolathlon_gym')}\n\n{agreeing} of {len(attempts)} verdicts at "
+            f"### {RELEASES[release]}\n\n{agreeing} of {len(attempts)} verdicts at "
             f"{len(tasks)} tasks are what upstream's command gives."
         )
         parts.append(
             table(
-                ("task", "how it ran", *kinds, "commit, day"),
+                ("task", "how it ran", *ATTEMPTS, "commit, day"),
                 (
                     (
                         f"`{name}`{' ¹' if task.lacks_files else ''}",
                         task.way,
-                        *(str(task.attempts.get(kind, "")) for kind in kinds),
+                        *(str(task.attempts.get(kind, "")) for kind in ATTEMPTS),
                         f"`{task.revision}`, {task.date}",
                     )
                     for name, task in tasks.items()
                 ),
             )
         )
-        complete = {name for name, task in tasks.items() if len(task.attempts) == len(kinds)}
-        if release in RELEASES and (unplayed := [f"`{name}`" for name in SOLUTIONS if name not in complete]):
-            parts.append(
-                f"Not yet played in full at this release: {', '.join(unplayed)}."
-            )
+        complete = {name for name, task in tasks.items() if len(task.attempts) == len(ATTEMPTS)}
+        if unplayed := [f"`{name}`" for name in SOLUTIONS if name not in complete]:
+            parts.append(f"Not yet played in full at this release: {', '.join(unplayed)}.")
     parts.append(table(("not played", "why"), ((f"`{name}`", why) for name, why in NOT_PLAYED.items())))
     return "\n\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""Plays tasks of Toolathlon or toolathlon_gym and compares every verdict with upstream's own command.
+"""Plays Toolathlon's tasks and compares every verdict with upstream's own command.
 
     python -m tests.fidelity CHECKOUT [TASK ...] [--image decathlon-fidelity:latest] [--write]
 
@@ -18,7 +18,6 @@ docs/toolathlon.md. The exit status is 0 if all verdicts agree and only correct 
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -31,8 +30,7 @@ from anyio import to_thread
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
-from tests.fidelity.attempts import GYM
-from tests.fidelity.calls import ATTEMPTS, GYM_ATTEMPTS, playing
+from tests.fidelity.calls import ATTEMPTS, playing
 from tests.fidelity.checkout import prepare_checkout
 from tests.fidelity.recorded import RECORDED, stand_ins
 from tests.fidelity.results import Attempt, Result, store
@@ -43,8 +41,6 @@ from tests.probe.serving import Served, serving
 IMAGE = "decathlon-fidelity:latest"
 SERVERS_SECONDS = 900
 """A server's deadline: with several attempts on a busy machine, `fetch` and `playwright` take minutes."""
-DRAWN = 60
-"""Tasks of toolathlon_gym that are drawn by default."""
 
 
 async def play(served: Served, suite: Suite, image: str, task: str, kind: str) -> Result:
@@ -52,7 +48,7 @@ async def play(served: Served, suite: Suite, image: str, task: str, kind: str) -
     async with playing(served, task) as player:
         sys.stderr.write(f"{task}, {kind}: playing\n")
         if kind != "nothing":
-            await SOLUTIONS.get(task, GYM)(player, suite.path / suite.tasks[task].folder, kind)
+            await SOLUTIONS[task](player, suite.path / suite.tasks[task].folder, kind)
         # Without a call, the episode may still be in preprocess, which fills the mailboxes.
         episode = served.find(player.episode_id)
         await episode.state.reach(Phase.READY, Phase.ENDED)
@@ -140,24 +136,16 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("tasks", nargs="*", metavar="TASK")
+    parser.add_argument("tasks", nargs="*", default=list(SOLUTIONS), metavar="TASK")
     parser.add_argument("--image", default=IMAGE)
     parser.add_argument("--at-once", type=int, default=3, help="tasks that are played at the same time [3]")
-    parser.add_argument(
-        "--attempts", nargs="*", help=f"of {', '.join({**dict.fromkeys(ATTEMPTS + GYM_ATTEMPTS)})}"
-    )
-    parser.add_argument("--draw", type=int, default=DRAWN, help=f"tasks of toolathlon_gym [{DRAWN}]")
-    parser.add_argument("--seed", type=int, default=1, help="which of them are drawn [1]")
+    parser.add_argument("--attempts", nargs="*", choices=ATTEMPTS, default=ATTEMPTS)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/fidelity.json")
     arguments = parser.parse_args()
+    if unknown := [task for task in arguments.tasks if task not in SOLUTIONS]:
+        parser.error(f"no attempt at {unknown[0]!r}; there are {', '.join(SOLUTIONS)}")
     suite = load_suite(str(arguments.checkout))
-    gym = suite.profile.name == "gym"
-    playable = sorted(suite.tasks) if gym else list(SOLUTIONS)
-    drawn = sorted(random.Random(arguments.seed).sample(playable, arguments.draw)) if gym else playable
-    if unknown := [task for task in arguments.tasks if task not in playable]:
-        parser.error(f"no attempt at {unknown[0]!r}; there are {', '.join(playable)}")
-    kinds = arguments.attempts or (GYM_ATTEMPTS if gym else ATTEMPTS)
-    attempts = [(task, kind) for task in arguments.tasks or drawn for kind in kinds]
+    attempts = [(task, kind) for task in arguments.tasks for kind in arguments.attempts]
 
     def keep(result: Result) -> None:
         if arguments.write:

@@ -202,13 +202,6 @@ def _strings(value: object) -> list[str]:
     return [string for part in parts for string in _strings(part)]
 
 
-def everything(task: Path) -> Files:
-    """All files of the ground truth."""
-    truth = task / TRUTH
-    found = sorted(path for path in truth.rglob("*") if path.is_file())
-    return {str(path.relative_to(truth)): path.read_bytes() for path in found}
-
-
 AS_IS: Mapping[str, Solution] = {
     "arrange-workspace": arrange_workspace,
     "cooking-guidance": cook,
@@ -229,5 +222,3 @@ AS_IS: Mapping[str, Solution] = {
     ),
 }
 """Tasks that need nothing but their image."""
-GYM = by_python(everything)
-"""Any task of toolathlon_gym: what an attempt named "truth" does."""

@@ -14,8 +14,6 @@ from tests.probe.serving import Served
 WORKSPACE = "/workspace/dumps/workspace"
 ATTEMPTS = ("nothing", "wrong", "right")
 """One that calls no tool, one with a mistake, a correct one."""
-GYM_ATTEMPTS = ("nothing", "truth")
-"""One that calls no tool, one that leaves the files of the ground truth."""
 Solution: TypeAlias = Callable[[Player, Path, str], Awaitable[None]]
 """Plays an attempt (wrong or right) at the task in this folder of the checkout."""
 

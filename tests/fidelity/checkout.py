@@ -10,8 +10,6 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from decathlon_mcp.suites.loading import load_suite
-
 TASKS = Path("tasks/finalpool")
 _REPOSITORY = "initial_workspace/files.tar.gz"
 _SORTED_FILES = "initial_workspace/initial_workspace.tar.gz"
@@ -25,10 +23,8 @@ CHANGES = {
 
 
 def prepare_checkout(checkout: Path, copy: Path) -> None:
-    """Copy a checkout without its history; one of Toolathlon with the changes above."""
+    """Copy a checkout, without its history and with the changes above."""
     shutil.copytree(checkout, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", "assets", "dumps"))
-    if load_suite(copy).profile.name != "toolathlon":
-        return
     server = copy / "configs/mcp_servers/playwright_with_chunk.yaml"
     text = server.read_text().replace("@lockon0927/playwright-mcp-with-chunk", "@playwright/mcp")
     text = re.sub(r'\s+- "--(image-responses|span-size)"\s+- "\w+"', "", text)

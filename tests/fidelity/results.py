@@ -77,12 +77,8 @@ class Result:
 
     @property
     def as_expected(self) -> bool:
-        """Do both agree, and is only the correct attempt rewarded?
-
-        Nobody has checked whether the ground truth of toolathlon_gym passes its evaluators ("truth").
-        """
-        rewarded = self.attempt.reward == 1.0
-        return self.attempt.agrees and (self.kind == "truth" or rewarded == (self.kind == "right"))
+        """Do both agree, and is only the correct attempt rewarded?"""
+        return self.attempt.agrees and (self.attempt.reward == 1.0) == (self.kind == "right")
 
     def __str__(self) -> str:
         return f"{self.task:28} {self.kind:8} {self.attempt}{'' if self.as_expected else '  UNEXPECTED'}"
@@ -123,7 +119,7 @@ def store(suite: Suite, results: Sequence[Result]) -> None:
     ]
     # Read as late as possible: several programs may be writing.
     played = read()
-    release = played.setdefault(suite.release or suite.profile.name, {})
+    release = played.setdefault(suite.release or "unknown", {})
     for result, task in zip(results, new, strict=True):
         before = release.get(result.task)
         attempts = {**(before.attempts if before else {}), **task.attempts}

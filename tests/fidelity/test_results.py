@@ -32,13 +32,10 @@ def test_only_a_scored_verdict_with_upstreams_exit_code_agrees(
 
 def test_a_rewarded_attempt_with_a_mistake_is_unexpected_although_both_agree() -> None:
     rewarded = Attempt(reward=1.0, status="scored", exit_code=0)
-    assert [
-        Result("task", kind, rewarded).as_expected for kind in ("right", "wrong", "nothing", "truth")
-    ] == [
+    assert [Result("task", kind, rewarded).as_expected for kind in ("right", "wrong", "nothing")] == [
         True,
         False,
         False,
-        True,
     ]
 
 
