@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from benchmarks.figures import Figures, Target
 from benchmarks.floors import open_drivers
@@ -34,7 +35,7 @@ class _Batch:
 
 async def measure_lazy(run: Run, figures: Figures) -> None:
     size = min(run.options.batch, MAX_BATCH)
-    limits = {"max_sandboxes": run.options.batch, "max_queue": run.options.batch}
+    limits: dict[str, Any] = {"max_sandboxes": run.options.batch, "max_queue": run.options.batch}
     async with (
         decathlon(run, servers="lazy", **limits) as lazy,
         decathlon(run, servers="eager", **limits) as eager,
