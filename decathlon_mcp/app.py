@@ -476,7 +476,10 @@ def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provi
         context = ProviderContext(owner, folder, settings.max_opening)
         return create_from_plugin(name, context, settings.provider_option)
     return DockerProvider(
-        owner, network=settings.docker_network or DEFAULT_NETWORK, at_once=settings.max_opening
+        owner,
+        network=settings.docker_network or DEFAULT_NETWORK,
+        runtime=settings.docker_runtime,
+        at_once=settings.max_opening,
     )
 
 

@@ -136,6 +136,11 @@ class Settings(BaseModel):
         description="Docker network for sandboxes with network access. "
         "[a bridge network on which sandboxes cannot reach each other]",
     )
+    docker_runtime: Text | None = Field(
+        None,
+        description="Runtime of the Docker engine for sandboxes, by its name in the engine, such "
+        "as `runsc` for gVisor. [the engine's default]",
+    )
     web: WebMode | None = Field(
         None,
         description="A recorded web instead of a network, for tasks that need the internet. `record`: pass "

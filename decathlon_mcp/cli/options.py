@@ -43,6 +43,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "image",
         "network",
         "docker_network",
+        "docker_runtime",
         "web",
         "web_proxy",
         "web_address",
@@ -187,11 +188,13 @@ _SANDBOXES = ("suite", "provider", "provider_option", "isolation", "image", "sta
 
 ServerOptions = _model("ServerOptions")
 TasksOptions = _model("TasksOptions", (*_SANDBOXES, "language", "results", "network", "web"))
-DoctorOptions = _model("DoctorOptions", (*_SANDBOXES, "web", "web_proxy", "dense", "tokens"))
+DoctorOptions = _model(
+    "DoctorOptions", (*_SANDBOXES, "docker_runtime", "web", "web_proxy", "dense", "tokens")
+)
 RegradeOptions = _model(
     "RegradeOptions",
     (
-        *(*_SANDBOXES, "language", "network", "docker_network", "web"),
+        *(*_SANDBOXES, "language", "network", "docker_network", "docker_runtime", "web"),
         *("memory_mib", "cpus", "pids", "workspace_mib"),
         *("max_sandboxes", "max_opening", "evaluation_seconds", "at_limit"),
     ),

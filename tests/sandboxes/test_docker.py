@@ -182,6 +182,27 @@ async def test_missing_network_is_reported(docker: Bench) -> None:
     assert findings["network"].cure == "docker network create decathlon-nowhere"
 
 
+async def test_configured_runtime_is_used(docker: Bench) -> None:
+    # The engine's default, by its other name.
+    name = "io.containerd.runc.v2"
+    async with DockerProvider(docker.owner, runtime=name) as provider:
+        async with provider.open(spec := docker.spec()):
+            container = docker.engine.inspect_container(f"decathlon-{spec.name}")
+        findings = {finding.what: finding for finding in await provider.check(docker.image)}
+    assert container["HostConfig"]["Runtime"] == name
+    assert findings["runtime"].ok
+    assert findings["python3"].ok
+
+
+async def test_missing_runtime_is_reported(docker: Bench) -> None:
+    async with DockerProvider(docker.owner, runtime="nowhere") as provider:
+        findings = {finding.what: finding for finding in await provider.check(None)}
+        with pytest.raises(ProviderUnavailableError, match="the engine has no runtime nowhere"):
+            async with provider.open(docker.spec()):
+                pytest.fail("it opened")
+    assert "runc" in findings["runtime"].cure
+
+
 async def test_number_of_processes_is_limited(docker: Bench) -> None:
     script = """
 import os, time

@@ -60,10 +60,19 @@ class Container:
     # Cancelling the task that waits for a thread does not stop the thread. So `remove` waits for an `open`
     # in progress, and forbids one that has not begun yet.
 
-    def __init__(self, owner: str, spec: SandboxSpec, *, network: str, exists: bool = False) -> None:
+    def __init__(
+        self,
+        owner: str,
+        spec: SandboxSpec,
+        *,
+        network: str,
+        runtime: str | None = None,
+        exists: bool = False,
+    ) -> None:
         self.owner = owner
         self.spec = spec
         self.network = "none" if spec.network == "none" else network
+        self._runtime = runtime
         self.socket: socket.socket | None = None
         """Of the attached stream; None before it is attached, and if the container is paused."""
         self.user = (0, 0)
@@ -164,7 +173,7 @@ class Container:
         if image.user in ("", "0", "root"):
             return 0, 0
         # Not from this container's own tables of users, which processes in it may have changed.
-        config = _config(self.owner, self.spec, "none")
+        config = _config(self.owner, self.spec, "none", self._runtime)
         config["Image"] = image.digest
         container_id = str(api.create_container_from_config(config, None)["Id"])
         try:
@@ -193,7 +202,7 @@ class Container:
         self._requested = True
         try:
             auto_remove = not self.spec.survives or live_restore_keeps_auto_remove(api)
-            config = _config(self.owner, self.spec, self.network, auto_remove=auto_remove)
+            config = _config(self.owner, self.spec, self.network, self._runtime, auto_remove=auto_remove)
             # Not the name, which may have another image by now.
             config["Image"] = image.digest
             created = api.create_container_from_config(config, self.name)
@@ -204,6 +213,9 @@ class Container:
             if error.status_code == _NOT_FOUND:
                 forget_image(api, image.name)
                 raise missing_image_error(image.name) from error
+            message = engine_message(error)
+            if self._runtime is not None and "runtime" in message and self._runtime in message:
+                raise refusal(error, f"the engine has no runtime {self._runtime}") from error
             raise refusal(error, "the engine created no container") from error
         self._id = str(created["Id"])
 
@@ -286,7 +298,9 @@ def _attach(api: Api, container_id: str) -> socket.socket:
     return attached
 
 
-def _config(owner: str, spec: SandboxSpec, network: str, *, auto_remove: bool = False) -> JsonObject:
+def _config(
+    owner: str, spec: SandboxSpec, network: str, runtime: str | None, *, auto_remove: bool = False
+) -> JsonObject:
     """The body of the request (Docker Engine API, "Create a container")."""
     limits = spec.limits
     memory = None if limits.memory_mib is None else limits.memory_mib << 20
@@ -323,6 +337,7 @@ def _config(owner: str, spec: SandboxSpec, network: str, *, auto_remove: bool = 
                 *([f"seccomp={dense_profile()}"] if spec.dense else []),
             ],
             "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={scratch}m"},
+            **({} if runtime is None else {"Runtime": runtime}),
             **({} if memory is None else {"Memory": memory, "MemorySwap": memory}),
             **({} if limits.pids is None else {"PidsLimit": limits.pids}),
             **({} if limits.cpus is None else {"NanoCpus": int(limits.cpus * 1_000_000_000)}),

@@ -61,7 +61,8 @@ class DockerProvider(BaseProvider):
     """Opens sandboxes as containers labelled with `owner`.
 
     `network` is the engine's network for sandboxes with outbound access; one that an operator created also
-    resolves the names of the containers on it. `at_once` bounds how many sandboxes are being opened, and how
+    resolves the names of the containers on it. `runtime`: the engine's runtime for them, by its name there;
+    None for the engine's default. `at_once` bounds how many sandboxes are being opened, and how
     many removed, at the same time. `engine`: another than DOCKER_HOST names.
 
     A subclass for an engine that differs replaces `sandbox_type`, `exit_events` and the checks.
@@ -79,11 +80,13 @@ class DockerProvider(BaseProvider):
         owner: str,
         *,
         network: str = DEFAULT_NETWORK,
+        runtime: str | None = None,
         at_once: int = 4,
         engine: Engine | None = None,
     ) -> None:
         super().__init__(owner)
         self.network = network
+        self.runtime = runtime
         self.engine = engine or Engine()
         self._events = EventWatch(self.engine, self.exit_events)
         self._openings = CapacityLimiter(at_once)
@@ -132,7 +135,7 @@ class DockerProvider(BaseProvider):
         """Open a new sandbox on `stack`; again, until `deadline`, if the engine restarts meanwhile."""
         while True:
             async with AsyncExitStack() as attempt:
-                container = Container(self._owner, spec, network=self.network)
+                container = Container(self._owner, spec, network=self.network, runtime=self.runtime)
                 try:
                     sandbox = await self._enter(attempt, container, container.open)
                 except ProviderUnavailableError as error:
@@ -145,7 +148,7 @@ class DockerProvider(BaseProvider):
     @asynccontextmanager
     async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
         self._check_name(spec.name)
-        container = Container(owner, spec, network=self.network, exists=True)
+        container = Container(owner, spec, network=self.network, runtime=self.runtime, exists=True)
 
         def take_back(api: Api) -> None:
             try:
@@ -288,7 +291,21 @@ class DockerProvider(BaseProvider):
     def check_engine(self, api: Api) -> list[Finding]:
         """Whether the engine that answers can be used. Runs in a thread."""
         version = Finding("engine", True, f"Docker {api.version().get('Version')} at {self.engine.address}")
-        return [version, *check_disk(api.info())]
+        facts = api.info()
+        return [version, *self._check_runtime(facts), *check_disk(facts)]
+
+    def _check_runtime(self, facts: JsonObject) -> list[Finding]:
+        """Whether the engine has the configured runtime. `facts`: its answer to `info`."""
+        if self.runtime is None:
+            return []
+        names = sorted(facts.get("Runtimes") or {})
+        cure = (
+            f"add it to the engine's daemon.json (gVisor: `runsc install`) and restart the engine, or choose "
+            f"another --docker-runtime: {', '.join(names)}"
+        )
+        has = self.runtime in names
+        detail = self.runtime if has else f"the engine has no runtime {self.runtime}"
+        return [finding("runtime", has, detail, cure)]
 
     def check_network(self, api: Api) -> Finding:
         """Whether there is the network for sandboxes with outbound access. Runs in a thread."""
