@@ -266,7 +266,7 @@ async def test_an_episode_is_branched_at_a_call_and_played_on_by_hand(
         await branch.state.reach(Phase.READY, Phase.ENDED)
         assert branch.calls.sent == 1
         assert (await person.get(f"/play/{attempt}")).status_code == 200
-        assert f"after call {1}" in (await person.get(f"/e/{attempt}")).text
+        assert "Call 1 was replayed from episode" in (await person.get(f"/e/{attempt}")).text
         for data, status in (
             ({"episode": source, "at": "7"}, 400),
             ({"episode": source, "at": "x"}, 400),
