@@ -1,7 +1,7 @@
 """Tasks with a recorded web whose sites a stand-in can imitate.
 
 These attempts test the plumbing: a recording of plain pages, searches and arXiv's interface has the same
-form whoever serves them. Whether the real sites can be recorded is not tested.
+form, by whatever server they are served. Whether the real sites can be recorded is not tested.
 """
 
 from __future__ import annotations
