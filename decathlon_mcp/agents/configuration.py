@@ -1,8 +1,8 @@
 """The files and variables by which agent programs find their episode, in folders of their own.
 
 Checked with Claude Code 2.1, Codex 0.171, opencode 1.18 and Gemini CLI 0.61. Each gets the episode as an MCP
-server, time limits that fit a slow tool, and no tools of its own as far as it can be configured; reports to its
-makers and updates are off. A program reads its own part and ignores the others.
+server, time limits that fit a slow tool, and no tools of its own where they can be switched off. Reports to
+its makers and updates are off. A program reads its own part and ignores the others.
 """
 
 from __future__ import annotations

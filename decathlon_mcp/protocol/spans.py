@@ -102,7 +102,7 @@ class RequestSpans:
             "jsonrpc.request.id": str(request_id)[:MAX_NAME_CHARACTERS],
         }
         if session_id is not None:
-            # Whoever has a session's id has the session.
+            # The id gives access to the session.
             attributes["mcp.session.id"] = public_id(session_id)
         if method == CALL:
             tool = tool[:MAX_NAME_CHARACTERS]

@@ -114,12 +114,12 @@ def test_program_plays_and_reaches_nothing_but_its_episode_and_its_model(
     handle = next(state.glob("episodes/*")).name
     assert handle not in errors
     assert f"{environment['DECATHLON_PROMPT']}|http://127.0.0.1:8765/mcp|/agent/" in errors
-    said = errors.splitlines()
-    (tools,) = [line for line in said if line.startswith("tools ")]
+    lines = errors.splitlines()
+    (tools,) = [line for line in lines if line.startswith("tools ")]
     assert "claim_done" in tools
     assert "evaluate" not in tools
     assert tools.endswith("prompt True")
-    answers = said[said.index("The attempt is closed. It is graded as it is.") + 1 :]
+    answers = lines[lines.index("The attempt is closed. It is graded as it is.") + 1 :]
     assert answers[:4] == ["200 the model", "unreachable URLError", "404", "404"]
     files = json.loads(answers[4])
     assert not {"opt", "srv", "sys", "boot"} & set(files["/"])
