@@ -228,6 +228,7 @@ def _sleeping(mark: str) -> bool:
     [(signal.SIGINT, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
     ids=["interrupted", "killed", "killed and trusted"],
 )
+@pytest.mark.long
 def test_nothing_is_left_of_a_program(
     state: Path, request: pytest.FixtureRequest, number: signal.Signals, trusted: bool
 ) -> None:

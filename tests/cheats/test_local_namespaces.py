@@ -171,5 +171,6 @@ async def test_honest_work_is_rewarded_and_the_verdict_names_the_isolation(cheat
     assert (verdict["reward"], verdict["isolation"]) == (1.0, "namespaces"), verdict
 
 
+@pytest.mark.long
 async def test_workspace_that_is_no_folder_is_graded_as_empty(cheats: CheatServer) -> None:
     await replace_workspaces(cheats.served)

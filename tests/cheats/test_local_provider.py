@@ -48,6 +48,7 @@ async def test_local_provider_grades_only_the_state_of_the_workspace(tmp_path: P
             assert verdict["isolation"] == "none"
 
 
+@pytest.mark.long
 async def test_workspace_that_is_no_folder_is_graded_as_empty_without_namespaces(tmp_path: Path) -> None:
     async with serving(tmp_path, suite=(SUITE,), provider="local") as served:
         await replace_workspaces(served, paths.STATES)

@@ -59,6 +59,7 @@ def test_the_created_suite_passes_its_own_test_and_what_is_printed_works(shell: 
     assert "5 passed" in tested.stdout
 
 
+@pytest.mark.long
 def test_its_test_fails_if_the_evaluator_is_broken(shell: Shell) -> None:
     copy_template(shell.folder / "suite")
     # It pays for lines that nobody should order.

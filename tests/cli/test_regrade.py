@@ -315,8 +315,15 @@ def test_no_more_sandboxes_are_open_than_allowed(shell: Shell) -> None:
     assert (running, highest) == (0, 2)
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("provider", ["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.mark.parametrize(
+    ("provider", "signal_number"),
+    [
+        ("local", signal.SIGINT),
+        pytest.param("local", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("docker", signal.SIGINT, marks=(pytest.mark.docker, pytest.mark.long)),
+        pytest.param("docker", signal.SIGTERM, marks=(pytest.mark.docker, pytest.mark.long)),
+    ],
+)
 def test_an_interrupt_in_the_middle_leaves_no_sandbox(
     shell: Shell, provider: str, signal_number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:

@@ -190,6 +190,7 @@ def e_workspace(e: Episode) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.long
 async def test_the_bundled_tasks_differ_as_the_page_says() -> None:
     rows = await measure("starter", "local")
     assert [row["task"] for row in rows] == oracle_ids()

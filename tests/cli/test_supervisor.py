@@ -292,6 +292,7 @@ def test_no_process_of_a_sandbox_has_the_port_open(shell: Shell) -> None:
         assert holders(served.port) - {served.process.pid} == {served.server()}
 
 
+@pytest.mark.long
 def test_ctrl_c_reaches_the_server_once_and_the_second_ends_it_at_once(shell: Shell) -> None:
     # As at a shell: the terminal's SIGINT goes to every process of the foreground group.
     keyboard, terminal = os.openpty()
@@ -347,6 +348,7 @@ def activation_error(shell: Shell, *options: str, sockets: list[socket.socket]) 
     return done.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_socket_of_systemd_that_does_not_fit_is_an_error(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as silent:
         port = listener.getsockname()[1]
@@ -358,6 +360,7 @@ def test_a_socket_of_systemd_that_does_not_fit_is_an_error(shell: Shell) -> None
         assert "systemd passed 2 sockets" in activation_error(shell, sockets=[listener, silent])
 
 
+@pytest.mark.long
 def test_an_error_at_the_start_is_reported_once(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -411,6 +414,7 @@ def test_a_hand_over_answers_calls_in_progress_and_cleans_nothing_up(shell: Shel
         assert not list((served.state / "episodes").glob("*/verdict.json"))
 
 
+@pytest.mark.long
 def test_a_client_that_has_just_connected_is_answered_before_a_hand_over(shell: Shell) -> None:
     with running(shell, "--port", "0", "--hand-over") as served:
         address = ("127.0.0.1", served.port)
@@ -428,6 +432,7 @@ def test_a_client_that_has_just_connected_is_answered_before_a_hand_over(shell: 
             assert served.process.wait(WAIT_SECONDS) == 0
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_a_hand_over_at_once(shell: Shell) -> None:
     with running(shell, "--port", "0", "--hand-over") as served:
         with call_in_progress(served, "sleep 60") as responses:
@@ -446,6 +451,7 @@ def test_a_hand_over_requires_sandboxes_that_survive(shell: Shell) -> None:
     assert message.startswith("--hand-over requires --survive-seconds")
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_server_that_would_hand_over(shell: Shell) -> None:
     with running(shell, "--port", "0", "--hand-over") as served:
         served.process.send_signal(signal.SIGINT)

@@ -297,7 +297,7 @@ async def test_a_player_past_its_time_limit_is_truncated_and_graded(served: Serv
     assert (result.reward, result.verdict.raw["truncated"], result.played) == (1.0, True, None)
 
 
-@pytest.mark.parametrize("server_hangs", [False, True])
+@pytest.mark.parametrize("server_hangs", [True, pytest.param(False, marks=pytest.mark.long)])
 async def test_ctrl_c_ends_a_batch_soon_and_closes_its_episodes(server_hangs: bool, tmp_path: Path) -> None:
     async with server_process(tmp_path) as (server, url):
         command = [sys.executable, str(INTERRUPTED), url]

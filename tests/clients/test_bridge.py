@@ -65,6 +65,7 @@ async def bridged(
 
 
 @pytest.mark.parametrize("era", ERAS)
+@pytest.mark.long
 async def test_labels_reach_the_server_whatever_their_characters(
     era: str, shell: Shell, served: Served
 ) -> None:
@@ -162,6 +163,7 @@ RUDE_LINES = (
 
 
 @pytest.mark.parametrize("address", ["bridge", "server"])
+@pytest.mark.long
 async def test_rude_lines_end_neither_the_bridge_nor_the_stdio_server(
     address: str, shell: Shell, served: Served
 ) -> None:
@@ -253,6 +255,7 @@ async def test_a_tasks_session_is_not_silently_replaced_after_the_server_restart
                 await client.call_tool("probe__echo", {"text": ""})
 
 
+@pytest.mark.long
 async def test_the_stream_of_notifications_is_opened_again_however_often_it_breaks(
     shell: Shell, served: Served
 ) -> None:
@@ -273,7 +276,7 @@ async def test_the_stream_of_notifications_is_opened_again_however_often_it_brea
 
 
 @pytest.mark.parametrize("era", ERAS)
-@pytest.mark.parametrize("kind", ["lobby", "task"])
+@pytest.mark.parametrize("kind", ["task", pytest.param("lobby", marks=pytest.mark.long)])
 async def test_a_call_is_sent_again_after_its_connection_was_cut_or_refused(
     kind: str, era: str, shell: Shell, served: Served
 ) -> None:

@@ -223,6 +223,7 @@ async def test_an_attempt_can_be_truncated_and_found_by_its_address(servers: Ser
                 assert (await e.evaluate()).raw["truncated"]
 
 
+@pytest.mark.long
 async def test_a_server_that_its_supervisor_starts_again_keeps_its_episodes(tmp_path: Path) -> None:
     async with supervised_server(tmp_path / "state") as server:
         async with scheduling(server.url) as (_, url), Decathlon(url) as d:

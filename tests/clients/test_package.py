@@ -139,6 +139,7 @@ def wheel(tmp_path: Path) -> Path:
 @pytest.mark.anyio
 @pytest.mark.timeout(660)
 @pytest.mark.parametrize("sdk", ["mcp>=1.24,<2", "mcp>=2.3,<3"])
+@pytest.mark.long
 async def test_the_bare_client_plays_with_either_sdk(sdk: str, wheel: Path, tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"
     await anyio.run_process([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")])

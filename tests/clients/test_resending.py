@@ -266,6 +266,7 @@ async def test_a_batch_and_a_lockstep_go_on_after_an_outage(served: Served) -> N
             assert [verdict.reward for verdict in verdicts if verdict] == [1.0, 1.0]
 
 
+@pytest.mark.long
 async def test_a_batch_goes_on_while_its_server_is_killed_again_and_again(tmp_path: Path) -> None:
     async def player(e: Episode) -> list[str]:
         counts = [(await e.call("probe__shell", RUN_SLOWLY)).text.strip() for _ in range(3)]
@@ -437,6 +438,7 @@ async def test_a_timeout_ends_the_wait_for_a_sandbox(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.docker
+@pytest.mark.long
 async def test_a_call_gets_its_reply_although_its_engine_was_killed_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_engine: OwnEngine
 ) -> None:

@@ -31,6 +31,7 @@ async def starter(tmp_path: Path) -> AsyncGenerator[Served]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_a_program_of_a_page_plays_with_what_the_command_prints(
     starter: Served, tmp_path: Path
 ) -> None:

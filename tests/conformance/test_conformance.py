@@ -117,6 +117,7 @@ async def test_server_conforms(run: Run, decathlon: str, installed: Path, tmp_pa
     await assert_conforms(run, decathlon, installed, tmp_path / "results")
 
 
+@pytest.mark.long
 async def test_server_that_does_not_answer_does_not_conform(installed: Path, tmp_path: Path) -> None:
     # The newer suite passes 45 checks against such a server; the expected numbers must catch that.
     dead = f"http://127.0.0.1:{servers.closed_port()}/mcp"

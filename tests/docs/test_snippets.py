@@ -35,7 +35,13 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
         yield served
 
 
-@pytest.mark.parametrize(("page", "heading", "reward"), PROGRAMS, ids=[page for page, _, _ in PROGRAMS])
+@pytest.mark.parametrize(
+    ("page", "heading", "reward"),
+    [
+        pytest.param(*program, id=program[0], marks=() if program[0] == "README.md" else pytest.mark.long)
+        for program in PROGRAMS
+    ],
+)
 async def test_program_prints_the_reward(
     page: str, heading: str, reward: str, served: Served, tmp_path: Path
 ) -> None:

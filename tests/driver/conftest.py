@@ -13,6 +13,12 @@ import pytest
 from tests.driver.peer import DriverPeer, driver
 
 OLDEST = "3.10"
+RARELY_DEPEND_ON_THE_VERSION = {
+    "test_misbehaving_servers.py",
+    "test_runs.py",
+    "test_changes.py",
+    "test_freeze.py",
+}
 
 
 def find_python(version: str) -> str | None:
@@ -37,6 +43,15 @@ def _version_and_executable(python: str) -> tuple[str, str]:
     )
     version, _, executable = process.stdout.strip().partition(" ")
     return version, executable
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave what rarely depends on the version to `make test-long`, on the oldest Python."""
+    for item in items:
+        parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+        if parameters.get("python") == OLDEST and item.path.name in RARELY_DEPEND_ON_THE_VERSION:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session", params=["running", OLDEST])

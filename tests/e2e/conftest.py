@@ -13,10 +13,16 @@ from tests.probe.serving import Served, serving
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave all but the first kind of address on Docker to `make test-long`: sandboxes know of none."""
+    """Leave to `make test-long` what sandboxes know nothing of, on Docker.
+
+    These are the other kinds of address, stdio, and the end of a server.
+    """
     for item in items:
         parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
-        if parameters.get("provider") == "docker" and parameters.get("address") in ADDRESS_KINDS[1:]:
+        if parameters.get("provider") == "docker" and (
+            parameters.get("address") in ADDRESS_KINDS[1:]
+            or item.path.name in ("test_stdio.py", "test_shutdown.py")
+        ):
             item.add_marker(pytest.mark.long)
 
 

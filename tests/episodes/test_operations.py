@@ -48,7 +48,10 @@ def rounds(folder: Path, *kind: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("waits", [(), ("wait",)], ids=["at once", "after a wait"])
+@pytest.mark.parametrize(
+    "waits",
+    [pytest.param((), id="at once"), pytest.param(("wait",), id="after a wait", marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize(("kind", "reply"), [("play", "run 2"), ("late", "the tool took too long")])
 def test_a_call_runs_once_at_whatever_step_its_server_dies(
     tmp_path: Path, kind: str, reply: str, waits: tuple[str, ...]

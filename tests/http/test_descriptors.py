@@ -17,6 +17,7 @@ CLIENTS = 20
 DESCRIPTORS = 192
 
 
+@pytest.mark.long
 async def test_episodes_wait_for_descriptors_and_none_fails(tmp_path: Path) -> None:
     options = ("--isolation", "none", "--max-sandboxes", str(CLIENTS), "--max-queue", str(CLIENTS))
     launcher = ("prlimit", f"--nofile={DESCRIPTORS}:{DESCRIPTORS}")

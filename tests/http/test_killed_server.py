@@ -13,7 +13,7 @@ from tests.probe.clients import connected
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-ADDRESSES = ("tasks/find-answer/mcp", "mcp")
+ADDRESSES = ("mcp", pytest.param("tasks/find-answer/mcp", marks=pytest.mark.long))
 
 
 async def open_episode(client: Any, address: str) -> None:
@@ -56,8 +56,9 @@ async def test_session_goes_on_after_two_kills_between_calls(tmp_path: Path, add
                 assert reply.content[0].text == text
 
 
+@pytest.mark.long
 async def test_many_calls_in_flight_at_a_kill_return_their_own_results(tmp_path: Path) -> None:
-    async with killable_server(tmp_path) as server, connected(f"{server.url}/{ADDRESSES[0]}") as client:
+    async with killable_server(tmp_path) as server, connected(f"{server.url}/mcp") as client:
         texts = [f"call {number}" for number in range(16)]
         results: dict[str, bool] = {}
 

@@ -334,6 +334,7 @@ async def test_attempt_claimed_by_a_killed_client_is_graded_and_its_sandbox_remo
         assert episode.verdict.reward == 1.0
 
 
+@pytest.mark.long
 async def test_bridge_killed_while_start_episode_waits_leaves_no_episode(tmp_path: Path) -> None:
     async with served_by_fake(tmp_path, max_sandboxes=1, **SOON) as served:
         async with connected(served.lobby) as lobby:

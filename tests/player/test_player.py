@@ -46,6 +46,7 @@ async def test_whole_episode_with_keys_gets_reward_one(sessions: SessionManager)
         await ui.screen(TasksScreen)
 
 
+@pytest.mark.long
 async def test_running_call_shows_progress_and_can_be_cancelled(sessions: SessionManager) -> None:
     async with running_player(sessions, task="find-answer") as ui:
         play = await ui.wait_until_open()
@@ -90,6 +91,7 @@ async def test_invalid_arguments_are_marked_and_not_sent(sessions: SessionManage
         assert [item.value for item in form.query(Input)] == ["hot", "12", ""]
 
 
+@pytest.mark.long
 async def test_json_replaces_a_form(sessions: SessionManager) -> None:
     async with running_player(sessions, task="find-answer") as ui:
         play = await ui.wait_until_open()
@@ -139,6 +141,7 @@ async def test_long_replies_fold_and_failures_show(sessions: SessionManager) -> 
         assert play.session.phase is Phase.PLAYING
 
 
+@pytest.mark.long
 async def test_leaving_asks_while_an_attempt_runs_and_ctrl_c_twice_leaves(
     sessions: SessionManager,
 ) -> None:
@@ -170,6 +173,7 @@ async def test_failed_set_up_shows_its_cause(sessions: SessionManager) -> None:
         await ui.screen(TasksScreen)
 
 
+@pytest.mark.long
 async def test_forfeited_attempt_is_shown_with_its_reason(sessions: SessionManager) -> None:
     async with running_player(sessions, task="crashing-verdict") as ui:
         await ui.wait_until_open()

@@ -181,6 +181,7 @@ async def bench_on(engine: OwnEngine, folder: Path, image: str) -> AsyncGenerato
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_sandboxes_go_on_when_their_engine_is_killed_and_started_again(
     own_engine: OwnEngine, test_image: str, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from tests.survival.servers import supervised_server
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
+@pytest.mark.long
 async def test_a_branch_whose_server_was_killed_has_each_replayed_call_once(tmp_path: Path) -> None:
     state = tmp_path / "state"
 

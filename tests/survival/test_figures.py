@@ -31,6 +31,7 @@ async def test_no_episode_is_lost_by_the_death_of_a_server_and_nothing_is_left_b
     )
 
 
+@pytest.mark.long
 async def test_clients_that_vanish_or_cancel_leave_no_episode_open() -> None:
     soak = await measure_soak("fake", episodes=60, at_once=8)
     assert soak.errors == []

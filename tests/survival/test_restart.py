@@ -84,6 +84,7 @@ async def test_call_in_flight_gets_its_real_reply_and_runs_once(tmp_path: Path, 
     await assert_nothing_left(tmp_path / "state")
 
 
+@pytest.mark.long
 async def test_call_that_ended_while_no_server_ran_gets_its_reply(tmp_path: Path) -> None:
     async with supervised_server(tmp_path / "state") as server:
         async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
@@ -100,6 +101,7 @@ async def test_call_that_ended_while_no_server_ran_gets_its_reply(tmp_path: Path
             assert replies == ["1\n"]
 
 
+@pytest.mark.long
 async def test_episode_that_was_being_set_up_starts_over(tmp_path: Path, provider: str) -> None:
     async with supervised_server(tmp_path / "state", provider=provider) as server:
         async with Decathlon(server.url) as client:
@@ -126,6 +128,7 @@ async def test_claimed_attempt_is_graded_by_the_next_server(tmp_path: Path, prov
 
 
 @pytest.mark.docker
+@pytest.mark.long
 async def test_sandbox_that_was_opened_ahead_is_taken_back_and_the_idle_ones_are_removed(
     tmp_path: Path, test_image: str, docker_engine: Any
 ) -> None:
@@ -258,6 +261,7 @@ async def test_upgrade_continues_the_episodes_whose_drivers_speak_its_wire_versi
     await assert_nothing_left(state)
 
 
+@pytest.mark.long
 async def test_upgrade_with_another_isolation_leaves_no_process(tmp_path: Path) -> None:
     assert (reason := why_unavailable()) is None, reason
     state = tmp_path / "state"
@@ -275,6 +279,7 @@ async def test_upgrade_with_another_isolation_leaves_no_process(tmp_path: Path) 
     await assert_nothing_left(state)
 
 
+@pytest.mark.long
 async def test_sandbox_that_ends_while_no_server_runs_is_reported_as_lost(tmp_path: Path) -> None:
     state = tmp_path / "state"
     async with supervised_server(state, "--survive-seconds", "1", "--no-supervisor") as server:
@@ -289,6 +294,7 @@ async def test_sandbox_that_ends_while_no_server_runs_is_reported_as_lost(tmp_pa
     await assert_nothing_left(state)
 
 
+@pytest.mark.long
 async def test_start_that_fails_leaves_the_episodes_to_the_next_one(tmp_path: Path) -> None:
     """For example because the port is in use: it has taken the sandboxes back by then."""
     state = tmp_path / "state"
@@ -307,6 +313,7 @@ async def test_start_that_fails_leaves_the_episodes_to_the_next_one(tmp_path: Pa
     await assert_nothing_left(state)
 
 
+@pytest.mark.long
 async def test_server_that_runs_leaves_the_episodes_of_one_that_died(tmp_path: Path) -> None:
     """Two servers share the folder. The episodes of the one that died wait for its own restart."""
     state = tmp_path / "state"
@@ -330,6 +337,7 @@ async def test_server_that_runs_leaves_the_episodes_of_one_that_died(tmp_path: P
     await assert_nothing_left(state)
 
 
+@pytest.mark.long
 async def test_server_killed_during_its_recovery_loses_no_episode(tmp_path: Path) -> None:
     state, log = tmp_path / "state", tmp_path / "state.log"
     async with AsyncExitStack() as servers:
@@ -369,6 +377,7 @@ async def wait_for_no_process(state: Path) -> None:
 
 
 @pytest.mark.parametrize("has_supervisor", [True, False], ids=["supervised", "at fixed ports"])
+@pytest.mark.long
 async def test_each_of_two_killed_servers_continues_its_own_episodes(
     tmp_path: Path, *, has_supervisor: bool
 ) -> None:
@@ -422,6 +431,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.long
 async def test_episode_whose_trajectory_was_damaged_is_lost_and_repeats_no_call(
     tmp_path: Path, damage: str
 ) -> None:

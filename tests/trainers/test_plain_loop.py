@@ -38,6 +38,7 @@ async def test_the_readmes_loop_plays_any_task_with_any_endpoint(served: Served,
     assert served.episodes.live == []
 
 
+@pytest.mark.long
 async def test_the_program_for_a_thousand_episodes_plays_a_few(served: Served, tmp_path: Path) -> None:
     program = block("docs/many.md", "The trainer", "python")
     assert program.text.count("1024") == 2
@@ -50,10 +51,10 @@ async def test_the_program_for_a_thousand_episodes_plays_a_few(served: Served, t
 @pytest.mark.parametrize(
     ("heading", "last_line"),
     [
-        ("Groups and pass@k", "1.0"),
-        ("In lockstep", "[1.0, 1.0]"),
-        ("In the hooks of a framework", "1.0"),
-        ("Without an event loop", "[1.0, 1.0]"),
+        pytest.param("Groups and pass@k", "1.0", marks=pytest.mark.long),
+        pytest.param("In lockstep", "[1.0, 1.0]", marks=pytest.mark.long),
+        pytest.param("In the hooks of a framework", "1.0", marks=pytest.mark.long),
+        pytest.param("Without an event loop", "[1.0, 1.0]", marks=pytest.mark.long),
     ],
 )
 async def test_programs_of_the_page_print_the_expected_rewards(

@@ -104,6 +104,7 @@ async def test_a_site_is_asked_once_for_what_the_recording_does_not_have(tmp_pat
 
 @pytest.mark.slow
 @needs_mitmdump
+@pytest.mark.long
 async def test_what_could_not_be_reached_fails_again_in_a_replay(tmp_path: Path) -> None:
     with arxiv_sites(tmp_path, []) as sites:
         pass  # from here on, nothing listens at their ports

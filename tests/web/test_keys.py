@@ -41,17 +41,33 @@ class NamedSite(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-@pytest.fixture
-def web(tmp_path: Path) -> Generator[Sites]:
+@pytest.fixture(scope="module")
+def running_sites(tmp_path_factory: pytest.TempPathFactory) -> Generator[Sites]:
     handlers = {(name,): type("Site", (NamedSite,), {"name": name.encode()}) for name in NAMES}
-    with sites(tmp_path, handlers) as running:
+    with sites(tmp_path_factory.mktemp("sites"), handlers) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def proxy(
+    tmp_path_factory: pytest.TempPathFactory, running_sites: Sites, anyio_backend: object
+) -> AsyncGenerator[Running]:
+    folder = tmp_path_factory.mktemp("proxy")
+    async with real_proxy(folder, running_sites, max_response_bytes=MAX_RESPONSE_BYTES) as running:
         yield running
 
 
 @pytest.fixture
-async def proxy(tmp_path: Path, web: Sites) -> AsyncGenerator[Running]:
-    async with real_proxy(tmp_path, web, max_response_bytes=MAX_RESPONSE_BYTES) as running:
-        yield running
+def web(running_sites: Sites) -> Sites:
+    """The sites, which nothing has asked yet in this test."""
+    running_sites.asked.clear()
+    return running_sites
+
+
+@pytest.fixture
+async def session(proxy: Running, tmp_path: Path) -> str:
+    """A session of this test's own."""
+    return await proxy.sandbox(tmp_path.name)
 
 
 MISMATCHES = {
@@ -68,9 +84,8 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("request_lines", MISMATCHES.values(), ids=MISMATCHES)
 async def test_a_request_that_is_not_for_the_site_that_gets_it_is_refused(
-    proxy: Running, web: Sites, request_lines: tuple[str, ...]
+    proxy: Running, session: str, web: Sites, request_lines: tuple[str, ...]
 ) -> None:
-    session = await proxy.sandbox("sandbox")
     listener, *lines = request_lines
     async with proxy.connected(session, listener) as client:  # type: ignore[arg-type]
         reply = await client.ask(*lines)
@@ -91,9 +106,8 @@ async def test_a_request_that_is_not_for_the_site_that_gets_it_is_refused(
     ids=["host", "server name and host", "server name", "host, led here by name"],
 )
 async def test_a_request_over_tls_for_another_site_is_refused(
-    proxy: Running, web: Sites, name: str, target: str | None, host: str
+    proxy: Running, session: str, web: Sites, name: str, target: str | None, host: str
 ) -> None:
-    session = await proxy.sandbox("sandbox")
     async with proxy.tls(session, name, target) as client:
         reply = await client.ask("GET / HTTP/1.1", f"Host: {host}")
     assert (reply.status, reply.headers["decathlon-web"]) == (421, "refused")
@@ -101,8 +115,7 @@ async def test_a_request_over_tls_for_another_site_is_refused(
     assert (web.asked, await proxy.recorded(session)) == ([], {})
 
 
-async def test_case_port_and_final_dot_do_not_count(proxy: Running) -> None:
-    session = await proxy.sandbox("sandbox")
+async def test_case_port_and_final_dot_do_not_count(proxy: Running, session: str) -> None:
     async with proxy.connected(session) as client:
         reply = await client.ask(f"GET http://{VICTIM}/1 HTTP/1.1", "Host: Victim.Example.:8080")
         assert reply.body == VICTIM.encode()
@@ -111,15 +124,15 @@ async def test_case_port_and_final_dot_do_not_count(proxy: Running) -> None:
     assert set(await proxy.recorded(session)) == {f"http://{VICTIM}/1", f"https://{VICTIM}/2"}
 
 
-async def test_a_site_is_named_to_it_where_the_request_does_not(proxy: Running, web: Sites) -> None:
-    session = await proxy.sandbox("sandbox")
+async def test_a_site_is_named_to_it_where_the_request_does_not(
+    proxy: Running, session: str, web: Sites
+) -> None:
     async with proxy.connected(session) as client:
         assert (await client.ask(f"GET http://{VICTIM}/ HTTP/1.0")).status == 200
     assert web.asked == [f"{VICTIM} GET / HTTP/1.0"]
 
 
-async def test_a_connection_to_a_site_serves_many_requests(proxy: Running) -> None:
-    session = await proxy.sandbox("sandbox")
+async def test_a_connection_to_a_site_serves_many_requests(proxy: Running, session: str) -> None:
     async with proxy.connected(session) as client:
         for number in range(8):
             reply = await client.ask(f"GET http://{VICTIM}/{number} HTTP/1.1", f"Host: {VICTIM}")
@@ -127,8 +140,7 @@ async def test_a_connection_to_a_site_serves_many_requests(proxy: Running) -> No
     assert len(await proxy.recorded(session)) == 8
 
 
-async def test_characters_that_no_address_has_are_parts_of_it(proxy: Running) -> None:
-    session = await proxy.sandbox("sandbox")
+async def test_characters_that_no_address_has_are_parts_of_it(proxy: Running, session: str) -> None:
     for path in ("/a#b", "/a?b=\xff", "/a\tb"):
         async with proxy.connected(session, "http") as client:
             await client.ask(f"GET {path} HTTP/1.1", f"Host: {VICTIM}")
@@ -136,8 +148,7 @@ async def test_characters_that_no_address_has_are_parts_of_it(proxy: Running) ->
     assert set(recorded) == {f"http://{VICTIM}/a%23b", f"http://{VICTIM}/a?b=%EF%BF%BD"}
 
 
-async def test_responses_are_decoded_up_to_the_limit(proxy: Running) -> None:
-    session = await proxy.sandbox("sandbox")
+async def test_responses_are_decoded_up_to_the_limit(proxy: Running, session: str) -> None:
     async with proxy.connected(session) as client:
         for path in ("gzip", "bomb", "brotli"):
             line = f"GET http://{VICTIM}/{path} HTTP/1.1"

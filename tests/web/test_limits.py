@@ -224,6 +224,7 @@ async def test_the_connections_of_a_sandbox_are_limited(proxy: Running) -> None:
                 break
 
 
+@pytest.mark.long
 async def test_requests_of_one_sandbox_do_not_go_before_those_of_another(proxy: Running) -> None:
     noisy, quiet = await proxy.sandbox("noisy", "replay"), await proxy.sandbox("quiet", "replay")
     answered = 0
