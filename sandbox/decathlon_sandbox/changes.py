@@ -41,6 +41,9 @@ _KERNEL_FILE_SYSTEMS = frozenset(
     | {"securityfs", "selinuxfs", "sysfs", "tracefs"}
 )
 _IPC_TABLES = {"shm": "shared memory segment", "msg": "message queue", "sem": "semaphore set"}
+# Arguments of shmctl(2), msgctl(2) and semctl(2) that ask for what there is, without the last one, and which
+# number of the answer is that of objects: SHM_INFO, MSG_INFO, SEM_INFO.
+_IPC_COUNTS = {"shm": ((0, 14), 0), "msg": ((0, 12), 0), "sem": ((0, 0, 19), 7)}
 
 
 def snapshot(request: Request) -> None:
@@ -204,8 +207,25 @@ class Cleaning:
     def _report_ipc(self) -> None:
         """Report System V objects; a sandbox has none before its first command runs."""
         for table, name in _IPC_TABLES.items():
-            for line in _lines(f"/proc/sysvipc/{table}")[1:]:
-                self._report(f"{name} {line.split()[1]}")
+            if os.path.exists("/proc/sysvipc"):
+                ids = [line.split()[1] for line in _lines(f"/proc/sysvipc/{table}")[1:]]
+            else:  # gVisor has no such tables
+                ids = [str(number) for number in range(_count_ipc(table))]
+            for object_id in ids:
+                self._report(f"{name} {object_id}")
+
+
+def _count_ipc(table: str) -> int:
+    """How many System V objects of a kind there are; 0 if that is not known."""
+    try:
+        import ctypes
+
+        call = getattr(ctypes.CDLL(None), f"{table}ctl")
+    except (ImportError, OSError, AttributeError):
+        return 0
+    arguments, position = _IPC_COUNTS[table]
+    answer = (ctypes.c_int * 64)()
+    return 0 if call(*arguments, answer) < 0 else max(answer[position], 0)
 
 
 def _is_bytecode(path: str) -> bool:

@@ -118,6 +118,11 @@ class Driver:
 
     def run(self) -> None:
         self._connection.start()
+        # As another process, it would reach those outside of its sandbox.
+        if wire.MEMORY_VARIABLE in os.environ and os.getpid() == 1:
+            from decathlon_sandbox.memory import limit_memory
+
+            limit_memory(self._loop)
         self._loop.run()
 
     def shut_down(self) -> None:

@@ -10,6 +10,8 @@ Scheduling belongs to single threads: the filter refuses to change that of proce
 user. Other ids are allowed, because pthread_setaffinity_np(3) needs them; a slowed thread of the driver
 delays its own sandbox only. Children inherit the filter and cannot remove it.
 
+Signals to process 1 are accepted and not sent. Linux drops them anyway, SIGKILL too; gVisor delivers them.
+
 Format: classic BPF, see Documentation/userspace-api/seccomp_filter.rst in Linux.
 """
 
@@ -28,6 +30,8 @@ LOAD, AND, EQUALS, AT_LEAST, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 REFUSE: Instruction = (RETURN, 0, 0, 0x00050001)
 """With EPERM."""
+IGNORE: Instruction = (RETURN, 0, 0, 0x00050000)
+"""Without an error."""
 LOAD_NUMBER: Instruction = (LOAD, 0, 0, 0)
 LOAD_ARCHITECTURE: Instruction = (LOAD, 0, 0, 4)
 FIRST, SECOND, THIRD = 16, 24, 32
@@ -43,13 +47,15 @@ _X32 = 0x40000000
 _BY_USER = {"setpriority": 2, "ioprio_set": 3}
 
 _BY_THREAD = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
-# Per architecture the numbers of prlimit64, of the calls in `_BY_THREAD`, and of those in `_BY_USER`. Those
-# that a kernel serves besides its own are included: a program may use their calls at any time.
+_SIGNALS = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+# Per architecture the numbers of prlimit64, of the calls in `_BY_THREAD`, of those in `_BY_USER`, and of
+# those in `_SIGNALS`. Those that a kernel serves besides its own are included: a program may use their calls
+# at any time.
 _NUMBERS = {
-    0xC000003E: (302, 142, 144, 203, 314, 141, 251),  # x86-64
-    0x40000003: (340, 154, 156, 241, 351, 97, 289),  # i386, which x86-64 kernels also serve
-    0xC00000B7: (261, 118, 119, 122, 274, 140, 30),  # aarch64
-    0x40000028: (369, 154, 156, 241, 380, 97, 314),  # arm, which aarch64 kernels also serve
+    0xC000003E: (302, 142, 144, 203, 314, 141, 251, 62, 234, 129, 297),  # x86-64
+    0x40000003: (340, 154, 156, 241, 351, 97, 289, 37, 270, 178, 335),  # i386, on x86-64 kernels
+    0xC00000B7: (261, 118, 119, 122, 274, 140, 30, 129, 131, 138, 240),  # aarch64
+    0x40000028: (369, 154, 156, 241, 380, 97, 314, 37, 268, 178, 363),  # arm, on aarch64 kernels
 }
 
 
@@ -92,8 +98,11 @@ def _program() -> list[Instruction]:
         calls = if_call(prlimit, [*_refuse_limit_of_others(), ALLOW])
         for number in numbers[: len(_BY_THREAD)]:
             calls += if_call(number, [*refuse_first, ALLOW])
-        for number, by_user in zip(numbers[len(_BY_THREAD) :], _BY_USER.values(), strict=True):
+        of_users, of_signals = numbers[len(_BY_THREAD) : -len(_SIGNALS)], numbers[-len(_SIGNALS) :]
+        for number, by_user in zip(of_users, _BY_USER.values(), strict=True):
             calls += if_call(number, [*refuse_if(FIRST, by_user), *refuse_second, ALLOW])
+        for number in of_signals:
+            calls += if_call(number, [(LOAD, 0, 0, FIRST), (EQUALS, 0, 1, 1), IGNORE, ALLOW])
         body = [LOAD_NUMBER, (AND, 0, 0, ~_X32 & 0xFFFFFFFF), *calls, ALLOW]
         program += [LOAD_ARCHITECTURE, (EQUALS, 0, len(body), architecture), *body]
     return [*program, ALLOW]

@@ -46,6 +46,9 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+_OWN_VARIABLES = (wire.LEASE_VARIABLE, wire.MEMORY_VARIABLE)
+
+
 def child_environment(inherit: str, extra: dict[str, str], path: str | None = None) -> dict[str, str]:
     """Environment of a child: inherited variables ("all" or "minimal"), with `path` as PATH, plus `extra`."""
     own = os.environ
@@ -54,7 +57,7 @@ def child_environment(inherit: str, extra: dict[str, str], path: str | None = No
         names = [name for name in MINIMAL_VARIABLES if name in own and not own[name].startswith("()")]
         env = {name: own[name] for name in names}
     else:
-        env = {name: value for name, value in own.items() if name != wire.LEASE_VARIABLE}
+        env = {name: value for name, value in own.items() if name not in _OWN_VARIABLES}
     if path is not None:
         env["PATH"] = path
     return {**env, **extra}

@@ -175,6 +175,9 @@ LEASE_SECONDS if that is 0 or no server has attached yet. When it expires, the d
 it started and exits. With 0, the end of its stdin is the end too. Every process that it starts has
 MARK_VARIABLE in its environment, by which the driver recognizes it, and SANDBOX_VARIABLE if the driver itself
 has it, by which a provider finds leftover processes after the driver was killed.
+
+With MEMORY_VARIABLE, the driver keeps the sandbox's memory below that many MiB (`memory.py`), and exits with
+OUT_OF_MEMORY_EXIT where it cannot.
 """
 
 VERSION = 5
@@ -183,6 +186,7 @@ LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
 SANDBOX_VARIABLE = "DECATHLON_SANDBOX"
 MARK_VARIABLE = "DECATHLON_MARK"
+MEMORY_VARIABLE = "DECATHLON_MEMORY_MIB"
 COUNTER_BITS = 32
 """At 10,000 requests a second, a server process uses all counters after five days."""
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -321,5 +325,6 @@ from decathlon_sandbox.driver import main
 raise SystemExit(main())
 """.replace("LOADER_SECONDS", str(LOADER_SECONDS))
 BOOT_COMMAND = ("python3", "-I", "-S", "-u", "-c", LOADER)
+OUT_OF_MEMORY_EXIT = 96
 NO_STANDARD_LIBRARY_EXIT = 97
 OLD_PYTHON_EXIT = 98

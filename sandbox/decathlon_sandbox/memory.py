@@ -1,0 +1,104 @@
+"""Ends processes when the sandbox's memory is short, in a sandbox whose kernel does not.
+
+gVisor's kernel has no limit of its own: the machine's kernel would end it as a whole, the driver included.
+So the driver, which must be the sandbox's first process, looks at the memory in use. If that exceeds the
+limit, it stops all processes, kills those that have most, and lets the others go on. It looks again after the
+time that the fastest writer needs to fill what is free.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from decathlon_sandbox import wire
+from decathlon_sandbox.processes import read_file, read_processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from decathlon_sandbox.event_loop import EventLoop
+
+FILL_BYTES_PER_SECOND = 2 << 30
+"""How fast processes fill memory, at most: what two cores can write to pages that are new to them."""
+MIN_SECONDS, MAX_SECONDS = 0.02, 2.0
+"""Between two looks, each of which takes some 0.2 ms."""
+RELEASE_SECONDS = 0.05
+"""Between two looks while memory is short. What a killed process had is free 20 ms later."""
+SPARING_LOOKS, LAST_LOOKS = 10, 40
+"""If memory is still short after so many looks, the task's servers are killed too, and in the end the driver:
+then what fills the memory belongs to no process but to files and segments. Linux would end it too."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def limit_memory(loop: EventLoop) -> None:
+    """Enforce the limit in MEMORY_VARIABLE as long as the loop runs."""
+    MemoryLimit(loop, int(os.environ[wire.MEMORY_VARIABLE]) << 20).look()
+
+
+class MemoryLimit:
+    """A limit on the memory of all processes, files and segments together."""
+
+    def __init__(self, loop: EventLoop, limit_bytes: int) -> None:
+        self._loop = loop
+        self._limit_bytes = limit_bytes
+        self._short_looks = 0
+        """Looks since memory has been short; then all processes are stopped."""
+
+    def look(self) -> None:
+        """Do what the memory in use requires, and look again later."""
+        free = self._limit_bytes - used_bytes()
+        if free > 0:
+            if self._short_looks:
+                signal_all(signal.SIGCONT)
+            self._short_looks = 0
+            seconds = min(max(free / FILL_BYTES_PER_SECOND, MIN_SECONDS), MAX_SECONDS)
+        else:
+            # Also those that were started while the signal was sent to the others.
+            signal_all(signal.SIGSTOP)
+            self._short_looks += 1
+            if self._short_looks > LAST_LOOKS:
+                os._exit(wire.OUT_OF_MEMORY_EXIT)
+            kill_largest_processes(-free, spares_servers=self._short_looks < SPARING_LOOKS)
+            seconds = RELEASE_SECONDS
+        self._loop.call_later(seconds, self.look)
+
+
+def used_bytes() -> int:
+    """Memory in use, as the kernel counts it."""
+    with open("/proc/meminfo", "rb") as file:
+        fields = dict(line.split(b":", 1) for line in file)
+    total, free = (int(fields[name].split()[0]) for name in (b"MemTotal", b"MemFree"))
+    return (total - free) << 10
+
+
+def signal_all(number: int) -> None:
+    """Send a signal to all processes but this one, the first."""
+    try:
+        os.kill(-1, number)
+    except ProcessLookupError:
+        pass  # there are none
+
+
+def kill_largest_processes(excess_bytes: int, *, spares_servers: bool) -> None:
+    """Kill so many processes as have that much memory, but not this one.
+
+    The task's servers are this process's children. `spares_servers`: kill only what they have started.
+    """
+    found: list[tuple[int, int]] = []
+    for pid, process in read_processes().items():
+        # Besides the first process, those without a parent inside are the provider's, which copy files.
+        if pid == os.getpid() or process.parent == 0 or process.ended:
+            continue
+        if spares_servers and process.parent == os.getpid():
+            continue
+        statm = (read_file(pid, "statm") or b"").split()
+        # About half of the memory of a process is shared with that of another.
+        found.append((int(statm[1]) * _PAGE_BYTES // 2 if len(statm) > 1 else 0, pid))
+    for size, pid in sorted(found, reverse=True):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue
+        excess_bytes -= size
+        if excess_bytes < 0:
+            break
