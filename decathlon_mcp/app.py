@@ -46,7 +46,13 @@ from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
 from decathlon_mcp.sandboxes.bubblewrap.provider import NO_NETWORK, UNPACK, BubblewrapProvider
 from decathlon_mcp.sandboxes.docker.image import images_on_engine
 from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
-from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, LOCAL_FOLDER, NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
+from decathlon_mcp.sandboxes.inventory import (
+    BUBBLEWRAP_FOLDER,
+    GVISOR_FOLDER,
+    LOCAL_FOLDER,
+    NAMESPACES_FOLDER,
+)
 from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
@@ -99,7 +105,7 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
     if name == "docker":
         if is_image_folder(settings.image):
             raise SettingsError(
-                f"--image {settings.image} is a folder, which only --provider bubblewrap uses"
+                f"--image {settings.image} is a folder, which only --provider bubblewrap and gvisor use"
             )
         return settings.image or suite.profile.image
     if settings.image is not None and not is_image_folder(settings.image):
@@ -172,8 +178,8 @@ def _missing_recording(state: Path, suite: Suite, task: Task) -> str:
 
 def _why_no_network(name: ProviderName, settings: Settings) -> str:
     """Why no sandbox of that provider gets a network; empty if those of tasks that need one do."""
-    if name == "bubblewrap":
-        return NO_NETWORK
+    if name in ("bubblewrap", "gvisor"):
+        return NO_NETWORK.format(name)
     reason = "" if name in BUILT_IN_PROVIDERS else load_plugin(name).without_network
     if not reason and settings.tokens is None and (cure := _why_shared_network(name, settings)):
         return (
@@ -468,9 +474,11 @@ def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provi
     """A provider that labels its sandboxes with `owner`."""
     if name == "local":
         return _local_provider(owner, settings)
+    image = Path(settings.image).expanduser() if settings.image else None
     if name == "bubblewrap":
-        image = Path(settings.image).expanduser() if settings.image else None
         return BubblewrapProvider(owner, settings.state / BUBBLEWRAP_FOLDER, image=image)
+    if name == "gvisor":
+        return GvisorProvider(owner, settings.state / GVISOR_FOLDER, image=image)
     if name not in BUILT_IN_PROVIDERS:
         folder = settings.state / PLUGIN_FOLDERS / name
         context = ProviderContext(owner, folder, settings.max_opening)

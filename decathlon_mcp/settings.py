@@ -26,9 +26,9 @@ from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.types import Language, Names, ServerStart
 from decathlon_mcp.validation import find_problems
 
-ProviderName = Literal["docker", "bubblewrap", "local", "podman", "prime"] | str
+ProviderName = Literal["docker", "bubblewrap", "gvisor", "local", "podman", "prime"] | str
 """One of `BUILT_IN_PROVIDERS`, or the name of a plugin; `podman` and `prime` are plugins."""
-BUILT_IN_PROVIDERS = ("docker", "bubblewrap", "local")
+BUILT_IN_PROVIDERS = ("docker", "bubblewrap", "gvisor", "local")
 PROVIDER_GROUP = "decathlon_mcp.providers"
 """Entry points of packages that add providers."""
 IsolationMode = Literal["auto", "namespaces", "none"]
@@ -96,14 +96,15 @@ class Settings(BaseModel):
     )
     provider: ProviderName | None = Field(
         None,
-        description="What runs the sandboxes: `docker`, `bubblewrap` for namespaces without a daemon, or "
-        "`local` for this machine's own programs; `podman`, `prime`, or another package's provider. "
-        "[starter: local, else docker; with a folder as `--image` bubblewrap]",
+        description="What runs the sandboxes: `docker`, `bubblewrap` for namespaces without a daemon, "
+        "`gvisor` for a kernel of their own besides, or `local` for this machine's own programs; `podman`, "
+        "`prime`, or another package's provider. [starter: local, else docker; with a folder as `--image` "
+        "bubblewrap]",
     )
     provider_option: tuple[str, ...] = Field(
         (),
-        description="An option of a provider that is not docker, bubblewrap or local. Can be given more than "
-        "once.",
+        description="An option of a provider that is not docker, bubblewrap, gvisor or local. Can be given "
+        "more than once.",
     )
     isolation: IsolationMode = Field(
         "auto",
@@ -113,8 +114,8 @@ class Settings(BaseModel):
     )
     image: Text | None = Field(
         None,
-        description="Docker image of the sandboxes; for bubblewrap, the folder of an unpacked image: a path "
-        "that begins with `/`, `.` or `~`. [the suite's own]",
+        description="Docker image of the sandboxes; for bubblewrap and gvisor, the folder of an unpacked "
+        "image: a path that begins with `/`, `.` or `~`. [the suite's own]",
     )
     names: Names | None = Field(
         None,

@@ -20,9 +20,10 @@ from typing import Any, NoReturn, cast
 import anyio
 import pytest
 
-from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import CONFIG_FILE
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
+from decathlon_mcp.sandboxes.gvisor.provider import INSTALL_RUNSC, find_runsc, runsc_version
 from decathlon_mcp.web.proxy import find_program
 from tests.cpu_time import CpuTime
 from tests.sandboxes.own_engine import OwnEngine, engine_with
@@ -107,6 +108,19 @@ def test_image(docker_engine: Any) -> str:
     except ImageNotFound:
         _skip_or_fail(f"there is no image {STARTER_IMAGE}; build it with tests/image/build")
     return STARTER_IMAGE
+
+
+@pytest.fixture(scope="session")
+def runsc() -> str:
+    """The program of gVisor. Without a recent one the test is skipped, or fails in CI."""
+    try:
+        program = find_runsc()
+        version, is_recent = runsc_version(program)
+    except ProviderUnavailableError as error:
+        _skip_or_fail(error.message, "GVISOR")
+    if not is_recent:
+        _skip_or_fail(f"{version} is too old: {INSTALL_RUNSC}", "GVISOR")
+    return str(program)
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,9 @@ def test_a_folder_as_image_is_for_bubblewrap() -> None:
     assert "outbound" in host_info([checkout], unpacked).without_network[checkout.name]
     assert provider_for(checkout, settings(image="some/image")) == "docker"
     assert image_for(checkout, settings(image="some/image")) == "some/image"
-    assert image_for(checkout, settings(provider="bubblewrap")) is None
+    for provider in ("bubblewrap", "gvisor"):
+        assert image_for(checkout, settings(provider=provider)) is None
+        assert image_for(checkout, settings(provider=provider, image="/images/mine")) == "/images/mine"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,7 @@ def test_a_folder_as_image_is_for_bubblewrap() -> None:
     [
         ({"provider": "docker", "image": "/images/mine"}, "is a folder"),
         ({"provider": "bubblewrap", "image": "ubuntu"}, "is no folder"),
+        ({"provider": "gvisor", "image": "ubuntu"}, "is no folder"),
     ],
 )
 def test_an_image_that_the_provider_cannot_use_is_an_error(values: dict[str, Any], message: str) -> None:
@@ -133,6 +136,7 @@ async def test_task_whose_agent_would_share_the_loopback_of_a_server_without_tok
         ({"provider": "docker", "docker_network": "host"}, "another --docker-network, or set --tokens"),
         ({"provider": "podman", "provider_option": ("network=host",)}, "leave out --provider-option"),
         ({"provider": "bubblewrap"}, "no outbound network"),
+        ({"provider": "gvisor"}, "the gvisor provider gives sandboxes no outbound network"),
     ],
 )
 def test_a_network_that_reaches_a_server_without_tokens_cannot_be_given_to_all(

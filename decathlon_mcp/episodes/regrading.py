@@ -229,7 +229,7 @@ class Regrader:
 _PLAYED: Mapping[Isolation, str] = {
     "none": "without isolation",
     "container": "in a container",
-    "namespaces": "in namespaces of bubblewrap",
+    "namespaces": "in namespaces of bubblewrap, or in gVisor",
 }
 
 

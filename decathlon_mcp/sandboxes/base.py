@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -28,6 +29,8 @@ LimitName = Literal["memory", "cpus", "pids"]
 
 OUT_OF_MEMORY = "out of memory"
 """Cause of the end of a sandbox that the kernel killed at its memory limit."""
+KILLED_INSIDE = "killed by a process inside"
+"""Cause of the end of a sandbox whose first process can be killed from within, and was."""
 CAUSE_SECONDS = 2.0
 """Limit on `Sandbox.cause_of_end`: a verdict waits for it."""
 CHECK_SECONDS = 2.8
@@ -93,6 +96,7 @@ class Sandbox(Protocol):
         """stdin and stdout of the first process.
 
         When that process ends, everything it wrote can still be received, then `receive` raises EndOfStream.
+        It must expect that a large write is carried out in part (write(2)), even if it may wait.
         If the sandbox `survives`, the stream can also end alone, and after `send_eof` it may: see `reopen`.
         To use a `streams.DirectStream` costs less.
         """
@@ -164,6 +168,15 @@ class Sandbox(Protocol):
         ...
 
 
+def program_inside(provider: str) -> str:
+    """The source of a provider's `inside.py`, which runs in its sandboxes."""
+    package = files("decathlon_mcp.sandboxes")
+    return "\n".join(
+        package.joinpath(*parts).read_text("utf-8")
+        for parts in (("inside_archives.py",), (provider, "inside.py"))
+    )
+
+
 def ended_from_inside(error: SandboxLostError) -> bool:
     """Whether what ran in a sandbox may have ended it: by its memory, or by a fault of its first process.
 
@@ -173,11 +186,11 @@ def ended_from_inside(error: SandboxLostError) -> bool:
     """
     if error.data.get("running") is True:
         return True
-    # The first process cannot be killed from within a container: it ignores signals, and SIGKILL does not
-    # reach the first process of a PID namespace (pid_namespaces(7)).
+    # Linux does not let the first process of a container be killed from within: it ignores signals, and
+    # SIGKILL does not reach the first process of a PID namespace (pid_namespaces(7)).
     cause = str(error.data.get("cause") or "")
     code = cause.removeprefix("exit code ")
-    return cause == OUT_OF_MEMORY or (code != cause and code not in _EXIT_CODES_FROM_OUTSIDE)
+    return cause in (OUT_OF_MEMORY, KILLED_INSIDE) or (code != cause and code not in _EXIT_CODES_FROM_OUTSIDE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.docker.engine import Engine
 from decathlon_mcp.sandboxes.docker.events import LIVING_STATES, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider, containers_of
+from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.processes.resources import OWNER_FILE, read_owner
 from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 
 LOCAL_FOLDER, NAMESPACES_FOLDER, BUBBLEWRAP_FOLDER = "sandboxes", "namespaces", "bubblewrap"
+GVISOR_FOLDER = "gvisor"
 """In the state folder: the folders of the sandboxes that are processes of this machine."""
 
 
@@ -88,6 +90,7 @@ def process_inventories(state: Path) -> list[ProcessInventory]:
     return [
         ProcessInventory({LocalProvider: state / LOCAL_FOLDER, HostProvider: state / NAMESPACES_FOLDER}),
         ProcessInventory({BubblewrapProvider: state / BUBBLEWRAP_FOLDER}),
+        ProcessInventory({GvisorProvider: state / GVISOR_FOLDER}),
     ]
 
 

@@ -11,7 +11,10 @@ from tests.probe.serving import Served, serving
 
 
 # Bubblewrap's isolation has its conformance suite, and `test_local_namespaces` attacks the same namespaces.
-@pytest.fixture(scope="module", params=["docker", pytest.param("bubblewrap", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module",
+    params=["docker", pytest.param("bubblewrap", marks=pytest.mark.long), pytest.param("gvisor", marks=pytest.mark.long)],
+)
 def provider(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -19,7 +22,9 @@ def provider(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def image(provider: str, request: pytest.FixtureRequest) -> str:
     """The tests' image, as the provider needs it."""
-    return request.getfixturevalue("unpacked_image" if provider == "bubblewrap" else "test_image")
+    if provider == "gvisor":
+        request.getfixturevalue("runsc")
+    return request.getfixturevalue("test_image" if provider == "docker" else "unpacked_image")
 
 
 @pytest.fixture(scope="module", name="cheats")

@@ -198,9 +198,10 @@ async def test_changed_repositories_are_listed_in_the_verdict(cheats: CheatServe
     assert refused == ["library/.git/config: removed diff.external"]
 
 
-async def test_program_run_by_the_evaluator_can_change_it(cheats: CheatServer) -> None:
+async def test_program_run_by_the_evaluator_can_change_it(cheats: CheatServer, provider: str) -> None:
     """Not defended: an evaluator that runs a program of the agent as its own user."""
     program = OVERWRITE_PARENT_MEMORY + "print('release 0.0')"
     async with cheats.episode("print-release") as agent:
         await agent.python(f"open('release.py', 'w').write({program!r})")
-        assert (await agent.verdict())["reward"] == 1.0
+        # In gVisor, a process can only look into what it has started.
+        assert (await agent.verdict())["reward"] == (0.0 if provider == "gvisor" else 1.0)

@@ -12,7 +12,11 @@ from tests.cheats.agent import SOLUTIONS, Agent, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
-FEWEST = {"docker": {"scratch": 27, "others": 35}, "bubblewrap": {"scratch": 19, "others": 16}}
+FEWEST = {
+    "docker": {"scratch": 27, "others": 35},
+    "bubblewrap": {"scratch": 19, "others": 16},
+    "gvisor": {"scratch": 19, "others": 16},
+}
 """Numbers of ways in which preprocess can leave an answer, in scratch folders and elsewhere, in any image.
 
 There are fewer where the image's own folders are read-only.
@@ -46,12 +50,16 @@ for folder, folders, names in os.walk("/"):
             look(os.path.join(folder, name), name)
         except OSError:
             pass
-for table in ("shm", "msg", "sem"):
-    with open(f"/proc/sysvipc/{table}") as file:
-        found += file.read().splitlines()[1:]
+libc = ctypes.CDLL(None)
+# SHM_INFO, MSG_INFO and SEM_INFO, and where the answer has the number of objects.
+for call, arguments, position in (
+    (libc.shmctl, (0, 14), 0), (libc.msgctl, (0, 12), 0), (libc.semctl, (0, 0, 19), 7)
+):
+    counts = (ctypes.c_int * 64)()
+    if call(*arguments, counts) < 0 or counts[position]:
+        found.append(f"{call.__name__}: {counts[position]}")
 with open("/proc/net/unix") as file:
     found += [line for line in file if answer in line]
-libc = ctypes.CDLL(None)
 if libc.syscall(250, 10, -4, b"user", b"notes", 0) > 0:  # keyctl(KEYCTL_SEARCH) on x86-64
     found.append("key")
 print("\\n".join(found), end="")

@@ -79,8 +79,18 @@ async def test_memory_bomb_affects_only_its_own_sandbox(cheats: CheatServer) -> 
         assert await agent.echo("alive") == "alive"
 
 
-async def test_killing_the_driver_by_memory_forfeits_the_attempt(cheats: CheatServer) -> None:
+async def test_killing_the_driver_by_memory_forfeits_the_attempt(cheats: CheatServer, provider: str) -> None:
     """A reward of 0, not an error that a trainer leaves out, even for the right answer."""
+    if provider == "gvisor":
+        # There the driver chooses whom to end, and itself only once nobody else is left.
+        async with cheats.episode("sum-prices") as agent:
+            await agent.shell(SOLUTIONS["sum-prices"])
+            await agent.shell(RAISE_OOM_SCORES)
+            await agent.client.call_tool("root__python", {"code": SHARED_MEMORY_BOMB})
+            verdict = await agent.verdict()
+            assert verdict["status"] in ("scored", "forfeited"), verdict
+            assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
+        return
     async with cheats.unrewarded_episode(status="forfeited") as agent:
         await agent.shell(SOLUTIONS["sum-prices"])
         await agent.shell(RAISE_OOM_SCORES)

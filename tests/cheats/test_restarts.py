@@ -11,7 +11,7 @@ import pytest
 from decathlon_client import Decathlon
 
 from decathlon_mcp.sandboxes.bubblewrap.resources import STATUS_FILE
-from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER
+from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, GVISOR_FOLDER
 from tests.cheats.agent import SOLUTIONS, SUITE
 from tests.cheats.test_resources import RAISE_OOM_SCORES, SHARED_MEMORY_BOMB
 from tests.probe.leftovers import processes_marked
@@ -22,7 +22,8 @@ async def until_it_has_ended(provider: str, engine: Any, state: Path, name: str)
     def is_running() -> bool:
         if provider == "docker":
             return engine.inspect_container(f"decathlon-{name}")["State"]["Running"]
-        return "exit-code" not in (state / BUBBLEWRAP_FOLDER / name / STATUS_FILE).read_text()
+        folder = {"bubblewrap": BUBBLEWRAP_FOLDER, "gvisor": GVISOR_FOLDER}[provider]
+        return "exit-code" not in (state / folder / name / STATUS_FILE).read_text()
 
     while is_running():  # noqa: ASYNC110  (the test's own deadline ends it)
         await anyio.sleep(0.1)

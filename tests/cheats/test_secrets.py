@@ -57,7 +57,11 @@ for process in glob.glob("/proc/[0-9]*"):
                 start, end = (int(part, 16) for part in line.split()[0].split("-"))
                 try:
                     memory.seek(start)
-                    if answer in memory.read(end - start):
+                    content = b""
+                    # gVisor gives a part at a time.
+                    while chunk := memory.read(end - start - len(content)):
+                        content += chunk
+                    if answer in content:
                         print("found in the memory of", process)
                 except (OSError, OverflowError, ValueError):
                     pass
@@ -80,7 +84,8 @@ async def test_answer_is_nowhere_in_the_sandbox(cheats: CheatServer, program: st
     async with cheats.unrewarded_episode("sealed-answer") as agent:
         assert await search(agent, program) == ""
         await agent.shell(
-            "cp seed.txt copy.txt; (exec 3<copy.txt; rm copy.txt; exec sleep 1000) >/dev/null 2>&1 &"
+            "cp seed.txt copy.txt; (exec 3<copy.txt; rm copy.txt; SEED=$(cat seed.txt) exec sleep 1000) "
+            ">/dev/null 2>&1 &"
         )
         seed = await agent.shell("cat seed.txt")
         if program is not SEARCH_FILES:
@@ -109,7 +114,9 @@ async def test_memory_and_descriptors_of_the_driver_are_inaccessible(cheats: Che
             "fd/0",
         ):
             output = await agent.shell(f"head -c 1 /proc/1/{path}")
-            assert "Permission denied" in output or "not permitted" in output, (path, output)
+            # gVisor has no `stack`.
+            refused = ("Permission denied", "not permitted", *["No such file"] * (path == "stack"))
+            assert any(text in output for text in refused), (path, output)
         output = await agent.shell(
             "for fd in $(ls /proc/1/fd); do readlink /proc/1/fd/$fd && echo reached; done"
         )
@@ -157,10 +164,8 @@ async def test_other_sandboxes_are_invisible(cheats: CheatServer) -> None:
         await other.shell(f'exec -a neighbour python3 -c "{listen}" >/dev/null 2>&1 & touch /tmp/neighbour')
         async with cheats.unrewarded_episode() as agent:
             assert await agent.shell("cat /proc/*/cmdline | grep -ac neighb[o]ur; ls /tmp") == "0\n"
-            interfaces = "test -d /sys/class && ls /sys/class/net; ls /proc/sys/net/ipv4/conf"
-            names = ["all", "default", "lo"]
-            # A sandbox of bubblewrap has no /sys.
-            assert (await agent.shell(interfaces)).split() in (["lo", *names], names)
+            interfaces = "import socket; print([name for _, name in socket.if_nameindex()])"
+            assert await agent.python(interfaces) == "['lo']\n"
             assert "refused" in await agent.shell("exec 3<>/dev/tcp/127.0.0.1/7777")
             host = cheats.served.url.rpartition(":")[2]
             for address in ("127.0.0.1", "172.17.0.1", "169.254.169.254"):

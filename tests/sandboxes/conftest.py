@@ -28,7 +28,8 @@ from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.inventory import NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
+from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 from decathlon_mcp.types import Network
@@ -99,6 +100,10 @@ async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) ->
         bench = namespaces_bench(owner, folder, network="outbound")
     elif kind == "bubblewrap":
         bench = bubblewrap_bench(owner, folder, request.getfixturevalue("unpacked_image"))
+    elif kind == "gvisor":
+        request.getfixturevalue("runsc")
+        image = request.getfixturevalue("unpacked_image")
+        bench = bubblewrap_bench(owner, folder, image, GvisorProvider, GVISOR_FOLDER)
     else:
         engine, image = request.getfixturevalue("docker_engine"), request.getfixturevalue("test_image")
         bench = docker_bench(owner, folder, engine, image)
@@ -157,7 +162,7 @@ def bubblewrap_bench(
     owner: str,
     folder: Path,
     image: str | None,
-    provider: type[BubblewrapProvider] | type[HostProvider] = BubblewrapProvider,
+    provider: type[BubblewrapProvider | HostProvider] = BubblewrapProvider,
     name: str = "sandboxes",
     *,
     network: Network = "none",
@@ -281,6 +286,12 @@ async def local(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 @pytest.fixture
 async def bubblewrap(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     async with open_bench("bubblewrap", request, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture
+async def gvisor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with open_bench("gvisor", request, tmp_path) as bench:
         yield bench
 
 

@@ -19,7 +19,8 @@ from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import LastStep
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.inventory import NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
+from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin
 
@@ -47,7 +48,8 @@ async def main(
 def create_provider(owner: str, folder: str, image: str) -> Provider:
     """The provider that such an image, or else such a folder, is for."""
     if is_image_folder(image):
-        return BubblewrapProvider(owner, Path(folder))
+        provider = GvisorProvider if Path(folder).name == GVISOR_FOLDER else BubblewrapProvider
+        return provider(owner, Path(folder))
     if image:
         return DockerProvider(owner)
     kind = HostProvider if Path(folder).name == NAMESPACES_FOLDER else LocalProvider

@@ -206,6 +206,6 @@ async def test_folder_without_the_places_for_mounts_can_be_an_image(
 
 async def test_an_ordinary_user_can_open_sandboxes(unpacked_image: str) -> None:
     """The program becomes one if the tests run as root."""
-    command = [sys.executable, "-m", "tests.sandboxes.unprivileged", unpacked_image]
+    command = [sys.executable, "-m", "tests.sandboxes.unprivileged", "bubblewrap", unpacked_image]
     result = await anyio.run_process(command, check=False)
     assert result.stdout == b"all passed\n", result.stderr.decode()

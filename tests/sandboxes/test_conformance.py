@@ -25,14 +25,15 @@ PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": CHECKS,
     "local": ALL_CHECKS,
     "bubblewrap": ALL_CHECKS,
+    "gvisor": ALL_CHECKS,
     # The slow ones are about code that it shares with bubblewrap.
     "namespaces": tuple(check for check in ALL_CHECKS if check not in SLOW),
     # What another process has to be removed with, whenever it is.
     "networked": tuple(check for check in ALL_CHECKS if check.__module__ in HELPERS),
     "docker": ALL_CHECKS,
 }
-NEEDS_AN_ENGINE = ("bubblewrap", "docker")
-"""For bubblewrap, the image comes from one."""
+NEEDS_AN_ENGINE = ("bubblewrap", "gvisor", "docker")
+"""For those with an unpacked image, it comes from one."""
 
 
 def cases() -> list[Any]:

@@ -97,7 +97,7 @@ def test_tasks_that_need_a_network_cannot_run_where_a_plugin_has_none(install: I
     [
         (
             {"provider": "nope"},
-            r"no such provider, only broken, bubblewrap, class, docker, local, mine, podman",
+            r"no such provider, only broken, bubblewrap, class, docker, gvisor, local, mine, podman",
         ),
         ({"provider": "broken"}, r"cannot be loaded \(ModuleNotFoundError"),
         ({"provider": "class"}, "is a ABCMeta, and not a ProviderPlugin"),

@@ -1,4 +1,4 @@
-"""Program for tests: stops being root, and runs conformance checks on the provider `bubblewrap`.
+"""Program for tests: stops being root, and runs conformance checks on the provider `bubblewrap` or `gvisor`.
 
 Prints "all passed", or the checks that failed.
 """
@@ -28,6 +28,7 @@ from decathlon_mcp.sandboxes.conformance import (
     processes,
     streams,
 )
+from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 
 USER = 1_000_000
@@ -42,18 +43,19 @@ CHECKS = (
 )
 
 
-async def main(image: str, folder: Path) -> None:
+async def main(kind: str, image: str, folder: Path) -> None:
+    provider_type = {"bubblewrap": BubblewrapProvider, "gvisor": GvisorProvider}[kind]
     owner = f"test-{secrets.token_hex(4)}"
     sandboxes = folder / "sandboxes"
 
     async def resources() -> Collection[str]:
-        processes = sandboxes_with_processes(BubblewrapProvider.label(owner))
+        processes = sandboxes_with_processes(provider_type.label(owner))
         return [*processes, *(path.name for path in sandboxes.glob("*"))]
 
     async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
         raise NotImplementedError
 
-    provider = BubblewrapProvider(owner, sandboxes)
+    provider = provider_type(owner, sandboxes)
     target = ProviderUnderTest(
         owner=owner,
         provider=provider,
@@ -118,4 +120,4 @@ if __name__ == "__main__":
         os.setgid(USER)
         os.setuid(USER)
     with tempfile.TemporaryDirectory() as scratch:
-        anyio.run(main, sys.argv[1], Path(scratch))
+        anyio.run(main, *sys.argv[1:], Path(scratch))

@@ -33,7 +33,7 @@ from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
 from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 
 UNPACK = "decathlon-mcp image unpack IMAGE DIR, then --image DIR"
-NO_NETWORK = "the bubblewrap provider gives sandboxes no outbound network: use --provider docker"
+NO_NETWORK = "the {} provider gives sandboxes no outbound network: use --provider docker"
 OR_DOCKER = f"{INSTALL}, or use --provider docker"
 
 
@@ -62,7 +62,7 @@ class BubblewrapProvider(NamespaceProvider):
 
     def _start(self, spec: SandboxSpec, resources: BubblewrapResources) -> None:
         if spec.network != "none":
-            raise NotRunnableError(NO_NETWORK)
+            raise NotRunnableError(NO_NETWORK.format(self.name))
         super()._start(spec, resources)
 
     def _files(self, spec: SandboxSpec) -> ImageFolder:
@@ -70,7 +70,7 @@ class BubblewrapProvider(NamespaceProvider):
 
     def _image_of(self, name: str | None) -> ImageFolder:
         if name is None:
-            raise ImageError(f"the bubblewrap provider needs an unpacked image: {UNPACK}")
+            raise ImageError(f"the {self.name} provider needs an unpacked image: {UNPACK}")
         return self._image_named(name)
 
     def _image_named(self, name: str) -> ImageFolder:
@@ -112,4 +112,6 @@ def _cure_of(error: DecathlonError) -> str:
         return ALLOW
     if "ermission denied" in message:
         return "the image's folder, and those above it, must be accessible to the owner of its files"
-    return OR_DOCKER
+    # What is missing, as its error says.
+    _, _, program = message.partition(": install ")
+    return f"install {program}, or use --provider docker" if program else OR_DOCKER

@@ -9,14 +9,16 @@ import re
 import resource
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from decathlon_sandbox import wire
 
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, SandboxSpec
+from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, Limits, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Group, Hierarchies
 from decathlon_mcp.sandboxes.bubblewrap.command import SandboxFiles, bubblewrap_command
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import SANDBOX_USER
@@ -45,6 +47,14 @@ _CAP_SYS_RESOURCE = 1 << 24
 _STATUS_BYTES = 4096
 # Joins the control groups whose files come before `--`, then executes the rest.
 _JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
+
+
+class HasFileno(Protocol):
+    """An open file."""
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class BubblewrapResources(ProcessResources):
         super().__init__(owner, name, folder, label=label)
         self.group = Group(set())
         self._leader: ProcessId | None = None
-        self._set_up: socket.socket | None = None
+        self._set_up: HasFileno | None = None
         self._helper: NetworkHelper | None = None
 
     @property
@@ -131,23 +141,15 @@ class BubblewrapResources(ProcessResources):
         Raises ProviderUnavailableError.
         """
         with ExitStack() as stack:
-            files = self._open_files(spec, stack)
             self._create_group(spec, host.hierarchies)
-            command, descriptors = bubblewrap_command(
-                host.program,
-                spec,
-                root,
-                files,
-                stack,
-                shares_network=spec.network != "none" and host.network is None,
-            )
+            command, descriptors = self._command(spec, root, host, stack)
             launcher = [*self._in_group(), *host.launcher, *as_user(user_of(root))]
             launch = Launch(
                 command=(*launcher, *command),
                 cwd=Path("/"),
                 environment=self._environment,
                 survives=spec.survives,
-                descriptors=(*files.descriptors, *descriptors),
+                descriptors=descriptors,
             )
             try:
                 self.process = FirstProcess.start(launch, self.folder)
@@ -155,6 +157,24 @@ class BubblewrapResources(ProcessResources):
                 raise ProviderUnavailableError(
                     f"{launch.command[0]} cannot be started: {error.strerror}"
                 ) from error
+
+    def _command(
+        self, spec: SandboxSpec, root: RootFiles, host: Host, stack: ExitStack
+    ) -> tuple[Sequence[str], tuple[int, ...]]:
+        """The command line of bubblewrap, and the descriptors that it inherits, which `stack` closes.
+
+        Sets what `set_up` returns.
+        """
+        files = self._open_files(spec, stack)
+        command, descriptors = bubblewrap_command(
+            host.program,
+            spec,
+            root,
+            files,
+            stack,
+            shares_network=spec.network != "none" and host.network is None,
+        )
+        return command, (*files.descriptors, *descriptors)
 
     @property
     def _environment(self) -> dict[str, str]:
@@ -198,17 +218,20 @@ class BubblewrapResources(ProcessResources):
         helper = read_process(self.folder / HELPER_FILE)
         return helper is None or end_helper(helper)
 
+    def _new_file(self, name: str, stack: ExitStack) -> int:
+        """A descriptor of a new file in the sandbox's folder, to append to."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(self.folder / name, flags, 0o600)
+        stack.callback(os.close, descriptor)
+        return descriptor
+
     def _open_files(self, spec: SandboxSpec, stack: ExitStack) -> SandboxFiles:
-        status = os.open(
-            self.folder / STATUS_FILE,
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
-            0o600,
-        )
-        stack.callback(os.close, status)
-        self._set_up, block = socket.socketpair()
+        status = self._new_file(STATUS_FILE, stack)
+        ours, block = socket.socketpair()
+        self._set_up = ours
         stack.callback(block.close)
-        self._set_up.setblocking(False)
-        self._set_up.send(b"1")
+        ours.setblocking(False)
+        ours.send(b"1")
         return SandboxFiles(
             status=status,
             block=block.fileno(),
@@ -222,14 +245,18 @@ class BubblewrapResources(ProcessResources):
         # Before it exists: of a server that is killed meanwhile, the next one knows what to remove.
         (self.folder / GROUPS_FILE).write_text("".join(f"{folder}\n" for folder in self.group.folders))
         try:
-            self.group.create(spec.limits)
+            self.group.create(self._group_limits(spec.limits))
         except OSError as error:
             raise ProviderUnavailableError(
                 f"no control group could be created: {error.strerror}; see `decathlon-mcp doctor`"
             ) from error
 
+    def _group_limits(self, limits: Limits) -> Limits:
+        """The limits of the control group of a sandbox that has these."""
+        return limits
+
     @property
-    def set_up(self) -> socket.socket:
+    def set_up(self) -> HasFileno:
         """Can be read when the sandbox is set up, or when bubblewrap has ended."""
         assert self._set_up is not None, "another server has started it"
         return self._set_up
@@ -238,24 +265,32 @@ class BubblewrapResources(ProcessResources):
         """Note the first process, whose files are the sandbox's from now on; whether there is one."""
         process = self.process
         assert process is not None
-        pid = self._status().get("child-pid")
-        leader = ProcessId.of(pid) if isinstance(pid, int) else None
+        leader = self._started_leader
         if leader is None or process.id is None:
             return False
         self._leader = leader
         write_process(self.folder / LEADER_FILE, leader)
         # It needs nothing, and the kernel shall not kill it for what others need.
         self.group.dismiss(process.id.pid)
+        self._limit_processes(spec, leader, hierarchies)
+        return True
+
+    def _limit_processes(self, spec: SandboxSpec, leader: ProcessId, hierarchies: Hierarchies) -> None:
         if spec.limits.pids is not None and "pids" in hierarchies.unlimited and can_limit_processes():
             with suppress(OSError):
                 limits = (spec.limits.pids, spec.limits.pids)
                 resource.prlimit(leader.pid, resource.RLIMIT_NPROC, limits)
-        return True
 
     @property
     def has_run(self) -> bool:
         """Whether the first process was executed and has ended."""
         return "exit-code" in self._status()
+
+    @property
+    def _started_leader(self) -> ProcessId | None:
+        """The first process, by what bubblewrap has written; None if it has not, or if that has ended."""
+        pid = self._status().get("child-pid")
+        return ProcessId.of(pid) if isinstance(pid, int) else None
 
     def take_back(self) -> ProcessId:
         self.group = self._recorded_group()
@@ -291,7 +326,8 @@ class BubblewrapResources(ProcessResources):
 
     def kill_first_process(self) -> bool:
         """Kill the first process, with which the kernel kills all others; whether that was possible."""
-        leader, monitor = self.leader, self.monitor
+        # If the opening was cancelled, it is not noted yet.
+        leader, monitor = self.leader or self._started_leader, self.monitor
         if leader is None or monitor is None:
             return False
         with suppress(OSError), closing_descriptor(os.pidfd_open(leader.pid)) as process:

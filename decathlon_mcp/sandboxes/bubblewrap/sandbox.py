@@ -64,8 +64,11 @@ class BubblewrapSandbox(ProcessSandbox):
         if below is None or ".." in folder.parts:
             places = ", ".join(map(str, self._writable))
             raise BadRequestError(f"files are copied to places at or below {places}, not to {folder}")
+        await self._run(lambda: self._unpack(folder, below, archive))
 
-        def put() -> None:
+    def _unpack(self, folder: PurePosixPath, below: PurePosixPath, archive: ArchiveSource) -> None:
+        """`put`. `below`: the writable folder that `folder` is, or is in. Blocks."""
+        try:
             with (
                 open_archive(archive) as reader,
                 closing_descriptor(self._open_root()) as root,
@@ -74,26 +77,28 @@ class BubblewrapSandbox(ProcessSandbox):
                 _acting_as(self._user),
             ):
                 unpack_members(_ServersReader(reader, self._user), cursor, folder.relative_to(below).parts)
-
-        try:
-            await to_thread.run_sync(put, limiter=self._threads, abandon_on_cancel=True)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise LimitExceededError(
-                f"the files for {folder} do not fit into the sandbox's memory"
-            ) from error
+            raise files_do_not_fit(folder) from error
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         self._check_open()
         if not folder.is_absolute() or ".." in folder.parts or folder.is_relative_to(SCRATCH):
             raise BadRequestError(f"files are copied from absolute paths outside /tmp, not {folder}")
+        await self._run(lambda: self._pack(folder, archive, limit_bytes))
 
-        def get() -> None:
-            with closing_descriptor(self._open_root()) as root, FolderCursor(root) as cursor:
-                pack_at(cursor, folder.parts[1:], archive, limit_bytes)
+    def _pack(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
+        """`get`. Blocks."""
+        with closing_descriptor(self._open_root()) as root, FolderCursor(root) as cursor:
+            pack_at(cursor, folder.parts[1:], archive, limit_bytes)
 
-        await to_thread.run_sync(get, limiter=self._threads, abandon_on_cancel=True)
+    async def _run(self, work: Callable[[], None]) -> None:
+        await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
+
+
+def files_do_not_fit(folder: PurePosixPath) -> LimitExceededError:
+    return LimitExceededError(f"the files for {folder} do not fit into the sandbox's memory")
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from decathlon_sandbox.seccomp import (
     LOAD_NUMBER,
     REFUSE,
     RETURN,
+    SECOND,
+    THIRD,
     Instruction,
     assemble,
     if_call,
@@ -44,6 +46,8 @@ _CLONE3 = 435
 _NAMESPACE_FLAGS = 0x7E020000
 """Flags of clone(2) that create a namespace."""
 _VSOCK = 40
+_DEVICE_MODE = 0o20000
+"""Bit of the file types of both kinds of devices, and of no other that mknod(2) takes."""
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 """What Docker allows: Linux with or without short times and uname 2.6, and asking for the current value."""
 FIXED_ADDRESSES = 0x40000
@@ -52,12 +56,13 @@ FIXED_ADDRESSES = 0x40000
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """Numbers of an architecture's system calls. `refused`: below 424."""
+    """Numbers of an architecture's system calls. `refused`: below 424. `mknod`: with the mode's argument."""
 
     audit: int
     personality: int
     clone: int
     sockets: tuple[int, int]
+    mknod: tuple[tuple[int, int], ...]
     refused: tuple[int, ...]
 
 
@@ -67,6 +72,7 @@ _ARCHITECTURES = {
         personality=135,
         clone=56,
         sockets=(41, 53),
+        mknod=((133, SECOND), (259, THIRD)),
         refused=(
             *(103, 153, 161, 163, 169, 170, 171),  # syslog, vhangup, chroot, acct, reboot, set*name
             *(155, 165, 166, 272, 308),  # pivot_root, mount, umount2, unshare, setns
@@ -87,6 +93,7 @@ _ARCHITECTURES = {
         personality=92,
         clone=220,
         sockets=(198, 199),
+        mknod=((33, THIRD),),
         refused=(
             *(116, 58, 51, 89, 142, 161, 162),
             *(41, 40, 39, 97, 268),
@@ -108,10 +115,12 @@ def is_supported() -> bool:
     return platform.machine() in _ARCHITECTURES
 
 
-def compile_filter(*, fixed_addresses: bool = False) -> bytes:
+def compile_filter(*, fixed_addresses: bool = False, devices: bool = True) -> bytes:
     """The filter for this machine, as `bwrap --seccomp` reads it.
 
-    `fixed_addresses`: also allow the personality `FIXED_ADDRESSES`. Raises KeyError unless `is_supported`.
+    `devices`: whether device files may be created, as far as the capabilities allow it, which gVisor does not
+    ask for. `fixed_addresses`: also allow the personality `FIXED_ADDRESSES`. Raises KeyError unless
+    `is_supported`.
     """
     names = _ARCHITECTURES[platform.machine()]
     personalities = (*_PERSONALITIES, *[FIXED_ADDRESSES, FIXED_ADDRESSES | 0x8] * fixed_addresses)
@@ -128,6 +137,8 @@ def compile_filter(*, fixed_addresses: bool = False) -> bytes:
         *if_call(names.clone, [*_refuse_flags(_NAMESPACE_FLAGS), ALLOW]),
         *if_call(names.personality, _refuse_unless(personalities)),
     ]
+    for number, mode in () if devices else names.mknod:
+        program += if_call(number, [*_refuse_flags(_DEVICE_MODE, mode), ALLOW])
     for number in names.sockets:
         program += if_call(number, [*refuse_if(FIRST, _VSOCK), ALLOW])
     for number in sorted({*names.refused, *_REFUSED_EVERYWHERE}):
@@ -135,9 +146,9 @@ def compile_filter(*, fixed_addresses: bool = False) -> bytes:
     return assemble([*program, ALLOW])
 
 
-def _refuse_flags(flags: int) -> list[Instruction]:
-    """Refuse the call if its first argument has one of the flags."""
-    return [(LOAD, 0, 0, FIRST), (AND, 0, 0, flags), (EQUALS, 1, 0, 0), REFUSE]
+def _refuse_flags(flags: int, argument: int = FIRST) -> list[Instruction]:
+    """Refuse the call if an argument has one of the flags."""
+    return [(LOAD, 0, 0, argument), (AND, 0, 0, flags), (EQUALS, 1, 0, 0), REFUSE]
 
 
 def _refuse_unless(values: Iterable[int]) -> list[Instruction]:

@@ -1,6 +1,6 @@
 """Program in a Prime sandbox: starts the first process, attaches streams to it, packs and unpacks files.
 
-Sent to the sandbox as text: Python 3.10, standard library. Subcommands:
+Sent to the sandbox as text, after that of `inside_archives`: Python 3.10, standard library. Subcommands:
 
     start CONFIG                start the first process; print `ready`
     attach SURVIVES             connect stdin, stdout and stderr of this process to the first process
@@ -34,9 +34,12 @@ import sys
 import threading
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from decathlon_mcp.sandboxes.inside_archives import CHUNK, pack_archive, unpack_archive
+
 FOLDER = "/tmp/decathlon"
 PART_BYTES = 8 << 20
-CHUNK = 1 << 16
 HAND_OVER_SECONDS = 5
 """How long an attachment may take to pass on its input when another one replaces it."""
 QUIET_SECONDS = 0.2
@@ -270,75 +273,21 @@ class Parts:
             self.file = None
 
 
-def enter(top, parts):
-    """A descriptor of a folder below `top`, created where it is missing; follows no links."""
-    descriptor = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
-    for part in parts:
-        try:
-            os.mkdir(part, 0o755, dir_fd=descriptor)
-        except FileExistsError:
-            pass
-        try:
-            child = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
-        finally:
-            os.close(descriptor)
-        descriptor = child
-    return descriptor
-
-
 def unpack(prefix, root):
     names = sorted(glob.glob(f"{prefix}-*"))
     if not names:
         print("{}")  # as it did before, and the answer was lost
         return
-    os.makedirs(root, exist_ok=True)
-    # Imported here: most runs of this program need neither, and importing them takes as long as the rest.
+    # Imported here: most runs of this program need it not, and importing it takes as long as the rest.
     import subprocess
-    import tarfile
 
+    os.makedirs(root, exist_ok=True)
     parts = subprocess.Popen(["cat", *names], stdout=subprocess.PIPE)
     drop_capabilities()
-    with tarfile.open(fileobj=parts.stdout, mode="r|") as archive:
-        for member in archive:
-            parts = [part for part in member.name.split("/") if part not in ("", ".")]
-            if member.isdir():
-                descriptor = enter(root, parts)
-                os.fchmod(descriptor, member.mode & 0o7777)
-                os.utime(descriptor, (member.mtime, member.mtime))
-                os.close(descriptor)
-                continue
-            parent = enter(root, parts[:-1])
-            try:
-                unpack_member(archive, member, root, parts[-1], parent)
-            finally:
-                os.close(parent)
+    unpack_archive(parts.stdout, root)
     for name in names:
         os.unlink(name)
     print("{}")
-
-
-def unpack_member(archive, member, root, name, parent):
-    try:
-        os.unlink(name, dir_fd=parent)
-    except FileNotFoundError:
-        pass
-    if member.issym():
-        os.symlink(member.linkname, name, dir_fd=parent)
-    elif member.islnk():
-        target = [part for part in member.linkname.split("/") if part not in ("", ".")]
-        source = enter(root, target[:-1])
-        try:
-            os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
-        finally:
-            os.close(source)
-    else:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        body = archive.extractfile(member)
-        with os.fdopen(os.open(name, flags, 0o600, dir_fd=parent), "wb") as file:
-            while data := body.read(CHUNK):
-                file.write(data)
-            os.fchmod(file.fileno(), member.mode & 0o7777)
-        os.utime(name, (member.mtime, member.mtime), dir_fd=parent)
 
 
 def pack(prefix, root, limit):
@@ -347,57 +296,17 @@ def pack(prefix, root, limit):
         with open(f"{prefix}-reply") as file:
             print(file.read())
         return
-    import tarfile
-
     parts = Parts(prefix, int(limit))
-    archive = tarfile.open(fileobj=parts, mode="w|", format=tarfile.PAX_FORMAT)
     answer = {}
     try:
-        if os.path.isdir(root):
-            drop_capabilities()
-            for top, folders, files in os.walk(root):
-                relative = os.path.relpath(top, root)
-                here = "." if relative == "." else f"./{relative}"
-                links = [name for name in folders if os.path.islink(f"{top}/{name}")]
-                pack_member(archive, top, here)
-                for name in sorted(files + links):
-                    pack_member(archive, f"{top}/{name}", f"{here}/{name}")
-        archive.close()
+        drop_capabilities()
+        pack_archive(root, parts)
     except OverflowError:
         answer = {"tooLarge": True}
     parts.close()
     reply = json.dumps({**answer, "parts": parts.number})
     write_file(f"{prefix}-reply", reply)
     print(reply)
-
-
-def pack_member(archive, path, name):
-    try:
-        member = archive.gettarinfo(path, name)
-        if member is None or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-            return
-        if member.isreg():
-            with open(path, "rb") as file:
-                # It may have become shorter or longer meanwhile.
-                member.size = os.fstat(file.fileno()).st_size
-                archive.addfile(member, Padded(file, member.size))
-            return
-    except OSError:
-        return
-    archive.addfile(member)
-
-
-class Padded:
-    """Exactly `size` bytes of a file, with zeros after its end."""
-
-    def __init__(self, file, size):
-        self.file, self.remaining = file, size
-
-    def read(self, size):
-        size = min(size, self.remaining)
-        data = self.file.read(size)
-        self.remaining -= size
-        return data + bytes(size - len(data))
 
 
 # The kernel

@@ -7,7 +7,6 @@ import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -25,7 +24,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, OUT_OF_MEMORY, SandboxSpec
+from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, OUT_OF_MEMORY, SandboxSpec, program_inside
 from decathlon_mcp.sandboxes.prime.sdk import ENDED, Client, CommandResult, Sdk
 from decathlon_mcp.sandboxes.prime.stream import AttachmentStream
 from decathlon_mcp.sandboxes.streams import EndedStream, LogTail
@@ -87,7 +86,7 @@ class PrimeSandbox:
 
     async def start(self) -> None:
         """Start the first process. Raises ImageError, ProviderUnavailableError."""
-        program = files("decathlon_mcp.sandboxes.prime").joinpath("inside.py").read_bytes()
+        program = program_inside("prime").encode()
         spec, limits = self.spec, self.spec.limits
         memory = limits.memory_mib
         config = {

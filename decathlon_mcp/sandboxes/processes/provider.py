@@ -29,7 +29,7 @@ from decathlon_mcp.sandboxes.processes.resources import (
 )
 from decathlon_mcp.sandboxes.processes.sandbox import ProcessSandbox
 from decathlon_mcp.sandboxes.processes.signals import ProcessSignaller
-from decathlon_mcp.sandboxes.processes.table import is_stopped, sandboxes_with_processes
+from decathlon_mcp.sandboxes.processes.table import ProcessId, is_stopped, sandboxes_with_processes
 from decathlon_mcp.telemetry.logs import fields
 
 DELETIONS = 4
@@ -83,6 +83,10 @@ class ProcessProvider(BaseProvider, ABC, Generic[Resources, Opened]):
         Raises SandboxLostError, ImageError, ProviderUnavailableError.
         """
 
+    def _is_paused(self, resources: Resources, leader: ProcessId) -> bool:
+        """Whether a sandbox that another server has opened, with this first process, was paused."""
+        return is_stopped(leader)
+
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[Opened]:
         self._check_name(spec.name)
@@ -111,7 +115,8 @@ class ProcessProvider(BaseProvider, ABC, Generic[Resources, Opened]):
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._finish_removal, resources)
             leader = resources.take_back()
-            yield await self._running(stack, spec, resources, paused=is_stopped(leader), taken_back=True)
+            paused = self._is_paused(resources, leader)
+            yield await self._running(stack, spec, resources, paused=paused, taken_back=True)
 
     async def _running(
         self,
@@ -127,15 +132,15 @@ class ProcessProvider(BaseProvider, ABC, Generic[Resources, Opened]):
         assert process is not None
         # Each step alone: a failure must replace neither the body's error nor its result.
         stack.push_async_callback(run_alone, process.close_stream)
-        if paused:
-            # The server may have died before all processes were stopped.
-            await self._signaller.stop(resources.process_tree)
         await stack.enter_async_context(self._watching(process))
         # Before the stream is closed: at the end of its input each driver would search /proc for its
         # processes, and several hundred that end together would keep the machine busy with that.
         stack.push_async_callback(run_alone, self._kill, resources)
         sandbox = await self._opened(spec, resources, paused=paused, taken_back=taken_back)
         stack.callback(sandbox.mark_closed)
+        if paused:
+            # The server may have died before all processes were stopped.
+            await sandbox.pause()
         return sandbox
 
     @asynccontextmanager

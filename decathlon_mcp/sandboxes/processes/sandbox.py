@@ -63,8 +63,12 @@ class ProcessSandbox:
         if self._process.ended.is_set():
             raise SandboxLostError("the sandbox's first process has ended")
         self._paused = True
-        if not await self._signaller.stop(self._process_tree):
+        if not await self._stop_processes():
             _log.warning("Processes of a local sandbox did not stop", extra=fields(sandbox=self.spec.name))
+
+    async def _stop_processes(self) -> bool:
+        """Stop all processes; whether they have."""
+        return await self._signaller.stop(self._process_tree)
 
     async def cause_of_end(self) -> str | None:
         if self._process.stream.ended.is_set():

@@ -1,0 +1,143 @@
+"""Program in a sandbox of gVisor: unpacks and packs files, stops processes, and protects the first process.
+
+Sent to the sandbox as text, after that of `inside_archives`: Python 3.10, standard library. Subcommands:
+
+    first ROOT FILTER COMMAND...
+                         become COMMAND, the sandbox's first process, in the folder ROOT, without capabilities
+                         and with a seccomp filter, which is given in base64
+    unpack ROOT          unpack the tar on stdin into ROOT
+    pack ROOT            write the tar of ROOT to stdout
+    stop                 stop all processes but those that a server runs, as this one
+    own FOLDER USER GROUP
+                         give the folder, and what is in it, to a user
+
+It ends with `FAILED` and a reason on stderr if the sandbox's files are in the way, and with `FULL` if they
+leave no room.
+"""
+
+import base64
+import ctypes
+import errno
+import os
+import signal
+import struct
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from decathlon_mcp.sandboxes.inside_archives import pack_archive, unpack_archive
+
+FAILED, FULL = 64, 65
+NOT_STARTED = 128
+"""Exit code of `first` after an error of its own, as of runsc."""
+HIDDEN_FOLDERS = ("fd", "fdinfo", "task", "ns")
+HIDDEN_FILES = ("environ", "maps", "smaps", "auxv", "mem")
+"""In /proc/1. gVisor gives them to every process of the same user, whether the first one is dumpable or
+not: by its descriptors, the agent could write to the driver's connection."""
+MS_RDONLY, MS_BIND = 1, 4096
+MNT_DETACH = 2
+PR_SET_SECCOMP, PR_CAPBSET_DROP, SECCOMP_MODE_FILTER = 22, 24, 2
+CAPSET = {"x86_64": 126, "aarch64": 91}
+STOP_SECONDS = 30
+"""How long processes may take to stop; each acts on the signal when it runs next."""
+
+
+def first(root, encoded_filter, *command):
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        os.chdir(root)
+        hide_first_process(libc)
+        drop_capabilities(libc)
+        program = base64.b64decode(encoded_filter)
+        header = struct.pack("@HP", len(program) // 8, ctypes.cast(program, ctypes.c_void_p).value)
+        check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0))
+        os.execvp(command[0], command)
+    except (OSError, AttributeError, KeyError) as error:
+        print(f"the sandbox's first process cannot be started: {error}", file=sys.stderr)
+        sys.exit(NOT_STARTED)
+
+
+def hide_first_process(libc):
+    """Mount empty folders and an unreadable file over what other processes could read of this one."""
+    for name in HIDDEN_FOLDERS:
+        check(libc.mount(b"none", b"/proc/1/" + name.encode(), b"tmpfs", MS_RDONLY, b"mode=000,size=4k"))
+    check(libc.mount(b"none", b"/tmp", b"tmpfs", 0, b"mode=700,size=4k"))
+    os.close(os.open("/tmp/hidden", os.O_WRONLY | os.O_CREAT, 0))
+    for name in HIDDEN_FILES:
+        check(libc.mount(b"/tmp/hidden", b"/proc/1/" + name.encode(), None, MS_BIND, None))
+    check(libc.umount2(b"/tmp", MNT_DETACH))
+
+
+def drop_capabilities(libc):
+    for capability in range(64):
+        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break
+    header = struct.pack("Ii", 0x20080522, 0)
+    check(libc.syscall(CAPSET[os.uname().machine], header, bytes(24)))
+
+
+def check(result):
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def unpack(root):
+    unpack_archive(sys.stdin.buffer, root)
+
+
+def pack(root):
+    pack_archive(root, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+
+
+def own(folder, user, group):
+    for top, folders, files in os.walk(folder):
+        for path in (top, *(f"{top}/{name}" for name in folders + files)):
+            os.lchown(path, int(user), int(group))
+
+
+def stop():
+    signalled = set()
+    deadline = time.monotonic() + STOP_SECONDS
+    # A stopped process starts no other, so that the rounds end.
+    while running := [pid for pid, state in processes() if not is_stopped(pid, state, signalled)]:
+        if time.monotonic() > deadline:
+            raise SystemExit("the processes do not stop")
+        for pid in running:
+            try:
+                os.kill(pid, signal.SIGSTOP)
+            except ProcessLookupError:
+                continue
+            signalled.add(pid)
+        time.sleep(0.002)
+
+
+def is_stopped(pid, state, signalled):
+    # An uninterruptible process acts on the signal before it can do anything else.
+    return state in "TtZX" or (state == "D" and pid in signalled)
+
+
+def processes():
+    """Number and state of each process of the sandbox's own."""
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        # Only the first process, and what a server runs, has no parent inside.
+        if parent != "0" or name == "1":
+            yield int(name), state
+
+
+if __name__ == "__main__":
+    command, *rest = sys.argv[1:]
+    try:
+        {"first": first, "unpack": unpack, "pack": pack, "own": own, "stop": stop}[command](*rest)
+    except OSError as error:
+        print(f"{error.filename or ''}: {error.strerror}".strip(": "), file=sys.stderr)
+        sys.exit(FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else FAILED)

@@ -1,0 +1,117 @@
+"""Opens sandboxes of gVisor: each has a kernel of its own, in user space, that answers its system calls.
+
+runsc runs in namespaces that bubblewrap creates (`command`), without a daemon and without being root. The
+files are those of an unpacked image, as with bubblewrap: read-only but for the suite's root, the home of the
+image's user, /tmp, /run and /var/tmp, which are in the memory of gVisor's kernel. Archives are packed and
+unpacked by programs that runsc starts in the sandbox (`inside.py`), from the image's own Python.
+
+gVisor counts processes itself. It has no limit of memory: the driver keeps one
+(`decathlon_sandbox.memory`), and the control group has another one above it. A first process that is no
+driver has only that one.
+
+Decided 2026-11-26: no `runsc --rootless`, which can save a sandbox but not restore it, and no outbound
+network, as with bubblewrap.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import anyio
+
+from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.sandboxes.base import Finding, LimitName, SandboxSpec, finding
+from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import PROBE_SECONDS, SET_UP_SECONDS
+from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
+from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
+from decathlon_mcp.sandboxes.gvisor.resources import GvisorResources
+from decathlon_mcp.sandboxes.gvisor.sandbox import GvisorSandbox
+from decathlon_mcp.sandboxes.processes.table import ProcessId
+
+RUNSC = "runsc"
+MINIMAL_VERSION = 20240729
+"""The release that was tried, and the oldest one with all options."""
+INSTALL_RUNSC = (
+    "install runsc of 2024-07-29 or later: apt-get install runsc on Debian 13, otherwise see "
+    "https://gvisor.dev/docs/user_guide/install"
+)
+"""Debian 12 has runsc of 2022, without the platform systrap."""
+POLL_SECONDS = 0.005
+"""Between two looks at a sandbox that starts, which takes gVisor some 20 ms once its kernel runs."""
+
+
+class GvisorProvider(BubblewrapProvider):
+    """See `BubblewrapProvider`."""
+
+    name = "gvisor"
+    _runsc: Path | None = None
+
+    @staticmethod
+    def label(owner: str) -> str:
+        return f"{owner}.gvisor"
+
+    @property
+    def unlimited(self) -> tuple[LimitName, ...]:
+        # The driver limits the memory without control groups too.
+        return tuple(name for name in self._hierarchies.unlimited if name == "cpus")
+
+    def _resources(self, owner: str, name: str) -> GvisorResources:
+        return GvisorResources(owner, name, self._folder / name, label=self.label(owner))
+
+    def _start(self, spec: SandboxSpec, resources: BubblewrapResources) -> None:
+        assert isinstance(resources, GvisorResources)
+        if self._runsc is None:
+            self._runsc = find_runsc()
+        resources.runsc = self._runsc
+        super()._start(spec, resources)
+
+    def _is_paused(self, resources: BubblewrapResources, leader: ProcessId) -> bool:
+        assert isinstance(resources, GvisorResources)
+        return resources.is_paused
+
+    async def _opened(
+        self, spec: SandboxSpec, resources: BubblewrapResources, *, paused: bool, taken_back: bool
+    ) -> GvisorSandbox:
+        assert isinstance(resources, GvisorResources)
+        image = self._files(spec)
+        if not taken_back:
+            await self._wait_until_set_up(spec, resources)
+            with anyio.move_on_after(SET_UP_SECONDS):
+                while not resources.has_started:  # noqa: ASYNC110  (nothing reports it)
+                    await anyio.sleep(POLL_SECONDS)
+        sandbox = GvisorSandbox(spec, resources, self._signaller, image, paused=paused)
+        if not taken_back and image.user.user:
+            await sandbox.give_home()
+        return sandbox
+
+    def _check_machine(self) -> list[Finding]:
+        runsc = find_runsc()
+        version, is_recent = runsc_version(runsc)
+        return [
+            finding("runsc", is_recent, f"{version} at {runsc}", INSTALL_RUNSC),
+            *super()._check_machine(),
+        ]
+
+
+def find_runsc() -> Path:
+    """The path of runsc. Raises ProviderUnavailableError."""
+    program = shutil.which(RUNSC)
+    if program is None:
+        raise ProviderUnavailableError(f"there is no {RUNSC} on the PATH: {INSTALL_RUNSC}")
+    return Path(program).resolve()
+
+
+def runsc_version(program: Path) -> tuple[str, bool]:
+    """What runsc says about its version, and whether that is `MINIMAL_VERSION` or later. Blocks."""
+    try:
+        command = [str(program), "--version"]
+        result = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ProviderUnavailableError(f"{program} cannot be run: {error}; {INSTALL_RUNSC}") from error
+    lines = result.stdout.decode("utf-8", "replace").splitlines()
+    # "runsc version release-20240729.0", or Debian's "0.0~20240729.0".
+    dates = re.findall(r"\d{8}", lines[0]) if lines else []
+    return lines[0] if lines else "of unknown version", bool(dates) and int(dates[0]) >= MINIMAL_VERSION

@@ -1,0 +1,160 @@
+"""One sandbox of gVisor. Programs that runsc starts inside of it reach its files."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+from decathlon_mcp.archives.unpacking import with_owner
+from decathlon_mcp.archives.writing import ArchiveSource, save
+from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.bubblewrap.mounts import writable_folders
+from decathlon_mcp.sandboxes.bubblewrap.resources import as_user, user_of
+from decathlon_mcp.sandboxes.bubblewrap.sandbox import BubblewrapSandbox, files_do_not_fit
+from decathlon_mcp.sandboxes.gvisor.command import CONTAINER, inner_command, inside_command
+from decathlon_mcp.sandboxes.gvisor.inside import FAILED, FULL
+from decathlon_mcp.sandboxes.gvisor.resources import GvisorResources
+from decathlon_mcp.sandboxes.processes.signals import ProcessSignaller
+
+_READ = ("CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH")
+_CHUNK_BYTES = 1 << 16
+_ERROR_BYTES = 4096
+
+
+class GvisorSandbox(BubblewrapSandbox):
+    """See `base.Sandbox` and `BubblewrapSandbox`."""
+
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        resources: GvisorResources,
+        signaller: ProcessSignaller,
+        image: ImageFolder,
+        *,
+        paused: bool = False,
+    ) -> None:
+        super().__init__(
+            spec,
+            resources,
+            signaller,
+            folders=writable_folders(image, spec.root, spec.limits),
+            image_digest=image.digest,
+            user=user_of(image),
+            paused=paused,
+        )
+        self._files = resources
+        self._image = image
+
+    def _unpack(self, folder: PurePosixPath, below: PurePosixPath, archive: ArchiveSource) -> None:
+        user = self._image.user
+        with self._program("unpack", str(folder)) as program:
+            program.send(with_owner(archive, user.user, user.group))
+            if (code := program.finish()) == FULL:
+                raise files_do_not_fit(folder)
+            if code == FAILED:
+                raise BadRequestError(f"cannot unpack into {folder}: {program.reason}")
+            self._check(code)
+
+    def _pack(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
+        with self._program("pack", str(folder), capabilities=_READ) as program:
+            save(program.received(), archive, limit_bytes)
+            self._check(program.finish())
+
+    async def give_home(self) -> None:
+        """Give the image's user what the image has in that user's home: it belongs to root inside."""
+        user = self._image.user
+        arguments = ("own", str(user.home), str(user.user), str(user.group))
+        await self._run(lambda: self._run_as_root(arguments, ("CAP_CHOWN", *_READ)))
+
+    async def _stop_processes(self) -> bool:
+        self._files.mark_paused()
+        try:
+            await self._run(lambda: self._run_as_root(("stop",), ("CAP_KILL",)))
+        except ProviderUnavailableError:
+            return False
+        return True
+
+    def _run_as_root(self, arguments: Sequence[str], capabilities: Sequence[str]) -> None:
+        with self._program(*arguments, capabilities=capabilities, as_root=True) as program:
+            self._check(program.finish())
+
+    def _check(self, exit_code: int) -> None:
+        """Raises SandboxLostError, ProviderUnavailableError unless the exit code of a program is 0."""
+        if exit_code == 0:
+            return
+        with self._files.namespaces():
+            raise ProviderUnavailableError(f"a program in the sandbox ended with exit code {exit_code}")
+
+    @contextmanager
+    def _program(
+        self, *arguments: str, capabilities: Sequence[str] = (), as_root: bool = False
+    ) -> Generator[_Program]:
+        """`inside.py`, run in the sandbox; ended when this is exited. Blocks.
+
+        Raises SandboxLostError, ProviderUnavailableError.
+        """
+        popen = self._start(arguments, capabilities, as_root=as_root)
+        try:
+            yield _Program(popen)
+        finally:
+            # What runs inside ends with its streams.
+            popen.kill()
+            for stream in (popen.stdin, popen.stdout, popen.stderr):
+                assert stream is not None
+                with suppress(BrokenPipeError):
+                    stream.close()
+            popen.wait()
+
+    def _start(
+        self, arguments: Sequence[str], capabilities: Sequence[str], *, as_root: bool
+    ) -> subprocess.Popen[bytes]:
+        user = self._image.user
+        options = ["--cwd=/", "--user=0:0" if as_root else f"--user={user.user}:{user.group}"]
+        options += [f"--cap={name}" for name in capabilities]
+        program = inside_command(self._image, *arguments)
+        with self._files.namespaces() as namespaces:
+            command = inner_command(namespaces, "exec", *options, CONTAINER, *program)
+            return subprocess.Popen(
+                [*as_user(user_of(self._image)), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                env={},
+                pass_fds=[descriptor for _, descriptor in namespaces],
+                start_new_session=True,
+            )
+
+
+class _Program:
+    """A run of `inside.py` in a sandbox. Its methods block. `reason`: what it wrote to stderr at its end."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        assert popen.stderr is not None
+        self._popen = popen
+        self._stdin, self._stdout, self._stderr = popen.stdin, popen.stdout, popen.stderr
+        self.reason = ""
+
+    def send(self, chunks: Iterable[bytes]) -> None:
+        # It does not read on after an error.
+        with suppress(BrokenPipeError):
+            for chunk in chunks:
+                self._stdin.write(chunk)
+
+    def received(self) -> Iterator[bytes]:
+        """What it writes to stdout."""
+        while chunk := self._stdout.read(_CHUNK_BYTES):
+            yield chunk
+
+    def finish(self) -> int:
+        """Wait until it ends; returns its exit code."""
+        with suppress(BrokenPipeError):
+            self._stdin.close()
+        self.reason = self._stderr.read(_ERROR_BYTES).decode("utf-8", "replace").strip()
+        return self._popen.wait()

@@ -1,0 +1,222 @@
+"""Sandboxes of gVisor."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path, PurePosixPath
+
+import anyio
+import pytest
+
+from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.errors import (
+    BadRequestError,
+    ImageError,
+    LimitExceededError,
+    NotRunnableError,
+    ProviderUnavailableError,
+    SandboxLostError,
+)
+from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, Sandbox, ended_from_inside
+from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
+from decathlon_mcp.sandboxes.conformance.probe import receive_all
+from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider, find_runsc, runsc_version
+from tests.sandboxes.conftest import Bench
+from tests.sandboxes.test_bubblewrap import REFUSED_CALLS
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+
+async def output_of(sandbox: Sandbox) -> str:
+    return (await receive_all(sandbox)).decode()
+
+
+async def test_calls_that_docker_refuses_are_refused(gvisor: Bench) -> None:
+    async with gvisor.provider.open(gvisor.python_spec(REFUSED_CALLS)) as sandbox:
+        # gVisor knows no personalities.
+        assert await output_of(sandbox) == "the personality cannot be read\ndone\n", sandbox.log_tail
+
+
+async def test_sandbox_has_its_own_kernel_loopback_and_home(gvisor: Bench) -> None:
+    script = """
+import os, socket, stat
+with socket.create_server(("localhost", 0)) as server:
+    socket.create_connection(server.getsockname()[:2]).close()
+with open(os.path.expanduser("~/.profile"), "a") as file:
+    print("text of the image" if file.tell() else "nothing")
+    file.write("# changed")
+print(os.getpid(), socket.gethostname(), os.getuid(), os.listdir("/tmp"), socket.if_nameindex())
+for path in ("/file", "/usr/file", "/etc/passwd"):
+    try:
+        open(path, "w")
+    except OSError:
+        print("refused")
+try:
+    os.mknod("device", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+except OSError as error:
+    print(error.strerror)
+os.mkfifo("pipe")
+with open("/proc/version") as file:
+    print(file.read().split()[2])
+"""
+    async with gvisor.provider.open(gvisor.python_spec(script)) as sandbox:
+        output = (await output_of(sandbox)).splitlines()
+    assert output == [
+        "text of the image",
+        "1 sandbox 0 [] [(1, 'lo')]",
+        *["refused"] * 3,
+        "Operation not permitted",
+        "4.4.0",
+    ]
+
+
+async def test_first_process_cannot_be_looked_into(gvisor: Bench) -> None:
+    script = """
+import os
+if os.fork():
+    os.wait()
+else:
+    os.setsid()
+    for name in ("environ", "mem", "maps", "auxv", "fd", "task", "ns", "fd/0", "task/1/fd/0"):
+        try:
+            with open(os.open(f"/proc/1/{name}", os.O_RDONLY)) as file:
+                print(name, "can be opened")
+        except PermissionError:
+            pass
+    print("done", flush=True)
+"""
+    async with gvisor.provider.open(gvisor.python_spec(script)) as sandbox:
+        assert await output_of(sandbox) == "done\n", sandbox.log_tail
+
+
+async def test_first_process_that_is_killed_from_within_counts_against_the_agent(gvisor: Bench) -> None:
+    script = "import os, time\nif os.fork() == 0: os.kill(1, 9)\ntime.sleep(60)"
+    async with gvisor.provider.open(gvisor.python_spec(script)) as sandbox:
+        await receive_all(sandbox)
+        cause = await sandbox.cause_of_end()
+        assert cause == KILLED_INSIDE
+        assert ended_from_inside(SandboxLostError("ended", cause=cause))
+
+
+async def test_sandbox_that_is_killed_from_outside_does_not(gvisor: Bench) -> None:
+    async with gvisor.provider.open(gvisor.new_spec()) as sandbox:
+        leader = (Path(gvisor.scratch) / "gvisor" / sandbox.spec.name / "leader").read_text().split()[0]
+        os.kill(int(leader), 9)
+        await receive_all(sandbox)
+        assert not ended_from_inside(SandboxLostError("ended", cause=await sandbox.cause_of_end()))
+
+
+async def test_memory_over_the_limit_is_the_cause_of_end(gvisor: Bench) -> None:
+    if "memory" in GvisorProvider("owner", Path()).unlimited:
+        pytest.skip("no control groups can be created here")
+    script = "blocks = []\nwhile True: blocks.append(b'x' * (1 << 20))"
+    spec = gvisor.spec("python3", "-c", script, limits=Limits(memory_mib=64))
+    async with gvisor.provider.open(spec) as sandbox:
+        await receive_all(sandbox)
+        assert await sandbox.cause_of_end() == OUT_OF_MEMORY
+
+
+async def test_driver_ends_what_exceeds_the_memory_and_itself_if_nothing_else_is_left(gvisor: Bench) -> None:
+    fill_memory = "blocks = []\nwhile True: blocks.append(b'x' * (1 << 20))"
+    fill_files = "file = open('/dev/shm/large', 'wb')\nwhile True: file.write(b'x' * (1 << 20))"
+    spec = gvisor.spec(limits=Limits(memory_mib=48))
+    async with gvisor.provider.open(spec) as sandbox, connect(sandbox) as driver:
+        root = str(sandbox.root)
+        result = await driver.run(["python3", "-c", fill_memory], cwd=root, timeout_seconds=60)
+        assert result.signal == 9
+        result = await driver.run(["echo", "alive"], cwd=root, timeout_seconds=60)
+        assert result.stdout == "alive\n"
+
+        async def fill() -> None:
+            while True:
+                await driver.run(["python3", "-c", fill_files], cwd=root, timeout_seconds=60)
+
+        with pytest.raises(SandboxLostError) as lost:
+            await fill()
+        assert lost.value.data["cause"] == OUT_OF_MEMORY
+
+
+async def test_number_of_processes_is_limited(gvisor: Bench) -> None:
+    script = """
+import os, time
+count = 0
+try:
+    while count < 100:
+        if os.fork() == 0:
+            time.sleep(1000)
+        count += 1
+except OSError as error:
+    print(error.strerror, count < 20)
+"""
+    spec = gvisor.spec("python3", "-c", script, limits=Limits(memory_mib=256, pids=16))
+    async with gvisor.provider.open(spec) as sandbox:
+        assert await output_of(sandbox) == "Resource temporarily unavailable True\n"
+
+
+async def test_files_go_to_the_writable_folders_and_must_fit(gvisor: Bench) -> None:
+    async with gvisor.provider.open(gvisor.new_spec()) as sandbox:
+        with pytest.raises(BadRequestError, match="at or below /episode, "):
+            await sandbox.put(PurePosixPath("/usr/lib"), pack(file_entry("file")))
+        await sandbox.put(PurePosixPath("/root/.config"), pack(file_entry("file")))
+        with pytest.raises(LimitExceededError, match="do not fit"):
+            await sandbox.put(sandbox.root, pack(file_entry("large", bytes(300 << 20))))
+
+
+async def test_outbound_network_and_unsuitable_images_are_refused(gvisor: Bench, tmp_path: Path) -> None:
+    with pytest.raises(NotRunnableError, match="gvisor provider gives sandboxes no outbound network"):
+        async with gvisor.provider.open(gvisor.spec(network="outbound")):
+            pass
+    (tmp_path / "usr").mkdir()
+    for image, command, message in (
+        (str(tmp_path / "none"), "python3", "is no unpacked image"),
+        (gvisor.image, "no-such-program", "has no no-such-program"),
+        (str(tmp_path), "python3", "has no python3"),
+    ):
+        with pytest.raises(ImageError, match=message):
+            async with gvisor.provider.open(gvisor.spec(command, image=image)):
+                pass
+
+
+async def test_sandbox_that_gvisor_does_not_start_is_the_machines_fault(
+    gvisor: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decathlon_mcp.sandboxes.gvisor.provider.find_runsc", lambda: Path("/bin/false"))
+    async with gvisor.create_second() as provider:
+        with pytest.raises(ProviderUnavailableError, match="created no sandbox"):
+            async with provider.open(gvisor.new_spec()):
+                pass
+
+
+async def test_an_ordinary_user_can_open_sandboxes(unpacked_image: str, runsc: str) -> None:
+    """The program becomes one if the tests run as root."""
+    command = [sys.executable, "-m", "tests.sandboxes.unprivileged", "gvisor", unpacked_image]
+    result = await anyio.run_process(command, check=False)
+    assert result.stdout == b"all passed\n", result.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("output", "is_recent"),
+    [
+        ("runsc version release-20240729.0\nspec: 1.1.0", True),
+        ("runsc version 0.0~20240729.0", True),
+        ("runsc version release-20260601.0", True),
+        ("runsc version 0.0~20221219.0", False),
+        ("something else", False),
+        ("", False),
+    ],
+)
+def test_version_is_read(output: str, is_recent: bool, tmp_path: Path) -> None:
+    program = tmp_path / "runsc"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
+    program.chmod(0o755)
+    assert runsc_version(program)[1] is is_recent
+
+
+async def test_missing_program_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ProviderUnavailableError, match="no runsc on the PATH: install runsc"):
+        find_runsc()
+    async with GvisorProvider("owner", tmp_path) as provider:
+        (found,) = await provider.check("/images/mine")
+    assert found.cure.startswith("install runsc of 2024-07-29 or later")
