@@ -85,16 +85,17 @@ class CheatServer:
 
     @asynccontextmanager
     async def unrewarded_episode(
-        self, task: str = "sum-prices", *, status: str = "scored"
+        self, task: str = "sum-prices", *, status: str = "scored", or_forfeited: bool = False
     ) -> AsyncGenerator[Agent]:
         """Start an episode without honest work. On exit, check that its reward is 0, with this status.
 
-        Also check that the bystander can still play.
+        `or_forfeited`: that status is right too. Also check that the bystander can still play.
         """
         async with open_episode(self.served, task) as agent:
             yield agent
             verdict = await agent.verdict()
-        assert (verdict["status"], verdict.get("reward")) == (status, 0.0), verdict
+        assert verdict["status"] in (status, *["forfeited"] * or_forfeited), verdict
+        assert verdict.get("reward") == 0.0, verdict
         assert await self.bystander.echo("well") == "well"
 
 

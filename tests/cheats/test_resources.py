@@ -66,8 +66,9 @@ for fd in (1, 2):
 """
 
 
-async def test_fork_bomb_affects_only_its_own_sandbox(cheats: CheatServer) -> None:
-    async with cheats.unrewarded_episode() as agent:
+async def test_fork_bomb_affects_only_its_own_sandbox(cheats: CheatServer, provider: str) -> None:
+    # In gVisor so many processes exceed the memory: on a busy machine before the driver can end some.
+    async with cheats.unrewarded_episode(or_forfeited=provider == "gvisor") as agent:
         await agent.python(FORK_BOMB)
         assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
 

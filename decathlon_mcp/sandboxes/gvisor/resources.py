@@ -30,7 +30,7 @@ LOG_FILE = "runsc"
 """In a sandbox's folder: what `runsc run` notes, about 2 KiB."""
 PAUSED_FILE = "paused"
 """In a sandbox's folder, once it is to be paused."""
-OVERHEAD_MIB = 320
+OVERHEAD_MIB = 512
 """Memory of gVisor's kernel (60 MiB in a small sandbox), and what a sandbox may fill above its limit until
 the driver has noticed it."""
 HOST_THREADS, MORE_THREADS = 8, 256
