@@ -120,4 +120,4 @@ if __name__ == "__main__":
         os.setgid(USER)
         os.setuid(USER)
     with tempfile.TemporaryDirectory() as scratch:
-        anyio.run(main, *sys.argv[1:], Path(scratch))
+        anyio.run(main, sys.argv[1], sys.argv[2], Path(scratch))
