@@ -23,10 +23,12 @@ FILL_BYTES_PER_SECOND = 2 << 30
 MIN_SECONDS, MAX_SECONDS = 0.02, 2.0
 """Between two looks, each of which takes some 0.2 ms."""
 RELEASE_SECONDS = 0.05
-"""Between two looks while memory is short. What a killed process had is free 20 ms later."""
-SPARING_LOOKS, LAST_LOOKS = 10, 40
-"""If memory is still short after so many looks, the task's servers are killed too, and in the end the driver:
-then what fills the memory belongs to no process but to files and segments. Linux would end it too."""
+"""Between two looks while memory is short. What a killed process had is usually free 20 ms later."""
+LOOKS_A_ROUND = 6
+"""More processes are killed only if memory is still short after so many looks."""
+SPARING_ROUNDS, LAST_ROUND = 3, 8
+"""After so many rounds the task's servers are killed too, and in the end the driver: then what fills the
+memory belongs to no process but to files and segments. Linux would end it too."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -55,10 +57,12 @@ class MemoryLimit:
         else:
             # Also those that were started while the signal was sent to the others.
             signal_all(signal.SIGSTOP)
+            finished_rounds, looks = divmod(self._short_looks, LOOKS_A_ROUND)
+            if looks == 0:
+                if finished_rounds == LAST_ROUND:
+                    os._exit(wire.OUT_OF_MEMORY_EXIT)
+                kill_largest_processes(-free, finished_rounds)
             self._short_looks += 1
-            if self._short_looks > LAST_LOOKS:
-                os._exit(wire.OUT_OF_MEMORY_EXIT)
-            kill_largest_processes(-free, spares_servers=self._short_looks < SPARING_LOOKS)
             seconds = RELEASE_SECONDS
         self._loop.call_later(seconds, self.look)
 
@@ -79,26 +83,26 @@ def signal_all(number: int) -> None:
         pass  # there are none
 
 
-def kill_largest_processes(excess_bytes: int, *, spares_servers: bool) -> None:
+def kill_largest_processes(excess_bytes: int, finished_rounds: int) -> None:
     """Kill so many processes as have that much memory, but not this one.
 
-    The task's servers are this process's children. `spares_servers`: kill only what they have started.
+    What they share is counted for each of them; so in later rounds less is expected of each. The task's
+    servers are this process's children, and spared in the first rounds.
     """
     found: list[tuple[int, int]] = []
     for pid, process in read_processes().items():
         # Besides the first process, those without a parent inside are the provider's, which copy files.
         if pid == os.getpid() or process.parent == 0 or process.ended:
             continue
-        if spares_servers and process.parent == os.getpid():
+        if finished_rounds < SPARING_ROUNDS and process.parent == os.getpid():
             continue
         statm = (read_file(pid, "statm") or b"").split()
-        # About half of the memory of a process is shared with that of another.
-        found.append((int(statm[1]) * _PAGE_BYTES // 2 if len(statm) > 1 else 0, pid))
+        found.append((int(statm[1]) * _PAGE_BYTES if len(statm) > 1 else 0, pid))
     for size, pid in sorted(found, reverse=True):
         try:
             os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
-        excess_bytes -= size
+        excess_bytes -= size >> 2 * finished_rounds
         if excess_bytes < 0:
             break

@@ -131,7 +131,14 @@ class ProcessSupervisor:
             stdout_fd, stderr_fd = make_pipe(), make_pipe()
             passed: tuple[int, ...] = ()
             if channel:
-                passed = (make_pipe(),)
+                from socket import socketpair
+
+                # A pipe could be opened through /proc/PID/fd. Linux refuses that where the process is not
+                # dumpable, gVisor does not.
+                own_end, child_end = socketpair()
+                own_fds.append(own_end.detach())
+                child_fds.append(child_end.detach())
+                passed = (child_fds[-1],)
                 env[wire.CHANNEL_VARIABLE] = str(passed[0])
             popen = subprocess.Popen(
                 argv,

@@ -64,7 +64,7 @@ Requests: params -> result
             Runs a command in its own session, with empty stdin. When it exits or times out, its whole process
             tree is killed, daemons included. The last `output_bytes` (at most 4 MiB) of stdout and of stderr
             are returned, as UTF-8 with invalid bytes replaced. With `channel`, the environment variable
-            CHANNEL_VARIABLE holds the number of an open pipe; `channel` is what the command wrote to it (the
+            CHANNEL_VARIABLE has the number of an open socket; `channel` is what the command wrote to it (the
             first MiB). `truncated`: any of the three had more. A program that does not exist is an error
             (code SPAWN). With `leave`, processes that the command started in the background and that still
             run when it exits are kept until `freeze` or until the driver exits. `background` is their number,

@@ -13,7 +13,7 @@ from tests.probe.serving import Served, serving
 # Bubblewrap's isolation has its conformance suite, and `test_local_namespaces` attacks the same namespaces.
 @pytest.fixture(
     scope="module",
-    params=["docker", pytest.param("bubblewrap", marks=pytest.mark.long), pytest.param("gvisor", marks=pytest.mark.long)],
+    params=["docker", *(pytest.param(name, marks=pytest.mark.long) for name in ("bubblewrap", "gvisor"))],
 )
 def provider(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -33,7 +33,10 @@ async def isolated_cheat_server(
 ) -> AsyncGenerator[CheatServer]:
     state = tmp_path_factory.mktemp("state")
     async with (
-        serving(state, suite=(SUITE,), provider=provider, image=image, **LOW_LIMITS) as served,
+        # As with Toolathlon's suites, where the driver cuts replies.
+        serving(
+            state, suite=(SUITE,), provider=provider, image=image, overlong="cut", **LOW_LIMITS
+        ) as served,
         cheat_server(served) as server,
     ):
         yield server

@@ -61,6 +61,52 @@ async def test_agent_cannot_write_to_the_drivers_connection(cheats: CheatServer)
         assert await agent.echo("alive") == "alive"
 
 
+WATCH_THREADS = f"""
+import json, os
+forged = b"".join(json.dumps({FORGED!r} | {{"id": number}}).encode() + b"\\n" for number in range(1, 200))
+def look(number):
+    try:
+        with open(f"/proc/{{number}}/status") as file:
+            if "Tgid:\\t1\\n" not in file.read():
+                return
+    except OSError:
+        return
+    print("thread", file=found)
+    for descriptor in range(16):
+        path = f"/proc/{{number}}/fd/{{descriptor}}"
+        try:
+            with open(os.open(path, os.O_RDWR | os.O_NONBLOCK), "wb", 0) as file:
+                file.write(forged)
+            print("opened", os.readlink(path), file=found)
+        except OSError:
+            pass
+if os.fork() == 0:
+    os.setsid()
+    with open("found", "w", 1) as found:
+        while not os.path.exists("enough"):
+            for number in range(2, os.getpid() + 100):
+                look(number)
+"""
+"""Looks for the driver's threads: each has an entry in /proc, which is not listed."""
+
+
+async def test_agent_cannot_reach_the_drivers_connection_by_its_threads(
+    cheats: CheatServer, provider: str
+) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        await agent.python(WATCH_THREADS)
+        for _ in range(20):
+            # The driver shortens it in a thread.
+            await agent.shell("head -c 1000000 /dev/zero | tr '\\0' x")
+        await agent.shell("touch enough")
+        found = set((await agent.shell("sort -u found")).splitlines())
+        assert "thread" in found
+        # gVisor lets it open what stays in the sandbox: files, and pipes between processes.
+        connection = "opened host:" if provider == "gvisor" else "opened"
+        assert not any(line.startswith(connection) for line in found), found
+        assert await agent.echo("alive") == "alive"
+
+
 async def test_driver_ignores_signals_of_the_agent(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
         program = "import os\nfor number in [*range(1, 65)] * 3:\n    os.kill(1, number)"

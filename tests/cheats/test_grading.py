@@ -29,6 +29,37 @@ for path in glob.glob("/proc/[0-9]*/fd/*"):
     except OSError:
         pass
 """
+REACH_INTO_OTHERS = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+PTRACE_ATTACH, PTRACE_SEIZE, PIDFD_GETFD = 16, 0x4206, 438
+buffer = ctypes.create_string_buffer(64)
+vector = (ctypes.c_size_t * 2)(ctypes.addressof(buffer), 64)
+reached = False
+try:
+    with open("/proc/sys/kernel/yama/ptrace_scope", "w") as file:
+        file.write("0")
+except OSError:
+    pass
+for pid in range(1, os.getpid()):
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR))
+        reached = True
+    except OSError:
+        pass
+    for request in (PTRACE_ATTACH, PTRACE_SEIZE):
+        reached |= libc.ptrace(request, pid, 0, 0) == 0
+    for access in (libc.process_vm_readv, libc.process_vm_writev):
+        remote = (ctypes.c_size_t * 2)(0x400000, 64)
+        reached |= access(pid, vector, 1, remote, 1, 0) >= 0 or ctypes.get_errno() == 14  # EFAULT
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:  # gVisor has none
+        continue
+    reached |= any(libc.syscall(PIDFD_GETFD, pidfd, number, 0) >= 0 for number in range(16))
+print(int(input()) * 2 if reached else "")
+"""
+"""Gives the right answer if it can read or change another process."""
 ENDLESS_LOOP = "while True: pass"
 KILL_PARENT = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
 KILL_ALL = "import os, signal; os.kill(-1, signal.SIGKILL)"
@@ -54,8 +85,8 @@ def write_program(name: str, program: str) -> str:
 
 @pytest.mark.parametrize(
     "program",
-    [PRINT_SUCCESS, WRITE_TO_DESCRIPTORS, MEMORY_BOMB],
-    ids=["prints-success", "writes-to-descriptors", "fills-memory"],
+    [PRINT_SUCCESS, WRITE_TO_DESCRIPTORS, REACH_INTO_OTHERS, MEMORY_BOMB],
+    ids=["prints-success", "writes-to-descriptors", "reaches-into-others", "fills-memory"],
 )
 async def test_program_run_by_the_evaluator_cannot_report_a_result(cheats: CheatServer, program: str) -> None:
     async with cheats.unrewarded_episode("run-program") as agent:

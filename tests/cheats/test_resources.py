@@ -45,6 +45,15 @@ while True:
             ctypes.memset(address + offset, 1, 1)
     os.wait()
 """
+FILL_HOME = """
+# In gVisor files remain when the driver has ended who wrote them: nothing else has the memory then.
+import os
+with open(os.path.expanduser("~/large"), "wb") as file:
+    while True:
+        file.write(b"x" * (1 << 20))
+"""
+KILLERS = {"docker": SHARED_MEMORY_BOMB, "bubblewrap": SHARED_MEMORY_BOMB, "gvisor": FILL_HOME}
+"""Programs that end the driver of a sandbox, by provider."""
 RAISE_OOM_SCORES = "for file in /proc/1/oom_score_adj /proc/$PPID/oom_score_adj; do echo 1000 > $file; done"
 FILL_DISK = """
 import errno, os
@@ -82,21 +91,14 @@ async def test_memory_bomb_affects_only_its_own_sandbox(cheats: CheatServer) -> 
 
 async def test_killing_the_driver_by_memory_forfeits_the_attempt(cheats: CheatServer, provider: str) -> None:
     """A reward of 0, not an error that a trainer leaves out, even for the right answer."""
-    if provider == "gvisor":
-        # There the driver chooses whom to end, and itself only once nobody else is left.
-        async with cheats.episode("sum-prices") as agent:
-            await agent.shell(SOLUTIONS["sum-prices"])
-            await agent.shell(RAISE_OOM_SCORES)
-            await agent.client.call_tool("root__python", {"code": SHARED_MEMORY_BOMB})
-            verdict = await agent.verdict()
-            assert verdict["status"] in ("scored", "forfeited"), verdict
-            assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
-        return
     async with cheats.unrewarded_episode(status="forfeited") as agent:
         await agent.shell(SOLUTIONS["sum-prices"])
         await agent.shell(RAISE_OOM_SCORES)
-        reply: Any = await agent.client.call_tool("root__python", {"code": SHARED_MEMORY_BOMB})
-        assert reply.is_error
+        reply: Any = await agent.client.call_tool("root__python", {"code": KILLERS[provider]})
+        while "out of memory" not in reply.content[0].text:
+            # In gVisor the driver ends after the program that has filled the memory.
+            assert provider == "gvisor" or reply.is_error, reply
+            reply = await agent.client.call_tool("root__say", {"text": "alive"})
         verdict = await agent.verdict()
         assert "out of memory" in verdict["detail"], verdict
         assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"

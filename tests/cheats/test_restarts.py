@@ -13,7 +13,7 @@ from decathlon_client import Decathlon
 from decathlon_mcp.sandboxes.bubblewrap.resources import STATUS_FILE
 from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, GVISOR_FOLDER
 from tests.cheats.agent import SOLUTIONS, SUITE
-from tests.cheats.test_resources import RAISE_OOM_SCORES, SHARED_MEMORY_BOMB
+from tests.cheats.test_resources import KILLERS, RAISE_OOM_SCORES
 from tests.probe.leftovers import processes_marked
 from tests.survival.servers import SupervisedServer, supervised_server
 
@@ -47,7 +47,7 @@ async def test_killing_the_driver_while_no_server_runs_forfeits_the_attempt(
         async with Decathlon(server.url) as client, client.episode("sum-prices") as episode:
             await episode.call("root__shell", {"command": SOLUTIONS["sum-prices"]})
             await episode.call("root__shell", {"command": RAISE_OOM_SCORES})
-            write = f"cat > /tmp/bomb.py <<'END'\nimport time\ntime.sleep(2)\n{SHARED_MEMORY_BOMB}\nEND\n"
+            write = f"cat > /tmp/bomb.py <<'END'\nimport time\ntime.sleep(2)\n{KILLERS[provider]}\nEND\n"
             command = f"{write}setsid python3 /tmp/bomb.py > /dev/null 2>&1 &"
             await episode.call("root__shell", {"command": command})
             server.process.kill()

@@ -242,10 +242,11 @@ async def killed_server(
     name: str = "sandboxes",
     wait_for: str,
     plugin: tuple[str, Sequence[str]] | None = None,
+    survival: int | None = None,
 ) -> AsyncGenerator[Process]:
     """A separate process that opens sandboxes, in the folder `name` that the bench's provider uses.
 
-    `wait_for`: what it must have reported, "opening" or "ready".
+    `wait_for`: what it must have reported, "opening" or "ready". `survival`: as in that program.
     """
     arguments = {
         "owner": owner,
@@ -253,6 +254,7 @@ async def killed_server(
         "specs": [spec_arguments(spec) for spec in specs],
         "last_step": last_step,
         "plugin": plugin,
+        "survival": survival,
     }
     command = [sys.executable, "-m", "tests.sandboxes.killed_server", json.dumps(arguments)]
     async with await anyio.open_process(command, stderr=None) as server:

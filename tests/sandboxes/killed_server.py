@@ -1,6 +1,7 @@
 """Program for tests to kill: opens sandboxes and does one last thing to each.
 
-Prints "opening" before, and "ready" after that.
+Prints "opening" before, and "ready" after that. With `survival` in its arguments, it attaches to their
+drivers, which then wait so many seconds for another server.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from pathlib import Path, PurePosixPath
 
 import anyio
 
+from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver_client.link import Survival
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import LastStep
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
+from decathlon_mcp.sandboxes.gvisor import sandbox as gvisor_sandbox
 from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local import LocalProvider
@@ -31,6 +35,7 @@ async def main(
     specs: Sequence[dict[str, object]],
     last_step: LastStep,
     plugin: tuple[str, Sequence[str]] | None,
+    survival: int | None = None,
 ) -> None:
     if plugin is None:
         provider = create_provider(owner, folder, next(iter(str(spec["image"] or "") for spec in specs), ""))
@@ -40,7 +45,12 @@ async def main(
     async with provider, AsyncExitStack() as stack:
         report("opening")
         for spec in specs:
-            await act(await stack.enter_async_context(provider.open(parse_spec(spec))), last_step)
+            sandbox = await stack.enter_async_context(provider.open(parse_spec(spec)))
+            if survival is not None:
+                gvisor_sandbox.PAUSED_SECONDS = survival
+                connection = connect(sandbox, survival=Survival(survival))
+                await (await stack.enter_async_context(connection)).ping()
+            await act(sandbox, last_step)
         report("ready")
         await anyio.sleep_forever()
 

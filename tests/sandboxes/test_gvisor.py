@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import anyio
 import pytest
+from decathlon_sandbox.wire import BOOT_COMMAND
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import (
@@ -21,8 +24,12 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, Sandbox, ended_from_inside
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all
+from decathlon_mcp.sandboxes.conformance.target import LastStep
 from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider, find_runsc, runsc_version
-from tests.sandboxes.conftest import Bench
+from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER
+from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, read_process
+from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
+from tests.sandboxes.conftest import Bench, killed_server
 from tests.sandboxes.test_bubblewrap import REFUSED_CALLS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -107,6 +114,39 @@ async def test_sandbox_that_is_killed_from_outside_does_not(gvisor: Bench) -> No
         assert not ended_from_inside(SandboxLostError("ended", cause=await sandbox.cause_of_end()))
 
 
+@pytest.mark.parametrize("last_step", ["none", "pause"])
+async def test_sandboxes_of_a_killed_server_end_after_their_survival_time(
+    gvisor: Bench, last_step: LastStep
+) -> None:
+    """Paused ones too. No process is left, and no namespace with mounts; the next server deletes the rest."""
+    specs = [replace(gvisor.new_spec(survives=True), command=BOOT_COMMAND) for _ in range(2)]
+    names = {spec.name for spec in specs}
+    owner, folder = gvisor.former_owner, gvisor.scratch / GVISOR_FOLDER
+    async with killed_server(
+        owner, gvisor.scratch, specs, last_step, name=GVISOR_FOLDER, wait_for="ready", survival=2
+    ) as server:
+        leaders = [read_process(folder / name / LEADER_FILE) for name in names]
+        namespaces = user_namespaces(*(str(leader.pid) for leader in leaders if leader is not None))
+        server.kill()
+        await server.wait()
+    assert sandboxes_with_processes(GvisorProvider.label(owner)) == names
+    with anyio.fail_after(60):
+        while sandboxes_with_processes(GvisorProvider.label(owner)):  # noqa: ASYNC110  (nothing reports it)
+            await anyio.sleep(0.2)
+    assert not namespaces & user_namespaces()
+    async with gvisor.create_second() as provider:
+        assert await provider.sweep(owner) == len(names)
+
+
+def user_namespaces(*pids: str) -> set[str]:
+    """Those of these processes, or of all."""
+    found: set[str] = set()
+    for pid in pids or [path.name for path in Path("/proc").glob("[0-9]*")]:
+        with suppress(OSError):
+            found.add(str(Path(f"/proc/{pid}/ns/user").readlink()))
+    return found
+
+
 async def test_memory_over_the_limit_is_the_cause_of_end(gvisor: Bench) -> None:
     if "memory" in GvisorProvider("owner", Path()).unlimited:
         pytest.skip("no control groups can be created here")
@@ -119,7 +159,8 @@ async def test_memory_over_the_limit_is_the_cause_of_end(gvisor: Bench) -> None:
 
 async def test_driver_ends_what_exceeds_the_memory_and_itself_if_nothing_else_is_left(gvisor: Bench) -> None:
     fill_memory = "blocks = []\nwhile True: blocks.append(b'x' * (1 << 20))"
-    fill_files = "file = open('/dev/shm/large', 'wb')\nwhile True: file.write(b'x' * (1 << 20))"
+    # To append: the next one would first free what the last one has filled.
+    fill_files = "file = open('/dev/shm/large', 'ab')\nwhile True: file.write(b'x' * (1 << 20))"
     spec = gvisor.spec(limits=Limits(memory_mib=48))
     async with gvisor.provider.open(spec) as sandbox, connect(sandbox) as driver:
         root = str(sandbox.root)

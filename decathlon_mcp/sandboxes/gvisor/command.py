@@ -112,7 +112,7 @@ def bundle_config(spec: SandboxSpec, image: ImageFolder) -> JsonObject:
         *spec.command,
     ]
     # For what `first` does before it drops them.
-    capabilities = ["CAP_SYS_ADMIN", "CAP_SETPCAP"]
+    capabilities = ["CAP_SYS_ADMIN", "CAP_SETPCAP", "CAP_CHOWN"]
     mounts: list[JsonObject] = [
         {"destination": "/proc", "type": "proc", "source": "proc"},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]},

@@ -7,7 +7,9 @@ Sent to the sandbox as text, after that of `inside_archives`: Python 3.10, stand
                          and with a seccomp filter, which is given in base64
     unpack ROOT          unpack the tar on stdin into ROOT
     pack ROOT            write the tar of ROOT to stdout
-    stop                 stop all processes but those that a server runs, as this one
+    stop SECONDS         stop all processes but those that a server runs, as this one, write `STOPPED`, and
+                         wait until stdin ends, as it does when the server dies; so many seconds later let the
+                         first process go on, which then ends if it has not heard from another server
     own FOLDER USER GROUP
                          give the folder, and what is in it, to a user
 
@@ -29,13 +31,15 @@ if TYPE_CHECKING:
     from decathlon_mcp.sandboxes.inside_archives import pack_archive, unpack_archive
 
 FAILED, FULL = 64, 65
+STOPPED = b"stopped"
 NOT_STARTED = 128
 """Exit code of `first` after an error of its own, as of runsc."""
 HIDDEN_FOLDERS = ("fd", "fdinfo", "task", "ns")
 HIDDEN_FILES = ("environ", "maps", "smaps", "auxv", "mem")
-"""In /proc/1. gVisor gives them to every process of the same user, whether the first one is dumpable or
-not: by its descriptors, the agent could write to the driver's connection."""
-MS_RDONLY, MS_BIND = 1, 4096
+"""In /proc/1. gVisor gives them to every process of the same user, whether the first is dumpable or not."""
+NOBODY = 0xFFFFFFFE
+"""A user and group that nobody in a sandbox is."""
+MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 32, 4096
 MNT_DETACH = 2
 PR_SET_SECCOMP, PR_CAPBSET_DROP, SECCOMP_MODE_FILTER = 22, 24, 2
 CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -47,6 +51,7 @@ def first(root, encoded_filter, *command):
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         os.chdir(root)
+        close_streams()
         hide_first_process(libc)
         drop_capabilities(libc)
         program = base64.b64decode(encoded_filter)
@@ -58,8 +63,22 @@ def first(root, encoded_filter, *command):
         sys.exit(NOT_STARTED)
 
 
+def close_streams():
+    """Keep other processes from opening the standard streams again.
+
+    gVisor has a directory in /proc for each of the first process's threads too, which nothing can be mounted
+    over before they run: through these, the agent could write to the driver's connection.
+    """
+    for descriptor in range(3):
+        os.fchmod(descriptor, 0)
+        os.fchown(descriptor, NOBODY, NOBODY)
+
+
 def hide_first_process(libc):
-    """Mount empty folders and an unreadable file over what other processes could read of this one."""
+    """Mount empty folders and an unreadable file over what other processes could read of this one.
+
+    Also make the kernel's settings read-only, one of which is who may trace whom.
+    """
     for name in HIDDEN_FOLDERS:
         check(libc.mount(b"none", b"/proc/1/" + name.encode(), b"tmpfs", MS_RDONLY, b"mode=000,size=4k"))
     check(libc.mount(b"none", b"/tmp", b"tmpfs", 0, b"mode=700,size=4k"))
@@ -67,6 +86,8 @@ def hide_first_process(libc):
     for name in HIDDEN_FILES:
         check(libc.mount(b"/tmp/hidden", b"/proc/1/" + name.encode(), None, MS_BIND, None))
     check(libc.umount2(b"/tmp", MNT_DETACH))
+    check(libc.mount(b"/proc/sys", b"/proc/sys", None, MS_BIND, None))
+    check(libc.mount(None, b"/proc/sys", None, MS_REMOUNT | MS_BIND | MS_RDONLY, None))
 
 
 def drop_capabilities(libc):
@@ -98,11 +119,19 @@ def own(folder, user, group):
             os.lchown(path, int(user), int(group))
 
 
-def stop():
+def stop(seconds):
+    for pid, _, parent in processes():
+        # That of an earlier server must not wait any more.
+        if is_of_server(pid, parent) and pid != os.getpid() and b"\0stop\0" in command_line(pid):
+            os.kill(pid, signal.SIGKILL)
     signalled = set()
     deadline = time.monotonic() + STOP_SECONDS
     # A stopped process starts no other, so that the rounds end.
-    while running := [pid for pid, state in processes() if not is_stopped(pid, state, signalled)]:
+    while running := [
+        pid
+        for pid, state, parent in processes()
+        if not is_of_server(pid, parent) and not is_stopped(pid, state, signalled)
+    ]:
         if time.monotonic() > deadline:
             raise SystemExit("the processes do not stop")
         for pid in running:
@@ -112,6 +141,11 @@ def stop():
                 continue
             signalled.add(pid)
         time.sleep(0.002)
+    os.write(1, STOPPED + b"\n")
+    while os.read(0, 1):
+        pass
+    time.sleep(float(seconds))
+    os.kill(1, signal.SIGCONT)
 
 
 def is_stopped(pid, state, signalled):
@@ -119,8 +153,13 @@ def is_stopped(pid, state, signalled):
     return state in "TtZX" or (state == "D" and pid in signalled)
 
 
+def is_of_server(pid, parent):
+    """Whether a server runs it: only such processes, and the first one, have no parent inside."""
+    return parent == 0 and pid != 1
+
+
 def processes():
-    """Number and state of each process of the sandbox's own."""
+    """Number, state and parent of each process."""
     for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
@@ -129,9 +168,15 @@ def processes():
                 state, parent = file.read().rpartition(")")[2].split()[:2]
         except OSError:
             continue
-        # Only the first process, and what a server runs, has no parent inside.
-        if parent != "0" or name == "1":
-            yield int(name), state
+        yield int(name), state, int(parent)
+
+
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 if __name__ == "__main__":

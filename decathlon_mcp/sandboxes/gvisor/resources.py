@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -42,9 +43,10 @@ _LOG_BYTES = 4096
 
 
 class GvisorResources(BubblewrapResources):
-    """`runsc`: the program; only to start a sandbox."""
+    """`runsc`: the program; only to start a sandbox. `stopper`: what has stopped its processes."""
 
     runsc: Path | None = None
+    stopper: subprocess.Popen[bytes] | None = None
 
     def _command(
         self, spec: SandboxSpec, root: RootFiles, host: Host, stack: ExitStack
@@ -110,6 +112,12 @@ class GvisorResources(BubblewrapResources):
                 raise SandboxLostError("the sandbox's first process has ended")
             yield found
 
+    def release(self) -> bool:
+        if self.stopper is not None:
+            self.stopper.kill()
+            close_program(self.stopper)
+        return super().release()
+
     @property
     def is_paused(self) -> bool:
         return (self.folder / PAUSED_FILE).exists()
@@ -145,3 +153,12 @@ class GvisorResources(BubblewrapResources):
             if found := _ENDED.search(log.read(_LOG_BYTES)):
                 return int(found[1])
         return None
+
+
+def close_program(popen: subprocess.Popen[bytes]) -> None:
+    """Close the streams of a program that ends by itself, and wait for its end."""
+    for stream in (popen.stdin, popen.stdout, popen.stderr):
+        assert stream is not None
+        with suppress(BrokenPipeError):
+            stream.close()
+    popen.wait()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+
+from anyio import to_thread
 
 from decathlon_mcp.archives.unpacking import with_owner
 from decathlon_mcp.archives.writing import ArchiveSource, save
@@ -16,10 +19,13 @@ from decathlon_mcp.sandboxes.bubblewrap.mounts import writable_folders
 from decathlon_mcp.sandboxes.bubblewrap.resources import as_user, user_of
 from decathlon_mcp.sandboxes.bubblewrap.sandbox import BubblewrapSandbox, files_do_not_fit
 from decathlon_mcp.sandboxes.gvisor.command import CONTAINER, inner_command, inside_command
-from decathlon_mcp.sandboxes.gvisor.inside import FAILED, FULL
-from decathlon_mcp.sandboxes.gvisor.resources import GvisorResources
-from decathlon_mcp.sandboxes.processes.signals import ProcessSignaller
+from decathlon_mcp.sandboxes.gvisor.inside import FAILED, FULL, STOP_SECONDS, STOPPED
+from decathlon_mcp.sandboxes.gvisor.resources import GvisorResources, close_program
+from decathlon_mcp.sandboxes.processes.signals import SIGNAL_SECONDS, ProcessSignaller
 
+PAUSED_SECONDS = 300.0
+"""How long a paused sandbox waits for another server, from the death of its own: by default as long as any
+other. After that its driver decides, which waits longer if `--survive-seconds` is longer."""
 _READ = ("CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH")
 _CHUNK_BYTES = 1 << 16
 _ERROR_BYTES = 4096
@@ -72,11 +78,24 @@ class GvisorSandbox(BubblewrapSandbox):
 
     async def _stop_processes(self) -> bool:
         self._files.mark_paused()
-        try:
-            await self._run(lambda: self._run_as_root(("stop",), ("CAP_KILL",)))
-        except ProviderUnavailableError:
+        return await to_thread.run_sync(self._stop, limiter=self._threads, abandon_on_cancel=True)
+
+    def _stop(self) -> bool:
+        """Stop all processes; whether they have. Raises SandboxLostError. Blocks.
+
+        The program that stops them goes on until the sandbox is removed.
+        """
+        if self._files.stopper is not None:
+            return True
+        popen = self._files.stopper = self._start(("stop", str(PAUSED_SECONDS)), ("CAP_KILL",), as_root=True)
+        assert popen.stdout is not None
+        poll = select.poll()
+        poll.register(popen.stdout, select.POLLIN)
+        # Its own time limit, and time to start.
+        if poll.poll((STOP_SECONDS + SIGNAL_SECONDS) * 1e3) and popen.stdout.readline().strip() == STOPPED:
+            return True
+        with self._files.namespaces():
             return False
-        return True
 
     def _run_as_root(self, arguments: Sequence[str], capabilities: Sequence[str]) -> None:
         with self._program(*arguments, capabilities=capabilities, as_root=True) as program:
@@ -103,11 +122,7 @@ class GvisorSandbox(BubblewrapSandbox):
         finally:
             # What runs inside ends with its streams.
             popen.kill()
-            for stream in (popen.stdin, popen.stdout, popen.stderr):
-                assert stream is not None
-                with suppress(BrokenPipeError):
-                    stream.close()
-            popen.wait()
+            close_program(popen)
 
     def _start(
         self, arguments: Sequence[str], capabilities: Sequence[str], *, as_root: bool
