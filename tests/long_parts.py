@@ -32,6 +32,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "publishing": (*_PYTEST, "tests/packaging/publishing.py"),
     "many files": (*_PYTEST, "tests/cheats/many_files.py"),
     "podman": (*_PYTEST, "tests/sandboxes/podman.py"),
+    "gvisor": ("-m", "tests.sandboxes.all_of_gvisor"),
     "ray": (*_PYTEST, "tests/ray/three_nodes.py"),
     "fuzz of HTTP": ("-m", "tests.fuzz.http", "--minutes", "5"),
     "fuzz of driver lines": ("-m", "tests.fuzz.driver_line", "--minutes", "5"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import anyio
@@ -95,7 +96,8 @@ async def test_program_run_by_the_evaluator_cannot_report_a_result(cheats: Cheat
 
 ATTACKS = {
     "never-ends": ("await-program", "loop", ENDLESS_LOOP, "did not end in time"),
-    "forks": ("await-program", "loop", FORK_BOMB, "did not end in time"),
+    # On a busy machine, the processes leave the driver no time to answer.
+    "forks": ("await-program", "loop", FORK_BOMB, "did not end in time|no answer to run"),
     "kills-its-parent": ("run-program", "double", KILL_PARENT, "was killed: signal 9"),
     "kills-all": ("run-program", "double", KILL_ALL, "was killed: signal 9"),
 }
@@ -108,7 +110,7 @@ async def test_breaking_or_blocking_the_evaluator_forfeits_the_attempt(
     async with cheats.unrewarded_episode(task, status="forfeited") as agent:
         await agent.python(write_program(name, program))
         verdict = await agent.verdict()
-        assert reason in verdict["detail"]
+        assert re.search(reason, verdict["detail"])
         assert verdict["success"] is False
         assert await agent.verdict() == verdict
 
