@@ -22,9 +22,10 @@ from statistics import median
 
 import anyio
 
-from benchmarks.machine import machine
+from benchmarks.machine import available_memory_mib, machine
 from benchmarks.samples import Measurement, Samples, measure_in_turns
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
+from decathlon_mcp.errors import DriverError
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import (
     HostProvider,
@@ -37,11 +38,53 @@ from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.types import Network
+from decathlon_mcp.types import JsonObject, Network
 
 WARM_UP = 3
 SIDE_BY_SIDE = 8
 """Sandboxes whose memory is measured together."""
+SERVER = """
+from mcp.server import MCPServer
+server = MCPServer("echo")
+@server.tool()
+def say(text: str) -> str:
+    return text
+server.run()
+"""
+SERVERS = [f"server{number}" for number in range(4)]
+GIT = """
+set -e
+git init -q repository
+cd repository
+git config user.email a@b
+git config user.name a
+for i in $(seq 300); do echo $i > file$i; done
+git add .
+git commit -qm all
+git status
+"""
+SQLITE = """
+import sqlite3
+base = sqlite3.connect("base", isolation_level=None)
+base.execute("create table numbers (n, text)")
+for n in range(200):
+    base.execute("insert into numbers values (?, ?)", (n, "x" * 100))
+base.execute("begin")
+base.executemany("insert into numbers values (?, ?)", ((n, str(n)) for n in range(100_000)))
+base.execute("commit")
+assert base.execute("select count(*) from numbers where text like '%99%'").fetchone()[0]
+"""
+PROGRAMS: dict[str, list[str]] = {
+    "git: add and commit 300 files": ["sh", "-c", GIT],
+    "SQLite: 200 transactions, and a query over 100,000 rows": ["python3", "-c", SQLITE],
+    "Chromium: print a page": [
+        *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        *("--dump-dom", "data:text/html,<p>page</p>"),
+    ],
+}
+"""Programs of an image that has them all, and the MCP SDK 2."""
+PROGRAM_ROUNDS = 3
+_SERVER_STEPS = ("start four Python servers", "request to one of them")
 PLAIN, NAMESPACES, NETWORK = "none", "namespaces", "namespaces and a network"
 
 
@@ -127,15 +170,23 @@ async def measure_images(image: Path, rounds: int) -> dict[str, dict[str, float]
                     steps.setdefault(step, {}).setdefault(provider.name, []).append(seconds * 1e3)
         for step, found in steps.items():
             results[f"{step}, ms"] = {name: median(values[WARM_UP:]) for name, values in found.items()}
+        for _ in range(PROGRAM_ROUNDS):
+            for provider, name in available.items():
+                spec = SandboxSpec(f"{owner}-{next(numbers)}", BOOT_COMMAND, PurePosixPath("/episode"), name)
+                for step, seconds in (await _program_steps(provider, spec)).items():
+                    steps.setdefault(step, {}).setdefault(provider.name, []).append(seconds * 1e3)
+        for step in (*PROGRAMS, *_SERVER_STEPS):
+            if step in steps:
+                results[f"{step}, ms"] = {name: median(values) for name, values in steps[step].items()}
         results["memory of one, MiB"] = {}
         for provider, name in available.items():
             async with AsyncExitStack() as opened:
-                before = _available_mib()
+                before = available_memory_mib()
                 for _ in range(SIDE_BY_SIDE):
                     spec = SandboxSpec(f"{owner}-{next(numbers)}", BOOT_COMMAND, PurePosixPath("/e"), name)
                     sandbox = await opened.enter_async_context(provider.open(spec))
                     await opened.enter_async_context(connect(sandbox))
-                used = (before - _available_mib()) / SIDE_BY_SIDE
+                used = (before - available_memory_mib()) / SIDE_BY_SIDE
             results["memory of one, MiB"][provider.name] = used
     return results
 
@@ -164,9 +215,40 @@ async def _steps(provider: Provider, spec: SandboxSpec, folder: Path) -> dict[st
     return found
 
 
-def _available_mib() -> float:
-    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) / 1024
+async def _program_steps(provider: Provider, spec: SandboxSpec) -> dict[str, float]:
+    """Seconds that programs of the image and four servers take; nothing for what the image does not have."""
+    found: dict[str, float] = {}
+    async with provider.open(spec) as sandbox, connect(sandbox) as driver:
+        root = str(sandbox.root)
+        for step, command in PROGRAMS.items():
+            moment = time.perf_counter()
+            try:
+                result = await driver.run(command, cwd=root, timeout_seconds=120)
+            except DriverError:
+                continue
+            if result.exit_code == 0:
+                found[step] = time.perf_counter() - moment
+        settings: JsonObject = {
+            "command": "python3",
+            "args": ["-c", SERVER],
+            "env": {},
+            "inherit": "all",
+            "cwd": root,
+        }
+        await driver.define([{"name": name, **settings} for name in SERVERS])
+        moment = time.perf_counter()
+        try:
+            await driver.start(SERVERS, deadline_seconds=120)
+        except DriverError:
+            return found
+        found[_SERVER_STEPS[0]] = time.perf_counter() - moment
+        seconds: list[float] = []
+        for number in range(40):
+            moment = time.perf_counter()
+            await driver.list_tools(SERVERS[number % len(SERVERS)], timeout_seconds=60)
+            seconds.append(time.perf_counter() - moment)
+        found[_SERVER_STEPS[1]] = median(seconds)
+    return found
 
 
 def image_page(results: dict[str, dict[str, float]], rounds: int) -> Iterator[str]:
@@ -176,13 +258,14 @@ def image_page(results: dict[str, dict[str, float]], rounds: int) -> Iterator[st
     yield ""
     yield from (f"- {name}: {value}" for name, value in machine().items())
     yield ""
-    yield f"{rounds} sandboxes of each kind, one at a time and in turns; medians. Memory: of {SIDE_BY_SIDE}"
-    yield "side by side, each with its driver alone."
+    yield f"{rounds} sandboxes of each kind, {PROGRAM_ROUNDS} for programs and servers, in turns; medians."
+    yield f"Memory: of {SIDE_BY_SIDE} side by side, each with its driver alone; only on an idle machine."
     yield ""
     yield f"| step | {' | '.join(names)} |"
     yield f"| --- |{' ---: |' * len(names)}"
     for step, values in results.items():
-        yield f"| {step} | {' | '.join(f'{values[name]:.1f}' for name in names)} |"
+        figures = (f"{values[name]:.1f}" if name in values else "–" for name in names)
+        yield f"| {step} | {' | '.join(figures)} |"
 
 
 def main() -> int:
