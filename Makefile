@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # More than the cores: most tests wait for processes and containers.
 JOBS ?= 6
+# A process gets tests that stand together, which share fixtures.
+PARALLEL = -n $(JOBS) --dist worksteal
 UV ?= uv
 # mitmproxy pins versions that the server cannot have, so it has an environment of its own. The server finds it
 # next to the one that it runs in.
@@ -41,7 +43,7 @@ check: build/.compiled
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -n $(JOBS) -m "$(FAST)" $(PYTEST)
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST)
 
 # What `make test` runs needs neither an engine nor more than five minutes on two idle cores.
 FAST := not docker and not slow and not long
@@ -55,7 +57,7 @@ test-all: test
 	@$(MAKE) --no-print-directory test-rest
 
 test-rest: $(VENV)/.installed-dev build/.compiled
-	$(BIN)/python -m pytest -n $(JOBS) -m "(docker or slow) and not long" $(PYTEST)
+	$(BIN)/python -m pytest $(PARALLEL) -m "(docker or slow) and not long" $(PYTEST)
 
 test-long: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.long_parts
