@@ -28,6 +28,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "trainers": (*_PYTEST, "tests/trainers/trainers.py"),
     "evaluating": (*_PYTEST, "tests/trainers/evaluating.py"),
     "collectors": (*_PYTEST, "tests/telemetry/collectors.py"),
+    "browsers": (*_PYTEST, "tests/web/browsers.py"),
     "bundle": (*_PYTEST, "tests/packaging/bundle.py"),
     "publishing": (*_PYTEST, "tests/packaging/publishing.py"),
     "many files": (*_PYTEST, "tests/cheats/many_files.py"),

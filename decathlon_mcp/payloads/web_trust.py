@@ -38,7 +38,9 @@ CERTIFICATES = Path("/etc/ssl/certs")
 PACKAGE_BUNDLES = ("certifi/cacert.pem", "pip/_vendor/certifi/cacert.pem", "httplib2/cacerts.txt")
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 SKIPPED = {"node_modules", "__pycache__", ".git"}
-POLICY_FOLDERS = ("/etc/chromium/policies/managed", "/etc/opt/chrome/policies/managed")
+POLICY_FOLDERS = tuple(
+    f"/etc/{product}/policies/managed" for product in ("chromium", "opt/chrome", "opt/chrome_for_testing")
+)
 MAX_FOLDERS = 50_000
 MAX_DEPTH = 9
 PROGRAM_SECONDS = 20

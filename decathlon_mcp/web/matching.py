@@ -1,8 +1,9 @@
 """Which requests are the same, and what of them may be stored.
 
 Two requests are the same if method, address and body are, apart from credentials, cache busters, the order of
-query parameters, and the spelling of forms and JSON. Responses to the same request can differ by the headers
-`Accept` and `Range`: these are a request's variant.
+query parameters, and the spelling of forms and JSON. Scripts of pages also put the time, or a random
+fraction, into parameters of any name: these count as cache busters too. Responses to the same request can
+differ by the headers `Accept` and `Range`: these are a request's variant.
 
 Nothing here stores a credential. Request headers and bodies are never stored, only digests of what
 distinguishes requests; credentials in an address are replaced by `REDACTED`, before anything is compared, so
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,6 +46,12 @@ _TOKEN_MEMBERS = re.compile(
     rb'("(?:access_token|refresh_token|id_token|client_secret|api_key|password)"\s*:\s*")(?:[^"\\]|\\.)*(")'
 )
 _CACHE_BUSTER = re.compile(r"_|cb|cache_?bust(?:er)?|nocache")
+_FRACTION = re.compile(r"0\.\d{14,}")
+"""As JavaScript prints nearly all numbers of `Math.random`, and people write none."""
+_TIME = re.compile(r"(\d{10})(\d{3}|\d{6}|\.\d+)?")
+"""Unix time in seconds, milliseconds or microseconds."""
+_NOW_SECONDS = 300
+"""A time so close to the request's own was read from a clock for it. A page may be open for minutes."""
 _DROPPED_HEADERS = frozenset(
     {
         *(
@@ -56,7 +64,6 @@ _DROPPED_HEADERS = frozenset(
         ),
         *("connection", "keep-alive", "proxy-connection", "trailer", "transfer-encoding", "upgrade"),
         *("alt-svc", "clear-site-data", "content-encoding", "nel", "public-key-pins", "report-to"),
-        "strict-transport-security",
     }
 )
 """Headers of a response that are not stored: credentials, and what concerns one connection only."""
@@ -94,10 +101,19 @@ def normal_url(url: str) -> str:
     pairs = [
         (name, REDACTED if is_secret_name(name) and value else value)
         for name, value in parse_qsl(parts.query, keep_blank_values=True, max_num_fields=None)
-        if not (_CACHE_BUSTER.fullmatch(name) and value.replace(".", "").isdecimal())
+        if not _is_cache_buster(name, value)
     ]
     pairs.sort(key=lambda pair: pair[0])
     return urlunsplit((parts.scheme.lower(), _normal_host(parts), parts.path or "/", urlencode(pairs), ""))
+
+
+def _is_cache_buster(name: str, value: str) -> bool:
+    """Whether a query parameter only tells a request from an earlier one."""
+    if _CACHE_BUSTER.fullmatch(name):
+        return value.replace(".", "").isdecimal()
+    moment = _TIME.fullmatch(value)
+    is_now = moment is not None and abs(int(moment[1]) - time.time()) < _NOW_SECONDS
+    return is_now or _FRACTION.fullmatch(value) is not None
 
 
 def is_secret_name(name: str) -> bool:

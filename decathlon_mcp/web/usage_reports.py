@@ -1,7 +1,8 @@
-"""Reports about their own use that programs and pages send, which are no part of what a task sees of the web.
+"""Reports about their own use that programs and pages send, and what Chromium asks for itself.
 
-Their bodies differ each time and their times depend on the machine, so that no recording could answer them.
-The proxy accepts them in every mode: they are not sent, not recorded and not counted.
+They are no part of what a task sees of the web. They differ each time and their times depend on the machine,
+so that no recording could answer them. The proxy accepts them in every mode: they
+are not sent, not recorded and not counted.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ HOSTS = (
     *("ingest.sentry.io", "ingest.us.sentry.io", "ingest.de.sentry.io"),
     *("i.posthog.com", "app.posthog.com", "api.segment.io"),
     *("api.mixpanel.com", "api-js.mixpanel.com", "api.amplitude.com", "api2.amplitude.com"),
-    # Chromium: updates, and lists of dangerous sites.
+    # Chromium: updates, the time, experiments, dictionaries, forms, and lists of dangerous sites.
     *("update.googleapis.com", "safebrowsing.googleapis.com", "optimizationguide-pa.googleapis.com"),
+    *("clients2.google.com", "clientservices.googleapis.com", "content-autofill.googleapis.com"),
+    *("redirector.gvt1.com", "edgedl.me.gvt1.com"),
 )
-"""Hosts that only receive such reports, with their subdomains."""
+"""Hosts that only receive such requests, with their subdomains."""
 
 
 def is_usage_report(url: str) -> bool:
-    """Whether a request to this address is such a report."""
+    """Whether a request to this address is one of these."""
     try:
         host = (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:

@@ -11,6 +11,8 @@ from decathlon_mcp.web.exchanges import Headers, WebRequest, WebResponse
 from decathlon_mcp.web.matching import is_secret_name, normal_url, request_key, storable
 
 SECRET = "abcdefgh12345678"
+HSTS = ("Strict-Transport-Security", "max-age=86400")
+"""A browser that has it asks for other addresses."""
 
 
 def get(url: str, *headers: tuple[str, str]) -> WebRequest:
@@ -34,6 +36,23 @@ def post(body: bytes, content_type: str) -> WebRequest:
 )
 def test_spellings_of_an_address_are_the_same_request(one: str, other: str) -> None:
     assert request_key(get(one)) == request_key(get(other))
+
+
+def test_times_and_fractions_that_a_script_adds_do_not_distinguish_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)
+    plain = request_key(get("https://a.example/p?q=x"))
+    for added in ("at=1800000000", "t=1799999940123", "end=1800000060123456", "lot=0.31683706663708666"):
+        assert request_key(get(f"https://a.example/p?{added}&q=x")) == plain, added
+    for own in (
+        "at=1700000000",
+        "t=1800000301000",
+        "id=18000000001",
+        "lat=0.316837",
+        "lot=1.31683706663708666",
+    ):
+        assert request_key(get(f"https://a.example/p?{own}&q=x")).digest != plain.digest, own
 
 
 @pytest.mark.parametrize(
@@ -130,9 +149,9 @@ def test_a_stored_response_has_no_credential() -> None:
 
 
 def test_headers_of_a_connection_are_not_stored_but_the_length_of_a_head() -> None:
-    headers = Headers((("Content-Length", "7"), ("Transfer-Encoding", "chunked"), ("ETag", '"1"')))
+    headers = Headers((("Content-Length", "7"), ("Transfer-Encoding", "chunked"), HSTS))
     response = WebResponse(200, "OK", headers, b"")
-    assert storable(get("http://a.example/"), response).headers.items == (("ETag", '"1"'),)
+    assert storable(get("http://a.example/"), response).headers.items == (HSTS,)
     head = WebRequest("HEAD", "http://a.example/")
     assert storable(head, response).headers.get("content-length") == "7"
 

@@ -169,7 +169,7 @@ async def test_reports_of_use_are_accepted_without_the_site_and_not_counted(
     recording: Recording, mode: Mode
 ) -> None:
     each = session(recording, mode)
-    for host in ("mobile.events.data.microsoft.com", "www.google-analytics.com.", "api.segment.io:443"):
+    for host in ("mobile.events.data.microsoft.com", "www.google-analytics.com.", "clients2.google.com:443"):
         answer = await each.answer(WebRequest("POST", f"https://{host}/collect", body=b"{}"))
         assert isinstance(answer, WebResponse)
         assert answer.status == 204
