@@ -32,6 +32,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "bundle": (*_PYTEST, "tests/packaging/bundle.py"),
     "publishing": (*_PYTEST, "tests/packaging/publishing.py"),
     "many files": (*_PYTEST, "tests/cheats/many_files.py"),
+    "private services": (*_PYTEST, "tests/services/prepared.py"),
     "podman": (*_PYTEST, "tests/sandboxes/podman.py"),
     "gvisor": ("-m", "tests.sandboxes.all_of_gvisor"),
     "ray": (*_PYTEST, "tests/ray/three_nodes.py"),

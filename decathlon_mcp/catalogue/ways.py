@@ -17,7 +17,12 @@ from decathlon_mcp.types import JsonObject
 
 WayName: TypeAlias = Literal["as is", "with a recording", "with a private service", "missing"]
 
-PRIVATE_SERVICES: Mapping[str, str] = {"poste": "private mail", "postgres": "a private database"}
+PRIVATE_SERVICES: Mapping[str, str] = {
+    "canvas": "a private Canvas",
+    "poste": "private mail",
+    "postgres": "a private database",
+    "woocommerce": "private shops",
+}
 """Services that an episode can have to itself, with their names for people."""
 SOLVED_BY_A_RECORDING = frozenset({"network", "recording"})
 """Kinds of requirements that a task with a recorded web does not have."""

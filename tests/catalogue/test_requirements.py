@@ -141,15 +141,15 @@ def test_a_local_tool_without_code_is_missing(checkout: Checkout) -> None:
 
 
 def test_a_service_is_missing_until_it_is_marked_as_available(checkout: Checkout) -> None:
-    checkout.server("canvas", "params: {command: canvas-mcp-server}")
-    checkout.task(servers=("canvas",))
+    checkout.server("k8s", "params: {command: k8s-mcp-server}")
+    checkout.task(servers=("k8s",))
     (sentence,) = sentences(checkout)
     assert sentence == (
-        "needs the service canvas (ports 10001, 20001), which is not marked as available: deploy it as "
-        "deployment/canvas does, then set `services: {canvas: {available: true}}` in suite.yaml "
-        "(see docs/toolathlon.md#which-tasks-run)"
+        "needs the service k8s (ports 30123, 30124, 30137), which is not marked as available: it needs kind "
+        "and a container engine, as deployment/k8s says, then set `services: {k8s: {available: true}}` in "
+        "suite.yaml (see docs/toolathlon.md#which-tasks-run)"
     )
-    checkout.write("suite.yaml", "services: {canvas: {available: true}}\n")
+    checkout.write("suite.yaml", "services: {k8s: {available: true}}\n")
     assert sentences(checkout) == []
 
 

@@ -36,7 +36,9 @@ def way(checkout: Checkout, host: HostInfo | None = None) -> WayToRun:
         ),
         (("emails",), (), "with a private service", "with private mail"),
         (("emails", "fetch"), (), "with a recording", "with a recording and private mail"),
-        (("canvas", "emails"), (), "missing", "missing: the service canvas"),
+        (("canvas", "emails"), (), "with a private service", "with a private Canvas and private mail"),
+        (("woocommerce", "github"), (), "missing", "missing: github_token"),
+        (("k8s", "emails"), (), "missing", "missing: the service k8s"),
         (("github", "fetch"), (), "missing", "missing: github_token"),
         (("github", "fetch"), ("web_search",), "missing", "missing: github_token, serper_api_key"),
         (

@@ -28,7 +28,7 @@ OTHER_PROGRAMS = {
     *("--epochs", "--epochs-reducer", "--fail-on-error", "--log-dir", "--max-samples", "--message-limit"),
     *("--rm", "--sizes", "--solver", "--time-limit", "--tools"),
     "--custom-generate-function-path",
-    *("--cn_mode", "--env", "--internal", "--add-mcp", "--prefix", "--directory", "--isolated"),
+    *("--cn_mode", "--env", "--internal", "--add-mcp", "--prefix", "--directory", "--isolated", "--draw"),
     *("--no-config", "--userns-remap", "--user", "--scope", "--resources"),
     *("--build-arg", "--detach", "--device", "--file", "--format", "--group-add", "--name", "--publish"),
     *("--cpus", "--memory", "--pids-limit", "--privileged", "--security-opt", "--tag", "--volume"),

@@ -1,6 +1,7 @@
 """Plays Toolathlon's tasks and compares every verdict with upstream's own command.
 
     python -m tests.fidelity CHECKOUT [TASK ...] [--image decathlon-fidelity:latest] [--write]
+    python -m tests.fidelity TOOLATHLON_GYM [TASK ...] [--draw 60] [--seed 1] [--write]
 
 Requires a Docker engine, the image of this folder, and for tasks with mail that of images/mail; for tasks
 with a recording, mitmdump. Each attempt has an episode of its own: one that calls no tool ("nothing"), one
@@ -9,6 +10,9 @@ upstream's own command (`uv run -m tasks.finalpool.TASK.evaluation.main`) runs i
 checkout, after upstream's preprocess, on a copy of the agent's workspace; for tasks with mail it has the
 network of the episode's mail server, so that it reads the same mailboxes. Tasks with a recording are
 recorded against stand-ins for their sites, which are switched off before the attempts.
+
+Of toolathlon_gym it plays tasks without a database (`gym.py`), by default 60 that the seed chooses, or all if
+there are not so many. Their "right" attempt is the ground truth, which need not be a correct one.
 
 Prints a table of rewards and exit codes. `--write` puts it into `benchmarks/results/fidelity.json`, in
 place of what is there for these tasks and this release, from which `docs/tables.py` writes
@@ -30,7 +34,8 @@ from anyio import to_thread
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
-from tests.fidelity.calls import ATTEMPTS, playing
+from tests.fidelity import gym
+from tests.fidelity.calls import ATTEMPTS, Solution, playing
 from tests.fidelity.checkout import prepare_checkout
 from tests.fidelity.recorded import RECORDED, stand_ins
 from tests.fidelity.results import Attempt, Result, store
@@ -38,17 +43,17 @@ from tests.fidelity.solutions import SOLUTIONS
 from tests.fidelity.upstream import EVALUATION_SECONDS, evaluate
 from tests.probe.serving import Served, serving
 
-IMAGE = "decathlon-fidelity:latest"
+IMAGE, GYM_IMAGE = "decathlon-fidelity:latest", "decathlon-fidelity-gym:latest"
 SERVERS_SECONDS = 900
 """A server's deadline: with several attempts on a busy machine, `fetch` and `playwright` take minutes."""
 
 
-async def play(served: Served, suite: Suite, image: str, task: str, kind: str) -> Result:
+async def play(served: Served, suite: Suite, image: str, solution: Solution, task: str, kind: str) -> Result:
     """Play an attempt and grade it here and by upstream's command."""
     async with playing(served, task) as player:
         sys.stderr.write(f"{task}, {kind}: playing\n")
         if kind != "nothing":
-            await SOLUTIONS[task](player, suite.path / suite.tasks[task].folder, kind)
+            await solution(player, suite.path / suite.tasks[task].folder, kind)
         # Without a call, the episode may still be in preprocess, which fills the mailboxes.
         episode = served.find(player.episode_id)
         await episode.state.reach(Phase.READY, Phase.ENDED)
@@ -58,10 +63,14 @@ async def play(served: Served, suite: Suite, image: str, task: str, kind: str) -
         await player.call("claim_done")
         verdict = (await player.call("evaluate")).structured_content
     graded = Attempt(reward=verdict["reward"], status=verdict["status"], exit_code=upstream.exit_code)
-    result = Result(task, kind, graded)
+    result = Result(task, kind, graded, compared_only=is_gym(suite))
     if not result.as_expected:
         sys.stderr.write(f"--- {task}, {kind}: {verdict}\n--- upstream:\n{upstream.output}\n")
     return result
+
+
+def is_gym(suite: Suite) -> bool:
+    return suite.profile.name == "gym"
 
 
 async def record(settings: Mapping[str, Any], suite: Suite, folder: Path, tasks: Iterable[str]) -> None:
@@ -84,6 +93,7 @@ async def run(
     checkout: Path,
     image: str,
     attempts: list[tuple[str, str]],
+    solutions: Mapping[str, Solution],
     at_once: int,
     keep: Callable[[Result], None],
 ) -> list[Result]:
@@ -116,7 +126,9 @@ async def run(
                 async with limiter:
                     for kind in (kind for name, kind in attempts if name == task):
                         try:
-                            results[task, kind] = await play(served, suite, image, task, kind)
+                            results[task, kind] = await play(
+                                served, suite, image, solutions[task], task, kind
+                            )
                         except Exception as error:  # noqa: BLE001
                             # The others are played all the same; this one is missing from the results.
                             sys.stderr.write(f"--- {task}, {kind}: {error!r}\n")
@@ -136,22 +148,30 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("tasks", nargs="*", default=list(SOLUTIONS), metavar="TASK")
-    parser.add_argument("--image", default=IMAGE)
+    parser.add_argument("tasks", nargs="*", metavar="TASK")
+    parser.add_argument("--image", help=f"[{IMAGE}, {GYM_IMAGE}]")
+    parser.add_argument("--draw", type=int, default=60, help="number of tasks of toolathlon_gym [60]")
+    parser.add_argument("--seed", type=int, default=1, help="chooses these tasks [1]")
     parser.add_argument("--at-once", type=int, default=3, help="tasks that are played at the same time [3]")
     parser.add_argument("--attempts", nargs="*", choices=ATTEMPTS, default=ATTEMPTS)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/fidelity.json")
     arguments = parser.parse_args()
-    if unknown := [task for task in arguments.tasks if task not in SOLUTIONS]:
-        parser.error(f"no attempt at {unknown[0]!r}; there are {', '.join(SOLUTIONS)}")
     suite = load_suite(str(arguments.checkout))
-    attempts = [(task, kind) for task in arguments.tasks for kind in arguments.attempts]
+    if is_gym(suite):
+        solutions: Mapping[str, Solution] = dict.fromkeys(gym.playable(suite.path), gym.write_truth)
+        tasks = arguments.tasks or gym.draw(suite.path, arguments.draw, arguments.seed)
+    else:
+        solutions, tasks = SOLUTIONS, arguments.tasks or list(SOLUTIONS)
+    if unknown := [task for task in tasks if task not in solutions]:
+        parser.error(f"no attempt at {unknown[0]!r}; there are {', '.join(solutions)}")
+    image = arguments.image or (GYM_IMAGE if is_gym(suite) else IMAGE)
+    attempts = [(task, kind) for task in tasks for kind in arguments.attempts]
 
     def keep(result: Result) -> None:
         if arguments.write:
             store(suite, [result])
 
-    results = anyio.run(run, arguments.checkout, arguments.image, attempts, arguments.at_once, keep)
+    results = anyio.run(run, arguments.checkout, image, attempts, solutions, arguments.at_once, keep)
     for result in results:
         sys.stdout.write(f"{result}\n")
     return 0 if len(results) == len(attempts) and all(result.as_expected for result in results) else 1

@@ -51,10 +51,10 @@ async def call(player: Player, tool: str, **arguments: object) -> str:
     return text
 
 
-async def run_python(player: Player, code: str) -> str:
+async def run_python(player: Player, code: str, *, tool: str = "local__python-execute") -> str:
     """Run code in the workspace and leave nothing else there. Raises AssertionError if it fails."""
     code = f"import shutil\nshutil.rmtree('.python_tmp')\n{code}"
-    output = await call(player, "local__python-execute", code=code, timeout=120)
+    output = await call(player, tool, code=code, timeout=120)
     assert "Return code: 0" in output, output
     return output
 

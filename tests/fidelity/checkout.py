@@ -10,9 +10,13 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-TASKS = Path("tasks/finalpool")
+from tests.fidelity import gym
+from tests.fidelity.files import TASKS
+
 _REPOSITORY = "initial_workspace/files.tar.gz"
 _SORTED_FILES = "initial_workspace/initial_workspace.tar.gz"
+_READS_ACCOUNT = r'(?s)if os\.path\.exists\("\./configs/google_credentials\.json"\).*?json\.load\(f\)\n'
+_NO_ACCOUNT = 'google_credentials = dict.fromkeys(("client_id", "client_secret", "refresh_token"), "none")\n'
 CHANGES = {
     "arrange-workspace": "an archive with one file, if the checkout lacks the task's",
     "course-assistant": "the script that sends mails finds `utils`",
@@ -25,10 +29,17 @@ CHANGES = {
 def prepare_checkout(checkout: Path, copy: Path) -> None:
     """Copy a checkout, without its history and with the changes above."""
     shutil.copytree(checkout, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", "assets", "dumps"))
+    if not (copy / TASKS / "git-bug-hunt").exists():
+        gym.leave_out_the_database(copy)
+        return
     server = copy / "configs/mcp_servers/playwright_with_chunk.yaml"
     text = server.read_text().replace("@lockon0927/playwright-mcp-with-chunk", "@playwright/mcp")
     text = re.sub(r'\s+- "--(image-responses|span-size)"\s+- "\w+"', "", text)
     server.write_text(text)
+    # Before Toolathlon-Verified, every task reads the file of a Google account, and fails without one.
+    keys = copy / "configs/token_key_session_example.py"
+    if 'raise ValueError("No google credentials' in keys.read_text():
+        keys.write_text(re.sub(_READS_ACCOUNT, _NO_ACCOUNT, keys.read_text()))
     # In one fork it looks for `utils` in `tasks`, is not imported and sends nothing, unnoticed.
     sender = copy / TASKS / "course-assistant/preprocess/send_email.py"
     too_low = "_project_root = str(Path(__file__).parent.parent.parent.parent)\n"

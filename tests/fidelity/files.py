@@ -18,6 +18,7 @@ Files: TypeAlias = Mapping[str, bytes | None]
 FilesOf: TypeAlias = Callable[[Path], Files]
 """The files of a correct attempt at the task in this folder."""
 
+TASKS = Path("tasks/finalpool")
 TRUTH = "groundtruth_workspace"
 _OTHER_DIGITS = bytes.maketrans(b"0123456789", b"1234567890")
 

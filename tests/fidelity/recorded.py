@@ -63,17 +63,16 @@ RECORDED: Mapping[str, Solution] = {
 
 @contextmanager
 def stand_ins(folder: Path, checkout: Path) -> Generator[dict[str, Any]]:
-    """Serve the sites; yields the settings of a server that finds them. The checkout has a key meanwhile."""
+    """Serve the sites; yields the settings of a server that finds them. The checkout gets a key to search.
+
+    The key stays: without history, all files of a checkout make its revision, to which a recording belongs.
+    """
     example = (checkout / "configs/token_key_session_example.py").read_text()
-    keys = checkout / "configs/token_key_session.py"
-    keys.write_text(example.replace(*_KEY))
+    (checkout / "configs/token_key_session.py").write_text(example.replace(*_KEY))
     handlers: dict[tuple[str, ...], type[BaseHTTPRequestHandler]] = {
         NAMES: type("ArxivHandler", (Handler,), {"papers": PAPERS}),
         ("google.serper.dev",): SearchHandler,
         ("timetable.example.edu",): PageHandler,
     }
-    try:
-        with sites(folder, handlers) as running:
-            yield {"web_address": running.addresses, "web_authorities": running.authority}
-    finally:
-        keys.unlink()
+    with sites(folder, handlers) as running:
+        yield {"web_address": running.addresses, "web_authorities": running.authority}

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
 from decathlon_mcp.catalogue.ways import way_to_run
 from decathlon_mcp.suites.suite import Suite
-from tests.fidelity.checkout import TASKS
+from tests.fidelity.files import TASKS
 
 FILE = Path(__file__).parents[2] / "benchmarks/results/fidelity.json"
 REVISION_CHARACTERS = 8
@@ -69,16 +69,18 @@ class Attempt(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An attempt of a kind at a task."""
+    """An attempt of a kind at a task. `compared_only`: it is not known to be correct or wrong."""
 
     task: str
     kind: str
     attempt: Attempt
+    compared_only: bool = False
 
     @property
     def as_expected(self) -> bool:
         """Do both agree, and is only the correct attempt rewarded?"""
-        return self.attempt.agrees and (self.attempt.reward == 1.0) == (self.kind == "right")
+        rewarded_rightly = (self.attempt.reward == 1.0) == (self.kind == "right")
+        return self.attempt.agrees and (self.compared_only or rewarded_rightly)
 
     def __str__(self) -> str:
         return f"{self.task:28} {self.kind:8} {self.attempt}{'' if self.as_expected else '  UNEXPECTED'}"
@@ -119,7 +121,7 @@ def store(suite: Suite, results: Sequence[Result]) -> None:
     ]
     # Read as late as possible: several programs may be writing.
     played = read()
-    release = played.setdefault(suite.release or "unknown", {})
+    release = played.setdefault(release_of(suite), {})
     for result, task in zip(results, new, strict=True):
         before = release.get(result.task)
         attempts = {**(before.attempts if before else {}), **task.attempts}
@@ -128,6 +130,11 @@ def store(suite: Suite, results: Sequence[Result]) -> None:
         name: dict(sorted(played[name].items())) for name in sorted(played, reverse=True)
     }
     FILE.write_bytes(_RESULTS.dump_json(ordered, indent=1) + b"\n")  # type: ignore[arg-type]
+
+
+def release_of(suite: Suite) -> str:
+    """The release of Toolathlon, or `gym`."""
+    return "gym" if suite.profile.name == "gym" else suite.release or "unknown"
 
 
 def _way(suite: Suite, name: str) -> str:

@@ -27,7 +27,7 @@ done
 if [ -n "$PREPROCESS" ] && [ -e $FOLDER/preprocess/main.py ]; then
     mkdir -p dumps/fresh
     [ ! -e $FOLDER/initial_workspace ] || cp -r $FOLDER/initial_workspace/. dumps/fresh
-    $RUN $MODULE.preprocess.main --agent_workspace $PWD/dumps/fresh --launch_time "$LAUNCH_TIME" || exit 99
+    $RUN $MODULE.preprocess.main --agent_workspace $PWD/dumps/fresh --launch_time "$FIRST_TIME" || exit 99
 fi
 truth=$FOLDER/groundtruth_workspace
 [ -e $truth ] || truth=None
@@ -81,6 +81,7 @@ def evaluate(episode: Episode, suite: Suite, image: str) -> Evaluation:
             "FOLDER": str(task.folder),
             "MODULE": str(task.folder).replace("/", "."),
             "LAUNCH_TIME": launch_time,
+            "FIRST_TIME": suite.preprocess_launch_time(spec.launch_time),
             "PREPROCESS": "" if services else "yes",
         }
         variables = [word for item in environment.items() for word in ("--env", "=".join(item))]

@@ -50,6 +50,8 @@ def test_a_token_distinguishes_accounts_of_one_kind(checkout: Checkout) -> None:
         own = {"token_key_session.py": site.format(url)}
         checkout.task(task, servers=("woocommerce",), files=own)
     checkout.task("e", servers=("woocommerce",))
+    assert not any(keys(checkout.load()).values()), "each episode has its own shops"
+    checkout.write("suite.yaml", "services: {woocommerce: {available: true}}\n")
     shared = keys(checkout.load())
     assert shared["a"] == shared["c"]
     assert len({frozenset(shared[name]) for name in "abde"}) == 4, "a computed value is the task's own"
@@ -193,7 +195,7 @@ def test_ports_of_a_service_are_mapped_to_addresses(
 
 
 def test_overriding_one_port_keeps_the_profiles_others(checkout: Checkout) -> None:
-    checkout.write("suite.yaml", "services: {canvas: {ports: {20001: 21001}}}\n")
+    checkout.write("suite.yaml", "services: {canvas: {available: true, ports: {20001: 21001}}}\n")
     checkout.task()
     targets = checkout.load().resources.service("canvas").targets
     assert targets == {10001: ("localhost", 10001), 20001: ("localhost", 21001)}
