@@ -26,6 +26,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "client programs": (*_PYTEST, "tests/docs/clients.py"),
     "agent programs": (*_PYTEST, "tests/agents/programs.py"),
     "trainers": (*_PYTEST, "tests/trainers/trainers.py"),
+    "harbor": (*_PYTEST, "tests/trainers/harbor.py"),
     "evaluating": (*_PYTEST, "tests/trainers/evaluating.py"),
     "collectors": (*_PYTEST, "tests/telemetry/collectors.py"),
     "browsers": (*_PYTEST, "tests/web/browsers.py"),

@@ -106,6 +106,15 @@ def filter_tasks(catalogue: Catalogue, filters: Filters) -> list[Entry]:
     return entries
 
 
+def runnable_tasks(catalogue: Catalogue, filters: Filters) -> list[str]:
+    """The ids of the tasks that fit and can run here, as `filter_tasks`. Also raises if there is none."""
+    entries = filter_tasks(catalogue, filters)
+    names = [name for name, suite, task in entries if catalogue.is_runnable(suite, task)]
+    if not names:
+        raise BadRequestError("no task fits these filters and can run here")
+    return names
+
+
 def draw_tasks(
     catalogue: Catalogue, filters: Filters, *, seed: int, position: int, count: int = 1
 ) -> list[str]:

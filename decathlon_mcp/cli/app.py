@@ -67,6 +67,9 @@ GENERAL = Group("General", sort_key=2)
 PLAYER_SECONDS = 3600.0
 """Limit on an attempt of an agent's program: between those of Toolathlon's runners, 2,400 and 5,400 s."""
 
+AGENT_IMAGE, SERVER_IMAGE = "python:3.13-slim-bookworm", "decathlon-mcp"
+"""Images for agents, with Python for the solutions of bundled tasks, and of this server."""
+
 Host = Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)]
 Port = Annotated[int, Parameter(group=ADDRESS, validator=check_port)]
 HostNames = Annotated[
@@ -447,7 +450,7 @@ def export(
     force: Flag = False,
     state: StateFolder = None,
 ) -> int:
-    """Write episodes in a format of others, without handles: by public id, with their signed verdicts.
+    """Write episodes in a format of others, by public id, with their signed verdicts.
 
     Parameters
     ----------
@@ -464,6 +467,45 @@ def export(
     from decathlon_mcp.cli.export import export
 
     return export(state or default_state(), words, every=all, to=to, force=force)
+
+
+@app.command(sort_key=7, help_epilogue=EPILOGUE)
+def export_tasks(
+    to: Annotated[Literal["harbor"], Parameter(metavar="FORMAT")],
+    out: Annotated[Path, Parameter(metavar="OUT")],
+    /,
+    *,
+    agent_image: Annotated[str, Parameter(metavar="IMAGE", validator=check_not_empty)] = AGENT_IMAGE,
+    server_image: Annotated[str, Parameter(metavar="IMAGE", validator=check_not_empty)] = SERVER_IMAGE,
+    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
+    force: Flag = False,
+    filters: Filters = NO_FILTERS,
+    settings: TasksSettings = TASKS_DEFAULTS,
+) -> int:
+    """Write tasks for another framework, each with this server as a sidecar.
+
+    Such a server holds one episode. Tasks that lack something on this machine are left out.
+
+    Parameters
+    ----------
+    to
+        `harbor`: a folder of tasks in Harbor's format.
+    out
+        The folder to write.
+    agent_image
+        Image in which the framework runs its agents.
+    server_image
+        Image of this server, which docs/container.md builds.
+    player_seconds
+        Time limit of an attempt.
+    force
+        Replace an earlier export at OUT.
+    """
+    from decathlon_mcp.cli.export import export_tasks
+    from decathlon_mcp.exports.harbor import HarborOptions
+
+    options = HarborOptions(agent_image, server_image, player_seconds)
+    return export_tasks(settings, filters, options, out, force=force)
 
 
 @app.command(sort_key=7)
@@ -530,7 +572,7 @@ def replay(
     url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
     settings: PlaySettings = PLAY_DEFAULTS,
 ) -> int:
-    """Make the calls of a recorded episode again in a new one, and show which replies differ.
+    """Make an episode's calls again in a new one, and show which replies differ.
 
     Exit status 0 if all are equal, 1 if one differs, 2 if the episode could not be played.
 
@@ -630,10 +672,13 @@ def play(
 
 @app.command(sort_key=8, help_epilogue=EPILOGUE)
 def serve_episode(
-    words: Annotated[tuple[str, ...], Parameter(metavar="[TASK] -- COMMAND", negative=())] = (),
+    words: Annotated[tuple[str, ...], Parameter(metavar="[TASK] [-- COMMAND]", negative=())] = (),
     /,
     *,
     run: Flag = False,
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
+    allowed_host: Annotated[HostNames, Parameter(metavar="NAME")] = (),
     tasks: Annotated[tuple[str, ...], Parameter(metavar="ID", negative=(), show_default=False)] = (),
     attempts: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
     concurrency: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
@@ -642,15 +687,19 @@ def serve_episode(
     show: Annotated[tuple[Path, ...], Parameter(metavar="FOLDER", negative=(), show_default=False)] = (),
     trust_command: Flag = False,
     resume: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    launch_time: Annotated[str | None, Parameter(metavar="TIME")] = None,
     label: Labels = (),
     json: Flag = False,
     filters: Filters = NO_FILTERS,
     settings: AgentSettings = AGENT_DEFAULTS,
 ) -> int:
-    """Let an agent's program play a task, then grade what it has done.
+    """Let an agent's program play a task and grade it, or serve an episode to an agent.
 
     The program runs in namespaces, without the state folder and the tasks' files, and reaches its episode
     and its model. Exit status 0 if every attempt passed, 4 if one did not, 5 if one has no verdict.
+
+    Without `--run`, an episode is served at `http://HOST:PORT/mcp` until a signal. It can only be played
+    there; `verdict` grades it.
 
     Parameters
     ----------
@@ -658,7 +707,13 @@ def serve_episode(
         The task, and after `--` the command. `{prompt}`, `{mcp_config}`, `{address}` and `{prompt_file}` in
         its arguments are replaced.
     run
-        Run the command. Required.
+        Run the command.
+    host
+        Without `--run`: address to listen on. Who reaches it can play, without a token.
+    port
+        Without `--run`: port to listen on; 0 picks a free one.
+    allowed_host
+        Without `--run`: a host name that the agent may use for this address. Can be repeated.
     tasks
         Play these tasks, or with filters all that fit and can run here. Can be repeated, or `a,b`.
     attempts
@@ -676,21 +731,28 @@ def serve_episode(
         Run the command as an ordinary process; the episodes' labels say so.
     resume
         File to which each verdict is appended. What has a verdict there is not played again.
+    launch_time
+        The time at which the attempts are played, in ISO 8601, which the prompt may name. [now]
     json
         With several attempts, print one JSON object for each.
     """
-    from decathlon_mcp.cli.serve_episode import ProgramOptions, serve_episode
-
     chosen = tuple(task for text in tasks for task in text.split(",") if task)
     has_filters = bool(filters.model_dump(exclude_defaults=True))
     several = bool(chosen) or has_filters
     names, command = (chosen, words) if several else (words[:1], words[1:])
-    if not run or not command:
-        raise BadRequestError("give the command: decathlon-mcp serve-episode TASK --run -- COMMAND")
+    of_runs = (several, attempts > 1, concurrency > 1, model_url, show, trust_command, resume, json)
+    if run != bool(command) or not (run or names) or (not run and any(of_runs)):
+        raise BadRequestError(
+            "give the command: decathlon-mcp serve-episode TASK --run -- COMMAND; for an agent that is "
+            "started otherwise, give the task alone, without options for a command"
+        )
     if filters.seed is not None or (chosen and has_filters):
         raise BadRequestError(
             "--tasks names tasks, filters choose all that fit; --seed is for `tasks --sample`"
         )
+    from decathlon_mcp.cli.serve import ListenAddress
+    from decathlon_mcp.cli.serve_episode import ProgramOptions, serve_address, serve_episode
+
     options = ProgramOptions(
         seconds=player_seconds,
         urls=model_url,
@@ -700,9 +762,25 @@ def serve_episode(
         concurrency=concurrency,
         resume=resume,
         as_json=json,
+        launch_time=launch_time,
         labels=parse_labels(label),
     )
+    if not run:
+        address = ListenAddress(host, port, None, allowed_host, (), None, page=False)
+        return _run(serve_address, settings, names[0], address, options)
     return _run(serve_episode, settings, names or filters, command, options)
+
+
+@app.command(sort_key=8)
+def verdict(*, state: StateFolder = None) -> int:
+    """Grade the episode that `serve-episode TASK` serves, and print its verdict.
+
+    Asked again, it prints the same. Exit status 0 if the attempt passed, 4 if it did not, 5 if it has no
+    verdict.
+    """
+    from decathlon_mcp.cli.serve_episode import print_verdict
+
+    return _run(print_verdict, state or default_state())
 
 
 @app.command(sort_key=9)

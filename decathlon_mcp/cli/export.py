@@ -1,4 +1,7 @@
-"""`export`: episodes of a state folder in the formats of others. Works without a running server."""
+"""`export`: episodes of a state folder in the formats of others; `export-tasks`: tasks in those of others.
+
+Both work without a running server.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,21 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from decathlon_mcp.cli.output import printed
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownEpisodeError
 from decathlon_mcp.exports.episodes import finished_episodes, read_episodes
 from decathlon_mcp.exports.output import new_file, new_folder
+from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.history.episode_history import EpisodeHistory
 from decathlon_mcp.storage.history.values import EpisodeQuery
 from decathlon_mcp.storage.instance import check_state_folder
 from decathlon_mcp.storage.store import Store
+
+if TYPE_CHECKING:
+    from decathlon_mcp.catalogue.draws import Filters
+    from decathlon_mcp.exports.harbor import HarborOptions
 
 Format: TypeAlias = Literal["jsonl", "parquet", "inspect", "html"]
 _PACKAGES = {"parquet": ("pyarrow", "export"), "inspect": ("inspect_ai", "inspect")}
@@ -57,17 +65,34 @@ def export(state: Path, words: Sequence[str], *, every: bool, to: Format, force:
         case "parquet":
             from decathlon_mcp.exports.parquet import write_parquet
 
-            with new_folder(out, suffix=".parquet", force=force) as folder:
+            with new_folder(out, holds="*.parquet", force=force) as folder:
                 count = write_parquet(episodes, folder)
         case "inspect":
             from decathlon_mcp.exports.inspect_logs import log_of, write_inspect_logs
 
             episodes = read_episodes(history, finished_episodes(history, name, log_of))
-            with new_folder(out, suffix=".eval", force=force) as folder:
+            with new_folder(out, holds="*.eval", force=force) as folder:
                 count = write_inspect_logs(episodes, folder)
     live = len(history.episodes(EpisodeQuery(run=name, live=True), limit=1).items)
     note = "; those that have not finished are left out" if live else ""
     sys.stderr.write(f"decathlon-mcp: {count} episodes in {out}{note}\n")
+    return 0
+
+
+def export_tasks(
+    settings: Settings, filters: Filters, options: HarborOptions, out: Path, *, force: bool
+) -> int:
+    """Write the tasks that fit and can run here. Raises SuiteError, SettingsError, BadRequestError."""
+    # Imported late: most of the server is needed to read tasks.
+    from decathlon_mcp.app import read_catalogue
+    from decathlon_mcp.catalogue.draws import runnable_tasks
+    from decathlon_mcp.exports.harbor import write_harbor_tasks
+
+    catalogue = read_catalogue(settings)
+    names = runnable_tasks(catalogue, filters)
+    with new_folder(out, holds="*/task.toml", force=force) as folder:
+        write_harbor_tasks(catalogue, names, settings, options, folder)
+    sys.stderr.write(f"decathlon-mcp: {len(names)} tasks in {out}\n")
     return 0
 
 

@@ -1,4 +1,7 @@
-"""`serve-episode`: let an agent's program play a task, or a table of tasks, and grade what it has done."""
+"""`serve-episode`: let an agent's program play a task, or a table of tasks, and grade what it has done.
+
+Without a program, one episode is served at an address for an agent that others start; `verdict` grades it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from decathlon_client import ClientError, Decathlon
+from decathlon_client import ClientError, Decathlon, Episode
 from decathlon_client.embedded import EmbeddedEndpoint
 from decathlon_client.results import Result, Summary
 from decathlon_client.shutdown import shutdown_on_signal
@@ -21,14 +24,19 @@ from decathlon_mcp.agents.launch import Launcher, NamespaceLauncher, TrustedLaun
 from decathlon_mcp.agents.player import AgentPlayer
 from decathlon_mcp.agents.programs import Program, find_program
 from decathlon_mcp.agents.reach import read_endpoints
+from decathlon_mcp.agents.verdict_socket import ask_for_verdict, giving_verdict
 from decathlon_mcp.app import answer_folders, read_catalogue
-from decathlon_mcp.catalogue.draws import Filters, filter_tasks
+from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
 from decathlon_mcp.cli.episode import NO_VERDICT, NOT_PASSED
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.play import connect, redirect_logs
-from decathlon_mcp.cli.usage import report
-from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
+from decathlon_mcp.cli.serve import ListenAddress
+from decathlon_mcp.cli.usage import report, shell_path, this_command
+from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
 from decathlon_mcp.http.application import http_app
+from decathlon_mcp.http.authentication import AllowedHosts
+from decathlon_mcp.http.listening import hosts_for, listen
+from decathlon_mcp.http.playing import PATH, PlayingApp, playing
 from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
@@ -56,6 +64,7 @@ class ProgramOptions:
     concurrency: int = 1
     resume: Path | None = None
     as_json: bool = False
+    launch_time: str | None = None
     labels: Mapping[str, str]
 
 
@@ -70,12 +79,7 @@ async def serve_episode(
     """
     program, launcher = _prepare(settings, command, options)
     raise_descriptor_limit()
-    lives = {
-        "idle_seconds": options.seconds + WAIT_SECONDS,
-        "first_use_seconds": options.seconds + WAIT_SECONDS,
-    }
-    longer = {name: max(getattr(settings, name), seconds) for name, seconds in lives.items()}
-    server = settings.model_copy(update=longer)
+    server = _with_longer_lives(settings, options.seconds)
     tasks = await anyio.to_thread.run_sync(_task_ids, server, chosen)
     counts, results = Counter[int](), list[Result[int]]()
     is_single = len(tasks) == 1 and options.attempts == 1
@@ -93,6 +97,7 @@ async def serve_episode(
                         progress=not is_single,
                         player_seconds=options.seconds,
                         resume=options.resume,
+                        launch_time=options.launch_time,
                         labels={
                             **options.labels,
                             AGENT_LABEL: program.name,
@@ -110,6 +115,70 @@ async def serve_episode(
     return watcher.status or 1
 
 
+async def serve_address(
+    settings: Settings, task: str, address: ListenAddress, options: ProgramOptions
+) -> int:
+    """Serve one episode at an address that only plays, until a signal; returns the exit status.
+
+    Prints the address and the prompt as JSON once it can be played. Of the options, `seconds`, `launch_time`
+    and `labels` count. Raises DecathlonError.
+    """
+    raise_descriptor_limit()
+    server = _with_longer_lives(settings, options.seconds)
+    async with shutdown_on_signal() as watcher:
+        try:
+            with redirect_logs(server), listen(address.host, address.port) as listener:
+                bound = replace(address, port=listener.getsockname()[1])
+                async with (
+                    connect(server, None) as d,
+                    _served(d, server, hosts_for(address.host, address.allowed_host, None)) as (app, limits),
+                    d.episode(task, launch_time=options.launch_time, labels=options.labels) as episode,
+                    giving_verdict(episode, server.state),
+                ):
+                    assert episode.agent_address is not None
+                    async with playing(PlayingApp(app, episode.agent_address), listener, limits):
+                        url = f"{bound.url(bound.port)}{PATH}"
+                        print_json({"task": task, "address": url, "prompt": episode.prompt}, indent=None)
+                        sys.stdout.flush()
+                        state = (
+                            "" if server.state == default_state() else f" --state {shell_path(server.state)}"
+                        )
+                        report(f"{task} can be played at {url}; `{this_command()} verdict{state}` grades it")
+                        await _truncate_late(episode, options.seconds)
+        except ClientError as error:
+            raise DecathlonError(error.message) from error
+    return watcher.status or 1
+
+
+async def _truncate_late(episode: Episode, seconds: float) -> None:
+    """Close the attempt after that time; never returns."""
+    await anyio.sleep(seconds)
+    await episode.truncate()
+    await anyio.sleep_forever()
+
+
+async def print_verdict(state: Path) -> int:
+    """Grade the episode that `serve_address` serves with this state folder; returns the exit status.
+
+    It is that of `serve_episode`. Raises DecathlonError if there is no such episode.
+    """
+    verdict, problem = await ask_for_verdict(state)
+    if verdict is not None:
+        print_json(verdict)
+    if problem:
+        report(problem)
+        return NO_VERDICT
+    return 0 if (verdict or {}).get("success") is True else NOT_PASSED
+
+
+def _with_longer_lives(settings: Settings, seconds: float) -> Settings:
+    """Settings with which no episode ends before an attempt of that time, whatever its agent does."""
+    names = ("idle_seconds", "first_use_seconds")
+    return settings.model_copy(
+        update={name: max(getattr(settings, name), seconds + WAIT_SECONDS) for name in names}
+    )
+
+
 def _prepare(settings: Settings, command: Sequence[str], options: ProgramOptions) -> tuple[Program, Launcher]:
     """The program and how it is started. Raises BadRequestError, ProviderUnavailableError."""
     if options.trusted:
@@ -125,12 +194,14 @@ def _prepare(settings: Settings, command: Sequence[str], options: ProgramOptions
 
 
 @asynccontextmanager
-async def _served(d: Decathlon, settings: Settings) -> AsyncGenerator[tuple[ASGIApp, ConnectionLimits]]:
+async def _served(
+    d: Decathlon, settings: Settings, hosts: AllowedHosts | None = None
+) -> AsyncGenerator[tuple[ASGIApp, ConnectionLimits]]:
     """The ASGI application of an embedded server, and the limits of its connections."""
     endpoint = d._server  # pyright: ignore[reportPrivateUsage]
     assert isinstance(endpoint, EmbeddedEndpoint)
     max_body_bytes = settings.max_body_mib << 20
-    app = http_app(endpoint.registry, max_body_bytes=max_body_bytes)
+    app = http_app(endpoint.registry, hosts=hosts, max_body_bytes=max_body_bytes)
     limits = ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections)
     async with app.router.lifespan_context(app):
         yield app, limits
@@ -140,11 +211,7 @@ def _task_ids(settings: Settings, chosen: Sequence[str] | Filters) -> list[str]:
     """The tasks that are played. Raises UnknownTaskError, BadRequestError if none fits, SuiteError."""
     catalogue = read_catalogue(settings)
     if isinstance(chosen, Filters):
-        entries = filter_tasks(catalogue, chosen)
-        names = [name for name, suite, task in entries if catalogue.is_runnable(suite, task)]
-        if not names:
-            raise BadRequestError("no task fits these filters and can run here")
-        return names
+        return runnable_tasks(catalogue, chosen)
     for name in chosen:
         catalogue.find(name)
     return list(chosen)

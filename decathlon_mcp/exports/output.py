@@ -33,19 +33,22 @@ def new_file(out: Path, *, force: bool) -> Generator[BinaryIO]:
 
 
 @contextmanager
-def new_folder(out: Path, *, suffix: str, force: bool) -> Generator[Path]:
+def new_folder(out: Path, *, holds: str, force: bool) -> Generator[Path]:
     """A folder that becomes `out` at the end of the context; after an error nothing is left.
 
-    Raises BadRequestError if `out` exists, unless `force` replaces it. Even then only a folder in which all
-    files have the suffix: any other is no earlier export.
+    `holds`: pattern of an export's files, such as `*.parquet` or `*/task.toml`. Raises BadRequestError if
+    `out` exists, unless `force` replaces it. Even then only a folder with such files alone, or with folders
+    that have one each: any other is no earlier export.
     """
     if out.exists() and not out.is_dir():
         raise BadRequestError(f"{out} is a file; name a folder")
     _refuse_existing(out, force=force)
-    if out.exists() and any(file.suffix != suffix or not file.is_file() for file in out.iterdir()):
-        raise BadRequestError(
-            f"{out} has other files than *{suffix}; --force replaces only an earlier export"
-        )
+    if out.exists():
+        expected = {file.relative_to(out).parts[0] for file in out.glob(holds) if file.is_file()}
+        if any(file.name not in expected for file in out.iterdir()):
+            raise BadRequestError(
+                f"{out} has other files than {holds}; --force replaces only an earlier export"
+            )
     partial, old = _beside(out), _beside(out)
     partial.mkdir()
     try:

@@ -17,13 +17,14 @@ LISTEN_BACKLOG = 2048
 def hosts_for(
     host: str,
     extra_names: tuple[str, ...],
-    tokens: Tokens,
+    tokens: Tokens | None,
     origins: tuple[str, ...] = (),
     public_url: str | None = None,
 ) -> AllowedHosts:
     """The host names, and the origins of pages, to accept when listening on `host`.
 
-    A proxy may pass on the host of `public_url`, so that one is accepted too.
+    A proxy may pass on the host of `public_url`, so that one is accepted too. `tokens` None: who reaches the
+    address needs none, wherever it is.
 
     Raises SettingsError for a host beyond loopback without tokens, and for what is no origin.
     """
@@ -34,7 +35,7 @@ def hosts_for(
                 f"--allowed-origin {origin}: expected SCHEME://HOST or SCHEME://HOST:PORT, as browsers send"
             )
         normalized.append(known)
-    if host not in LOOPBACK and not tokens:
+    if host not in LOOPBACK and tokens is not None and not tokens:
         raise SettingsError(
             f"--host {host} can be reached from other machines, and there are no tokens: give --tokens FILE "
             "(`decathlon-mcp token NAME` prints a line for it), or stay on 127.0.0.1"

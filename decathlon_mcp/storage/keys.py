@@ -37,8 +37,7 @@ def load_or_create_key(state: Path) -> Ed25519PrivateKey:
     """
     file = state / KEY_FILE
     if not file.exists():
-        pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        _create(file, pem)
+        _create(file, key_file_content(Ed25519PrivateKey.generate()))
     try:
         key = load_pem_private_key(_read(file), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -46,6 +45,11 @@ def load_or_create_key(state: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise SettingsError(f"{file} is not an Ed25519 key: remove it to have a new one created")
     return key
+
+
+def key_file_content(key: Ed25519PrivateKey) -> bytes:
+    """What the file `key` of a server with this key has."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def load_or_create_page_key(state: Path) -> str:

@@ -29,6 +29,7 @@ class Client:
     def __init__(self, address: str) -> None:
         self.address = address
         self.headers = dict(HEADERS)
+        self.requests = 0
         client = {"name": "scripted", "version": "1"}
         self.instructions = self.request(
             "initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client}
@@ -36,7 +37,9 @@ class Client:
         self.headers["Mcp-Protocol-Version"] = "2025-11-25"
 
     def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+        self.requests += 1  # with an earlier id, it would be that request, sent again
+        request = {"jsonrpc": "2.0", "id": self.requests, "method": method, "params": params}
+        body = json.dumps(request).encode()
         with urllib.request.urlopen(urllib.request.Request(self.address, body, self.headers)) as response:
             if session := response.headers.get("Mcp-Session-Id"):
                 self.headers["Mcp-Session-Id"] = session

@@ -100,7 +100,7 @@ def test_version_is_printed(shell: Shell, arguments: list[str]) -> None:
 def test_an_unknown_command_gets_a_suggestion(shell: Shell) -> None:
     message = shell.error("srve", status=2)
     assert 'Did you mean "serve"?' in message
-    assert message.endswith(", tasks, token, verify, version, view")
+    assert message.endswith(", tasks, token, verdict, verify, version, view")
 
 
 def test_help_as_a_command_is_the_option(shell: Shell) -> None:

@@ -33,6 +33,7 @@ OTHER_PROGRAMS = {
     *("--build-arg", "--detach", "--device", "--file", "--format", "--group-add", "--name", "--publish"),
     *("--cpus", "--memory", "--pids-limit", "--privileged", "--security-opt", "--tag", "--volume"),
     *("--privileged", "--rootless", "--write"),
+    *("--agent", "--jobs-dir", "--model", "--path", "--yes"),
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""

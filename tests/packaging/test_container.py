@@ -6,13 +6,18 @@ import json
 import os
 import secrets
 import subprocess
+import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import httpx2
 import pytest
+import yaml
 from decathlon_client import Decathlon
+
+from decathlon_mcp.cli.app import run
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -114,3 +119,64 @@ async def test_a_task_is_played_and_the_token_outlives_the_container(
             assert "tune-reactor" in {task.id for task in await d.tasks()}
     finally:
         docker("rm", "--force", container)
+
+
+@pytest.fixture
+def network() -> Iterator[str]:
+    name = f"decathlon-test-{secrets.token_hex(4)}"
+    docker("network", "create", name)
+    yield name
+    docker("network", "rm", name)
+
+
+@pytest.mark.long
+def test_an_exported_task_is_played_beside_its_sidecar_and_only_its_verdict_is_rewarded(
+    container_image: str, test_image: str, network: str, tmp_path: Path
+) -> None:
+    export = ("export-tasks", "harbor", str(tmp_path / "out"), "--search", "reactor")
+    assert run([*export, "--server-image", container_image]) == 0
+    task = tmp_path / "out" / "tune-reactor"
+    service = yaml.safe_load((task / "environment" / "docker-compose.yaml").read_text())["services"][
+        "decathlon"
+    ]
+    hook = tomllib.loads((task / "task.toml").read_text())["verifier"]["collect"][0]["command"]
+    security = [f"--security-opt={option}" for option in service["security_opt"]]
+    security[0] = f"--security-opt=seccomp={task}/environment/seccomp.json"
+    key = service["environment"]["SIGNING_KEY"]
+    sidecar = docker(
+        "run", "--detach", "--network", network, "--network-alias", "decathlon", *security,
+        "--env", f"SIGNING_KEY={key}", service["image"], *service["command"],
+    ).stdout.strip()  # fmt: skip
+    verifier = docker("build", "--quiet", "--force-rm", str(task / "tests")).stdout.strip()
+
+    def reward_of(verdict: str) -> str:
+        """What the verifier writes for it; empty if it refuses."""
+        (tmp_path / "verdict.json").write_text(verdict)
+        container = docker("create", "--user", "0", verifier, "sh", "-c", "mkdir -p /logs/verifier; "
+                           "sh /tests/test.sh >&2; cat /logs/verifier/reward.txt").stdout.strip()  # fmt: skip
+        try:
+            docker("cp", str(tmp_path / "verdict.json"), f"{container}:/state/verdict.json")
+            return docker("start", "--attach", container, check=False).stdout.strip()
+        finally:
+            docker("rm", "--force", "--volumes", container)
+
+    try:
+        deadline = time.monotonic() + 120
+        while docker("exec", sidecar, *service["healthcheck"]["test"][1:], check=False).returncode:
+            assert json.loads(docker("inspect", sidecar).stdout)[0]["State"]["Running"], docker(
+                "logs", sidecar
+            )
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        docker("run", "--rm", "--network", network, "--volume", f"{task}/solution:/solution:ro", test_image,
+               "sh", "/solution/solve.sh")  # fmt: skip
+        docker("exec", sidecar, "sh", "-c", hook)
+        verdict = docker("exec", sidecar, "cat", "/state/verdict.json").stdout
+        assert key not in docker("exec", sidecar, "cat", "/proc/1/environ").stdout
+        assert reward_of(verdict) == "1.0"
+        assert reward_of(verdict.replace('"tools_used": 4', '"tools_used": 5')) == ""
+        assert reward_of("") == ""
+        docker("stop", "--time", "60", sidecar)
+    finally:
+        docker("rm", "--force", "--volumes", sidecar)
+        docker("rmi", "--force", verifier)

@@ -73,7 +73,7 @@ async def install(folder: Path, *packages: str, python: str = sys.executable) ->
     return programs
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def python_3_12() -> str:
     """Python 3.12, which some trainers require."""
     python = find_python("3.12")

@@ -38,6 +38,9 @@ REMOVED_SECONDS = 10.0
 DEFAULT_NETWORK = "decathlon"
 NETWORK_LABEL = "decathlon.network"
 
+_NAMESPACE_CALLS = (
+    *("clone", "mount", "pivot_root", "setdomainname", "sethostname", "setns", "umount2", "unshare"),
+)
 _HOSTS = b"127.0.0.1\tlocalhost\n"
 _CONFLICT = 409
 _NOT_FOUND = 404
@@ -409,3 +412,14 @@ def dense_profile() -> str:
     text = (resources.files("decathlon_mcp.sandboxes.docker") / "seccomp.json").read_text("utf-8")
     # A third of the size: each request to create a container has it.
     return json.dumps(json.loads(text), separators=(",", ":"))
+
+
+def nesting_profile() -> str:
+    """The seccomp profile of a container in which bubblewrap makes sandboxes: Docker's, and namespaces.
+
+    The calls that are added create nothing but what belongs to the new user namespace, in which the sandbox
+    has no capability afterwards.
+    """
+    profile = json.loads(dense_profile())
+    profile["syscalls"].append({"names": _NAMESPACE_CALLS, "action": "SCMP_ACT_ALLOW"})
+    return json.dumps(profile, indent=1)
