@@ -31,13 +31,14 @@ from decathlon_mcp.cli.episode import NO_VERDICT, NOT_PASSED
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.play import connect, redirect_logs
 from decathlon_mcp.cli.serve import ListenAddress
-from decathlon_mcp.cli.usage import report, shell_path, this_command
+from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.playing import PATH, PlayingApp, playing
 from decathlon_mcp.http.protocol import ConnectionLimits
+from decathlon_mcp.own_command import shell_path, this_command
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings, default_state

@@ -5,11 +5,8 @@ from __future__ import annotations
 import errno
 import math
 import re
-import shlex
-import shutil
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
 from cyclopts import (
@@ -27,7 +24,6 @@ from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.validation import find_problems
 
-PROGRAM = "decathlon-mcp"
 TOKEN_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 MAX_PORT = 65_535
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -46,22 +42,6 @@ _HINTS = {
 }
 """What was probably wanted from a command that takes only options."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-def this_command(program: str = PROGRAM) -> str:
-    """A program of this environment as a shell in this folder finds it: by its name, or else by its path."""
-    path = Path(sys.executable).with_name(program)
-    found = shutil.which(program)
-    return program if found is not None and Path(found).absolute() == path else shell_path(path)
-
-
-def shell_path(path: Path) -> str:
-    """A path for a shell in this folder, as short as it can be written."""
-    if path.is_relative_to(Path.cwd()):
-        return shlex.quote(str(path.relative_to(Path.cwd())))
-    if path.is_relative_to(Path.home()):
-        return f"~/{shlex.quote(str(path.relative_to(Path.home())))}"
-    return shlex.quote(str(path))
 
 
 def report(message: str) -> None:

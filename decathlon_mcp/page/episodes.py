@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
+from decathlon_mcp.own_command import this_command
 from decathlon_mcp.page import plots
 from decathlon_mcp.page.calls import shown
 from decathlon_mcp.page.gate import SANDBOXED
@@ -132,12 +133,12 @@ def _replay_command(visit: Visit, details: EpisodeDetails) -> str:
     """The command that makes the calls again; empty if they are gone."""
     if not details.summary.has_files:
         return ""
-    words = ["decathlon-mcp", "replay", details.summary.public_id]
+    words = ["replay", details.summary.public_id]
     if len(visit.site.folders) == 1:
         words += ["--state", visit.site.folders[0]]
     if visit.site.control is not None:
         words += ["--url", visit.site.public_url or str(visit.request.base_url).rstrip("/")]
-    return shlex.join(words)
+    return f"{this_command(anywhere=True)} {shlex.join(words)}"
 
 
 def find_episode(visit: Visit, name: str | None = None) -> EpisodeDetails:

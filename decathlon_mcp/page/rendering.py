@@ -17,6 +17,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from decathlon_mcp.own_command import this_command
 from decathlon_mcp.page.marks import marked
 
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -55,6 +56,7 @@ def create_environment(assets: Assets, href: Callable[[str], str]) -> Environmen
 
     names: dict[str, Any] = environment.globals
     names |= {
+        "program": this_command(anywhere=True),
         "href": href,
         "asset": asset,
         "run_path": run_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import httpx2
@@ -56,6 +57,20 @@ async def test_an_empty_folder_says_how_to_start_an_episode(state: Path) -> None
             await sign_in(client, KEY)
             for path in ("/", "/runs", "/episodes"):
                 assert command in await text_of(client, path)
+
+
+async def test_commands_are_shown_as_any_shell_finds_them(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Path(sys.executable).with_name("decathlon-mcp")
+    monkeypatch.setenv("HOME", "/nowhere")
+    monkeypatch.chdir(program.parent)
+    for path, expected in (("/usr/bin", str(program)), (str(program.parent), "decathlon-mcp")):
+        monkeypatch.setenv("PATH", path)
+        async with browser(page_over(state)) as client:
+            assert f">{expected} view --address<" in await text_of(client, "/runs", 401)
+            await sign_in(client, KEY)
+            assert f">{expected} serve<" in await text_of(client, "/runs")
 
 
 async def test_the_front_shows_runs_and_the_latest_failures(state: Path) -> None:
