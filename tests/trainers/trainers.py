@@ -241,7 +241,9 @@ async def test_nemo_gym_commands_get_the_expected_rewards(
     result = await anyio.run_process(
         [str(programs / "python"), str(PROGRAMS / "nemo_gym_limits.py"), served.url],
         env={**os.environ, **path},
+        check=False,
     )
+    assert result.returncode == 0, result.stderr.decode()
     assert result.stdout.decode().splitlines() == [
         "truncated 0.0",
         "the same verdict",
