@@ -7,7 +7,8 @@
       by the server's load:    AtCapacityError (DiskFullError)
       by its configuration:    SuiteError, SettingsError, ImageError, NotRunnableError,
                                ProviderUnavailableError
-      by task or sandbox:      SetUpError, SandboxLostError, DriverError, CallTimeoutError, LimitExceededError
+      by task or sandbox:      SetUpError, SandboxLostError, SnapshotError, DriverError, CallTimeoutError,
+                               LimitExceededError
 
 A tool of a task that fails is not among them: its result has `isError` and is passed on unchanged.
 `protocol/errors.py` is the one place that maps these errors to MCP.
@@ -132,6 +133,12 @@ class SandboxLostError(DecathlonError):
     """The sandbox ended during the episode; `cause` is the reason (e.g. out of memory), if it is known."""
 
     code = "sandbox_lost"
+
+
+class SnapshotError(DecathlonError):
+    """A sandbox could not be saved, or not be opened from what was saved; the sandbox itself goes on."""
+
+    code = "bad_snapshot"
 
 
 class DriverError(DecathlonError):

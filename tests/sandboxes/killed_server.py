@@ -7,12 +7,15 @@ drivers, which then wait so many seconds for another server.
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import anyio
+from anyio.abc import TaskGroup
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.driver_client.link import Survival
@@ -27,6 +30,7 @@ from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin
+from decathlon_mcp.sandboxes.snapshots import SnapshotProvider, snapshots_of
 
 
 async def main(
@@ -42,10 +46,18 @@ async def main(
     else:
         name, options = plugin
         provider = create_from_plugin(name, ProviderContext(owner, Path(folder)), options)
-    async with provider, AsyncExitStack() as stack:
+    saved = Path(folder).with_name("saved-by-server")
+    async with provider, AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         report("opening")
-        for spec in specs:
-            sandbox = await stack.enter_async_context(provider.open(parse_spec(spec)))
+        for arguments in specs:
+            spec = parse_spec(arguments)
+            if last_step == "copy":
+                await save_and_open(snapshots_of(provider), spec, saved, stack)
+                continue
+            if last_step == "save":
+                await save_over_and_over(snapshots_of(provider), spec, saved, tasks)
+                continue
+            sandbox = await stack.enter_async_context(provider.open(spec))
             if survival is not None:
                 gvisor_sandbox.PAUSED_SECONDS = survival
                 connection = connect(sandbox, survival=Survival(survival))
@@ -53,6 +65,35 @@ async def main(
             await act(sandbox, last_step)
         report("ready")
         await anyio.sleep_forever()
+
+
+async def save_and_open(
+    provider: SnapshotProvider | None, spec: SandboxSpec, folder: Path, stack: AsyncExitStack
+) -> None:
+    assert provider is not None
+    async with provider.open(spec) as sandbox:
+        snapshot = await sandbox.snapshot(folder)
+    await stack.enter_async_context(provider.open(spec, snapshot=snapshot))
+
+
+async def save_over_and_over(
+    provider: SnapshotProvider | None, spec: SandboxSpec, folder: Path, tasks: TaskGroup
+) -> None:
+    """Returns at some moment after the first time."""
+    assert provider is not None
+    saved = anyio.Event()
+
+    async def repeat() -> None:
+        async with provider.open(spec) as sandbox:
+            for number in range(1000):
+                snapshot = await sandbox.snapshot(folder.with_name(f"{number}-{folder.name}"))
+                saved.set()
+                async with provider.open(replace(spec, name=f"{spec.name}-{number}"), snapshot=snapshot):
+                    pass
+
+    tasks.start_soon(repeat)
+    await saved.wait()
+    await anyio.sleep(secrets.randbelow(1000) / 1000)
 
 
 def create_provider(owner: str, folder: str, image: str) -> Provider:

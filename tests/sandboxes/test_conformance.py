@@ -9,7 +9,17 @@ import pytest
 
 from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.sandboxes import conformance
-from decathlon_mcp.sandboxes.conformance import ALL_CHECKS, CHECKS, Check, files, opening, streams, survival
+from decathlon_mcp.sandboxes.conformance import (
+    ALL_CHECKS,
+    CHECKS,
+    SNAPSHOT_CHECKS,
+    Check,
+    files,
+    opening,
+    snapshots,
+    streams,
+    survival,
+)
 from tests.sandboxes.conftest import Bench, fake_bench
 
 pytestmark = pytest.mark.anyio
@@ -19,13 +29,16 @@ SLOW = {
     opening.cancelled_task_leaves_nothing,
     survival.cancelled_taking_back_leaves_nothing,
     files.ten_thousand_files_and_a_large_one_survive_a_round_trip,
+    snapshots.ten_copies_and_the_original_do_not_see_each_other,
+    snapshots.cancelled_saving_and_opening_leave_nothing,
+    snapshots.killed_server_leaves_whole_snapshots_only,
 }
 HELPERS = {opening.__name__, survival.__name__, streams.__name__}
 PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": CHECKS,
     "local": ALL_CHECKS,
     "bubblewrap": ALL_CHECKS,
-    "gvisor": ALL_CHECKS,
+    "gvisor": ALL_CHECKS + SNAPSHOT_CHECKS,
     # The slow ones are about code that it shares with bubblewrap.
     "namespaces": tuple(check for check in ALL_CHECKS if check not in SLOW),
     # What another process has to be removed with, whenever it is.
@@ -55,7 +68,7 @@ async def test_provider_conforms(bench: Bench, check: Check) -> None:
 
 
 def test_every_check_says_in_one_sentence_what_it_checks() -> None:
-    for check in ALL_CHECKS:
+    for check in ALL_CHECKS + SNAPSHOT_CHECKS:
         assert (inspect.getdoc(check) or "").count("\n") == 0, check.__name__
         assert (inspect.getdoc(check) or "").endswith("."), check.__name__
 

@@ -26,10 +26,12 @@ from decathlon_mcp.sandboxes.conformance import (
     opening,
     probe,
     processes,
+    snapshots,
     streams,
 )
 from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
+from decathlon_mcp.sandboxes.snapshots import snapshots_of
 
 USER = 1_000_000
 CHECKS = (
@@ -40,6 +42,10 @@ CHECKS = (
     processes.paused_sandbox_does_nothing_and_its_files_can_be_read,
     streams.reopened_stream_reaches_the_same_first_process,
     opening.ready_machine_passes_the_providers_own_check,
+)
+SNAPSHOT_CHECKS = (
+    snapshots.copies_go_on_where_the_sandbox_was_saved,
+    snapshots.unusable_snapshots_are_refused,
 )
 
 
@@ -69,6 +75,9 @@ async def main(kind: str, image: str, folder: Path) -> None:
     async with provider:
         for check in CHECKS:
             await check(target)
+        if snapshots_of(provider) is not None:
+            for check in SNAPSHOT_CHECKS:
+                await check(replace(target, scratch=Path(tempfile.mkdtemp(dir=folder))))
         await check_unreadable_files(target, folder / "out.tar")
         await check_limit_on_processes(target)
     sys.stdout.write("all passed\n")

@@ -20,9 +20,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from decathlon_mcp.sandboxes.conformance import files, opening, paths, processes, streams, survival
-from decathlon_mcp.sandboxes.conformance.registry import Check, checks, command_checks, survival_checks
+from decathlon_mcp.sandboxes.conformance import (
+    files,
+    opening,
+    paths,
+    processes,
+    snapshots,
+    streams,
+    survival,
+)
+from decathlon_mcp.sandboxes.conformance.registry import (
+    Check,
+    checks,
+    command_checks,
+    snapshot_checks,
+    survival_checks,
+)
 from decathlon_mcp.sandboxes.conformance.target import PROBE_COMMAND, ROOT, LastStep, ProviderUnderTest
+from decathlon_mcp.sandboxes.snapshots import snapshots_of
 
 __all__ = [
     "ALL_CHECKS",
@@ -30,6 +45,7 @@ __all__ = [
     "COMMAND_CHECKS",
     "PROBE_COMMAND",
     "ROOT",
+    "SNAPSHOT_CHECKS",
     "SURVIVAL_CHECKS",
     "Check",
     "LastStep",
@@ -40,6 +56,7 @@ __all__ = [
     "opening",
     "paths",
     "processes",
+    "snapshots",
     "streams",
     "survival",
 ]
@@ -49,15 +66,25 @@ CHECKS: tuple[Check, ...] = tuple(checks)
 COMMAND_CHECKS: tuple[Check, ...] = tuple(command_checks)
 """Checks for providers whose sandboxes run any command, which is all but fakes."""
 ALL_CHECKS: tuple[Check, ...] = CHECKS + COMMAND_CHECKS
+SNAPSHOT_CHECKS: tuple[Check, ...] = tuple(snapshot_checks)
+"""Checks for providers whose sandboxes can be saved."""
 SURVIVAL_CHECKS = frozenset(survival_checks)
-"""Those of `ALL_CHECKS` that need sandboxes that outlive their server."""
+"""Those that need sandboxes that outlive their server."""
 
 
-def checks_for(*, runs_commands: bool = True, survives: bool = True) -> tuple[Check, ...]:
-    """The checks that apply; see the fields of `ProviderUnderTest` of the same names."""
+def checks_for(
+    *, runs_commands: bool = True, survives: bool = True, snapshots: bool = False
+) -> tuple[Check, ...]:
+    """The checks that apply.
+
+    `snapshots`: see `sandboxes.snapshots`; the others are fields of `ProviderUnderTest`.
+    """
     return tuple(
         check
-        for check in (ALL_CHECKS if runs_commands else CHECKS)
+        for check in (
+            *(ALL_CHECKS if runs_commands else CHECKS),
+            *(SNAPSHOT_CHECKS if snapshots else ()),
+        )
         if survives or check not in SURVIVAL_CHECKS
     )
 
@@ -65,7 +92,10 @@ def checks_for(*, runs_commands: bool = True, survives: bool = True) -> tuple[Ch
 async def failed_checks(target: ProviderUnderTest) -> Mapping[str, Exception]:
     """Run all checks that apply; the errors of those that failed, by name. Empty if the provider conforms."""
     failures: dict[str, Exception] = {}
-    for check in checks_for(runs_commands=target.runs_commands, survives=target.survives):
+    snapshots = snapshots_of(target.provider) is not None
+    for check in checks_for(
+        runs_commands=target.runs_commands, survives=target.survives, snapshots=snapshots
+    ):
         try:
             await check(target)
         except Exception as error:  # noqa: BLE001  (reported, whatever it is)

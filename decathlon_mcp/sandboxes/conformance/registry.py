@@ -15,14 +15,16 @@ Check = Callable[[ProviderUnderTest], Coroutine[Any, Any, None]]
 checks: list[Check] = []
 command_checks: list[Check] = []
 survival_checks: list[Check] = []
+snapshot_checks: list[Check] = []
 
 
 def registered(
-    *, seconds: float = 30, commands: bool = False, survival: bool = False
+    *, seconds: float = 30, commands: bool = False, survival: bool = False, snapshots: bool = False
 ) -> Callable[[Check], Check]:
     """Register a check and give it a time limit.
 
     `commands`: it needs a provider that runs commands. `survival`: one whose sandboxes outlive their server.
+    `snapshots`: one that runs commands, and whose sandboxes can be saved.
     """
 
     def decorate(check: Check) -> Check:
@@ -31,7 +33,7 @@ def registered(
             with anyio.fail_after(seconds):
                 await check(target)
 
-        (command_checks if commands else checks).append(bounded)
+        (snapshot_checks if snapshots else command_checks if commands else checks).append(bounded)
         if survival:
             survival_checks.append(bounded)
         return bounded

@@ -37,8 +37,12 @@ OUTPUT_BYTES = 32 << 10
 """What a first process that survives can write without a stream and without waiting, see `Sandbox.reopen`."""
 
 
-LastStep = Literal["none", "pause", "end"]
-"""What a server does to its sandboxes before it is killed: nothing, pause them, or wait for their end."""
+LastStep = Literal["none", "pause", "end", "save", "copy"]
+"""What a server does to its sandboxes before it is killed: nothing, pause them, or wait for their end.
+
+For providers with snapshots: `save` saves them and opens copies of other names, over and over, until it is
+killed. `copy` has each replaced by a copy of the same name. The snapshots are in folders with
+"saved-by-server" in their names, next to the provider's own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
 from decathlon_mcp.types import JsonObject
 
 RUNSC, IMAGE, BUNDLE, STATE = "/runsc", "/image", "/bundle", "/state"
+SAVED, SNAPSHOT = "/saved", "/snapshot"
 """Paths in the namespaces of runsc."""
 CONTAINER = "sandbox"
 STATE_FILE = f"state/{CONTAINER}_sandbox:{CONTAINER}.state"
@@ -55,12 +56,15 @@ def outer_command(
     status: int,
     started: int,
     log: int,
+    saved: Path | None = None,
+    snapshot: Sequence[tuple[str, int]] = (),
 ) -> tuple[list[str], Sequence[int]]:
     """The command line of bubblewrap, and descriptors of further files that it needs; `stack` closes those.
 
     `status`: bubblewrap writes there which process is the first one, and its exit code. `started`: runsc
     writes something there when gVisor's kernel runs. `log`: a file in which runsc notes how the sandbox's
-    first process ended.
+    first process ended. `saved`: the folder that is `SAVED` for runsc. `snapshot`: names and descriptors of
+    the files from which the sandbox is restored.
     """
     copied = CopiedFiles(stack)
     bundle = json.dumps(bundle_config(spec, image)).encode()
@@ -73,11 +77,16 @@ def outer_command(
     command += ["--ro-bind", str(runsc), RUNSC, "--ro-bind", str(image.root), IMAGE]
     command += ["--proc", "/proc", "--dev", "/dev", "--dir", STATE, "--dir", "/tmp"]
     command += ["--perms", "0644", "--ro-bind-data", copied.add_content(bundle), f"{BUNDLE}/config.json"]
+    if saved is not None:
+        command += ["--bind", str(saved), SAVED]
+    for name, descriptor in snapshot:
+        command += ["--symlink", f"/proc/self/fd/{descriptor}", f"{SNAPSHOT}/{name}"]
+    verb, options = ("restore", [f"--image-path={SNAPSHOT}"]) if snapshot else ("run", [])
     command += ["--chdir", "/", "--", RUNSC, *OPTIONS]
     # Of this process only: what runsc's others note depends on what runs in the sandbox, without a bound.
-    command += [f"--debug-log=/proc/self/fd/{log}", "--debug-command=run"]
-    command += ["run", f"--bundle={BUNDLE}", f"--pid-file=/proc/self/fd/{started}", CONTAINER]
-    return command, copied.descriptors
+    command += [f"--debug-log=/proc/self/fd/{log}", f"--debug-command={verb}"]
+    command += [verb, *options, f"--bundle={BUNDLE}", f"--pid-file=/proc/self/fd/{started}", CONTAINER]
+    return command, (*copied.descriptors, *(descriptor for _, descriptor in snapshot))
 
 
 def inner_command(namespaces: Sequence[tuple[str, int]], *arguments: str) -> list[str]:

@@ -15,21 +15,28 @@ network, as with bubblewrap.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 import anyio
+from anyio import to_thread
 
-from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError, SnapshotError
 from decathlon_mcp.sandboxes.base import Finding, LimitName, SandboxSpec, finding
 from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import PROBE_SECONDS, SET_UP_SECONDS
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
+from decathlon_mcp.sandboxes.gvisor import saving
 from decathlon_mcp.sandboxes.gvisor.resources import GvisorResources
 from decathlon_mcp.sandboxes.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes.processes.table import ProcessId
+from decathlon_mcp.sandboxes.snapshots import Snapshot
 
 RUNSC = "runsc"
 MINIMAL_VERSION = 20240729
@@ -47,6 +54,7 @@ class GvisorProvider(BubblewrapProvider):
     """See `BubblewrapProvider`."""
 
     name = "gvisor"
+    snapshots = True
     _runsc: Path | None = None
 
     @staticmethod
@@ -61,12 +69,34 @@ class GvisorProvider(BubblewrapProvider):
     def _resources(self, owner: str, name: str) -> GvisorResources:
         return GvisorResources(owner, name, self._folder / name, label=self.label(owner))
 
+    @asynccontextmanager
+    async def open(
+        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
+    ) -> AsyncGenerator[GvisorSandbox]:
+        """See `SnapshotProvider.open`."""
+        resources = self._resources(self._owner, spec.name)
+        if snapshot is not None:
+            image = self._files(spec)
+            await to_thread.run_sync(lambda: saving.check(snapshot, spec, image, self._version))
+            resources.snapshot = snapshot
+        async with self._open(spec, resources) as sandbox:
+            assert isinstance(sandbox, GvisorSandbox)
+            yield sandbox
+
     def _start(self, spec: SandboxSpec, resources: BubblewrapResources) -> None:
         assert isinstance(resources, GvisorResources)
+        resources.runsc = self._find_runsc()
+        super()._start(spec, resources)
+
+    def _find_runsc(self) -> Path:
         if self._runsc is None:
             self._runsc = find_runsc()
-        resources.runsc = self._runsc
-        super()._start(spec, resources)
+        return self._runsc
+
+    @cached_property
+    def _version(self) -> str:
+        """What runsc says about its version. The first access blocks."""
+        return runsc_version(self._find_runsc())[0]
 
     def _is_paused(self, resources: BubblewrapResources, leader: ProcessId) -> bool:
         assert isinstance(resources, GvisorResources)
@@ -77,15 +107,32 @@ class GvisorProvider(BubblewrapProvider):
     ) -> GvisorSandbox:
         assert isinstance(resources, GvisorResources)
         image = self._files(spec)
+        is_copy = resources.snapshot is not None
         if not taken_back:
-            await self._wait_until_set_up(spec, resources)
-            with anyio.move_on_after(SET_UP_SECONDS):
-                while not resources.has_started:  # noqa: ASYNC110  (nothing reports it)
-                    await anyio.sleep(POLL_SECONDS)
-        sandbox = GvisorSandbox(spec, resources, self._signaller, image, paused=paused)
-        if not taken_back and image.user.user:
+            try:
+                await self._wait_until_started(spec, resources)
+            except ProviderUnavailableError as error:
+                if not is_copy:
+                    raise
+                raise _not_restored(error) from None
+        sandbox = GvisorSandbox(
+            spec, resources, self._signaller, image, version=lambda: self._version, paused=paused
+        )
+        if not (taken_back or is_copy) and image.user.user:
             await sandbox.give_home()
         return sandbox
+
+    async def _wait_until_started(self, spec: SandboxSpec, resources: GvisorResources) -> None:
+        await self._wait_until_set_up(spec, resources)
+        with anyio.move_on_after(SET_UP_SECONDS):
+            while not resources.has_started:  # noqa: ASYNC110  (nothing reports it)
+                await anyio.sleep(POLL_SECONDS)
+        if resources.snapshot is not None:
+            # What is wrong with a snapshot may be seen late. If the sandbox has ended, this says why.
+            with suppress(SandboxLostError):
+                os.close(resources.open_root())
+                return
+            await self._wait_until_set_up(spec, resources)
 
     def _check_machine(self) -> list[Finding]:
         runsc = find_runsc()
@@ -94,6 +141,12 @@ class GvisorProvider(BubblewrapProvider):
             finding("runsc", is_recent, f"{version} at {runsc}", INSTALL_RUNSC),
             *super()._check_machine(),
         ]
+
+
+def _not_restored(error: ProviderUnavailableError) -> SnapshotError:
+    failure = SnapshotError("no sandbox could be opened from the snapshot; the server's log has the reason")
+    failure.__notes__ = getattr(error, "__notes__", [])
+    return failure
 
 
 def find_runsc() -> Path:

@@ -24,11 +24,14 @@ from decathlon_mcp.sandboxes.bubblewrap.mounts import RootFiles
 from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources, Host, user_of
 from decathlon_mcp.sandboxes.gvisor.command import STATE_FILE, outer_command
 from decathlon_mcp.sandboxes.gvisor.inside import NOT_STARTED
+from decathlon_mcp.sandboxes.gvisor.saving import open_files
 from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
 from decathlon_mcp.sandboxes.processes.table import ProcessId
+from decathlon_mcp.sandboxes.snapshots import Snapshot
 
 LOG_FILE = "runsc"
 """In a sandbox's folder: what `runsc run` notes, about 2 KiB."""
+SAVED_FOLDER = "saved"
 PAUSED_FILE = "paused"
 """In a sandbox's folder, once it is to be paused."""
 OVERHEAD_MIB = 512
@@ -43,10 +46,13 @@ _LOG_BYTES = 4096
 
 
 class GvisorResources(BubblewrapResources):
-    """`runsc`: the program; only to start a sandbox. `stopper`: what has stopped its processes."""
+    """`runsc`: the program; only to start a sandbox. `stopper`: what has stopped its processes. `snapshot`:
+    what it is restored from, if it is.
+    """
 
     runsc: Path | None = None
     stopper: subprocess.Popen[bytes] | None = None
+    snapshot: Snapshot | None = None
 
     def _command(
         self, spec: SandboxSpec, root: RootFiles, host: Host, stack: ExitStack
@@ -61,8 +67,21 @@ class GvisorResources(BubblewrapResources):
             # runsc opens both again, as that user.
             os.fchown(log, *user)
             os.fchown(started, *user)
+        saved = None
+        if user_of(root) is None:
+            saved = self.saved_folder
+            saved.mkdir(mode=0o700)
         command, descriptors = outer_command(
-            host.program, self.runsc, spec, root, stack, status=status, started=started, log=log
+            host.program,
+            self.runsc,
+            spec,
+            root,
+            stack,
+            status=status,
+            started=started,
+            log=log,
+            saved=saved,
+            snapshot=() if self.snapshot is None else open_files(self.snapshot, stack),
         )
         return command, (status, started, log, *descriptors)
 
@@ -76,6 +95,11 @@ class GvisorResources(BubblewrapResources):
 
     def _limit_processes(self, spec: SandboxSpec, leader: ProcessId, hierarchies: Hierarchies) -> None:
         pass  # gVisor counts those inside
+
+    @property
+    def saved_folder(self) -> Path:
+        """In the sandbox's folder: what runsc saves, until it has its place."""
+        return self.folder / SAVED_FOLDER
 
     @property
     def has_started(self) -> bool:

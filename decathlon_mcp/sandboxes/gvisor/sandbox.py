@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import secrets
 import select
+import shutil
 import subprocess
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
+import anyio
 from anyio import to_thread
 
 from decathlon_mcp.archives.unpacking import with_owner
 from decathlon_mcp.archives.writing import ArchiveSource, save
-from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError
+from decathlon_mcp.errors import (
+    BadRequestError,
+    ProviderUnavailableError,
+    SandboxLostError,
+    SnapshotError,
+)
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.mounts import writable_folders
 from decathlon_mcp.sandboxes.bubblewrap.resources import as_user, user_of
 from decathlon_mcp.sandboxes.bubblewrap.sandbox import BubblewrapSandbox, files_do_not_fit
-from decathlon_mcp.sandboxes.gvisor.command import CONTAINER, inner_command, inside_command
+from decathlon_mcp.sandboxes.gvisor import saving
+from decathlon_mcp.sandboxes.gvisor.command import CONTAINER, SAVED, inner_command, inside_command
 from decathlon_mcp.sandboxes.gvisor.inside import FAILED, FULL, STOP_SECONDS, STOPPED
 from decathlon_mcp.sandboxes.gvisor.resources import GvisorResources, close_program
 from decathlon_mcp.sandboxes.processes.signals import SIGNAL_SECONDS, ProcessSignaller
+from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.telemetry.logs import fields
 
 PAUSED_SECONDS = 300.0
 """How long a paused sandbox waits for another server, from the death of its own: by default as long as any
 other. After that its driver decides, which waits longer if `--survive-seconds` is longer."""
+SAVE_SECONDS = 120.0
+"""How long saving may take: the memory of a sandbox has some gigabytes at most."""
 _READ = ("CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH")
 _CHUNK_BYTES = 1 << 16
 _ERROR_BYTES = 4096
+
+_log = logging.getLogger(__name__)
 
 
 class GvisorSandbox(BubblewrapSandbox):
@@ -41,8 +58,10 @@ class GvisorSandbox(BubblewrapSandbox):
         signaller: ProcessSignaller,
         image: ImageFolder,
         *,
+        version: Callable[[], str],
         paused: bool = False,
     ) -> None:
+        """`version`: of runsc; blocks."""
         super().__init__(
             spec,
             resources,
@@ -54,6 +73,7 @@ class GvisorSandbox(BubblewrapSandbox):
         )
         self._files = resources
         self._image = image
+        self._version = version
 
     def _unpack(self, folder: PurePosixPath, below: PurePosixPath, archive: ArchiveSource) -> None:
         user = self._image.user
@@ -75,6 +95,65 @@ class GvisorSandbox(BubblewrapSandbox):
         user = self._image.user
         arguments = ("own", str(user.home), str(user.user), str(user.group))
         await self._run(lambda: self._run_as_root(arguments, ("CAP_CHOWN", *_READ)))
+
+    async def snapshot(self, folder: Path) -> Snapshot:
+        """See `SavedSandbox`."""
+        self._check_open()
+        if self._paused:
+            raise SandboxLostError("the sandbox is paused")
+        # Below the sandbox's folder, which is removed with the sandbox, also by another server.
+        new = self._files.saved_folder / secrets.token_hex(8)
+        try:
+            await to_thread.run_sync(self._create_saved, new)
+            await self._save(new)
+
+            def finish() -> Snapshot:
+                saving.describe(new, self.spec, self._image, self._version())
+                return saving.move(new, folder)
+
+            return await to_thread.run_sync(finish, limiter=self._threads)
+        except OSError as error:
+            raise SnapshotError(f"the sandbox cannot be saved: {error.strerror}") from None
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+    def _create_saved(self, folder: Path) -> None:
+        folder.mkdir(0o700, parents=True)
+        if (user := user_of(self._image)) is not None:
+            os.chown(folder, *user)
+
+    async def _save(self, folder: Path) -> None:
+        """Let runsc save the sandbox in a folder. Raises SnapshotError, SandboxLostError."""
+        user = user_of(self._image)
+        with self._files.namespaces() as namespaces, ExitStack() as stack:
+            descriptors = [descriptor for _, descriptor in namespaces]
+            path = f"{SAVED}/{folder.name}"
+            if user is not None:
+                # That user cannot enter the folders above it, also not from it. To a server's own user, for
+                # what leaves gVisor's kernel, a descriptor would lead to all other files.
+                descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+                stack.callback(os.close, descriptors[-1])
+                path = f"/proc/self/fd/{descriptors[-1]}"
+            options = (f"--image-path={path}", *saving.SAVE_OPTIONS)
+            command = inner_command(namespaces, "checkpoint", *options, CONTAINER)
+            with anyio.move_on_after(SAVE_SECONDS):
+                result = await anyio.run_process(
+                    [*as_user(user), *command],
+                    check=False,
+                    cwd="/",
+                    env={},
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                )
+                if result.returncode == 0:
+                    return
+                with self._files.namespaces():
+                    reason = result.stderr[-_ERROR_BYTES:].decode("utf-8", "replace").strip()
+                    _log.warning(
+                        "A sandbox could not be saved", extra=fields(sandbox=self.spec.name, why=reason)
+                    )
+                    raise SnapshotError("the sandbox cannot be saved; the server's log has the reason")
+        raise SnapshotError(f"the sandbox could not be saved within {SAVE_SECONDS:g} s")
 
     async def _stop_processes(self) -> bool:
         self._files.mark_paused()

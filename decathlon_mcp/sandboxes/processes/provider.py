@@ -10,7 +10,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Collection
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -87,10 +87,12 @@ class ProcessProvider(BaseProvider, ABC, Generic[Resources, Opened]):
         """Whether a sandbox that another server has opened, with this first process, was paused."""
         return is_stopped(leader)
 
+    def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Opened]:
+        return self._open(spec, self._resources(self._owner, spec.name))
+
     @asynccontextmanager
-    async def open(self, spec: SandboxSpec) -> AsyncGenerator[Opened]:
+    async def _open(self, spec: SandboxSpec, resources: Resources) -> AsyncGenerator[Opened]:
         self._check_name(spec.name)
-        resources = self._resources(self._owner, spec.name)
         # Before there is a folder, which a sweep in a thread could take for an orphan's.
         self._open_names.add(spec.name)
         try:

@@ -1,0 +1,97 @@
+"""Snapshots of gVisor's sandboxes: those that runsc refuses, and drivers in copies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import anyio
+import pytest
+
+from decathlon_mcp.driver_client.driver import DriverClient, Survival, connect
+from decathlon_mcp.errors import SnapshotError
+from decathlon_mcp.sandboxes.conformance.probe import Probe
+from decathlon_mcp.sandboxes.gvisor import saving
+from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
+from decathlon_mcp.sandboxes.snapshots import Snapshot
+from tests.sandboxes.conftest import Bench
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+
+
+async def test_what_runsc_does_not_restore_is_refused(
+    gvisor: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider, spec = gvisor.provider, gvisor.new_spec()
+    assert isinstance(provider, GvisorProvider)
+    async with provider.open(spec) as sandbox:
+        snapshot = await sandbox.snapshot(tmp_path / "saved")
+        await Probe(sandbox).ping()
+    description = snapshot.folder / saving.DESCRIPTION_FILE
+    content = json.loads(description.read_text())
+    description.write_text(json.dumps({**content, "runsc": "runsc version 0.0~20991231.0"}))
+    with pytest.raises(SnapshotError, match=r"made by runsc version 0\.0~20991231\.0, and only that"):
+        async with provider.open(gvisor.new_spec(), snapshot=snapshot):
+            pass
+    # As if the description were true: what runsc finds by itself, at once or when it has begun.
+    description.write_text(json.dumps(content))
+
+    def known_digest(file: Path) -> str:
+        return content["files"][file.name]
+
+    monkeypatch.setattr(saving, "_digest", known_digest)
+    state = (snapshot.folder / "checkpoint.img").read_bytes()
+    for damaged in (b"", state[:-1000]):
+        (snapshot.folder / "checkpoint.img").write_bytes(damaged)
+        with pytest.raises(SnapshotError, match="no sandbox could be opened") as refused:
+            async with provider.open(gvisor.new_spec(), snapshot=snapshot):
+                pass
+        assert refused.value.__notes__
+    await gvisor.assert_nothing_left()
+
+
+async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_path: Path) -> None:
+    provider = gvisor.provider
+    assert isinstance(provider, GvisorProvider)
+    spec = gvisor.spec()
+    root = str(spec.root)
+
+    async def run(driver: DriverClient, script: str) -> str:
+        return (await driver.run(["sh", "-c", script], cwd=root, timeout_seconds=30)).stdout.strip()
+
+    async with provider.open(spec) as sandbox, connect(sandbox) as driver:
+        replies: list[str] = []
+
+        async def run_long() -> None:
+            replies.append(await run(driver, "sleep 1; echo >> calls; wc -l < calls"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_long)
+            await driver.ping()
+            snapshot = await sandbox.snapshot(tmp_path / "saved")
+            async with (
+                provider.open(gvisor.spec(), snapshot=snapshot) as first,
+                provider.open(gvisor.spec(), snapshot=snapshot) as second,
+                connect(first, survival=Survival(generation=2), taken_back=True) as one,
+                connect(second, survival=Survival(generation=2), taken_back=True) as two,
+            ):
+                # The command of the call runs on in each copy, and nobody gets its reply there.
+                wait = "while [ ! -s calls ]; do sleep 0.05; done; "
+                assert await run(one, f"{wait} echo >> calls; wc -l < calls") == "2"
+                assert await run(one, "echo >> calls; wc -l < calls") == "3"
+                assert await run(two, f"{wait} wc -l < calls") == "1"
+                # A copy of a copy has again a higher generation.
+                again = await first.snapshot(tmp_path / "again")
+                async with (
+                    provider.open(gvisor.spec(), snapshot=again) as third,
+                    connect(third, survival=Survival(generation=3), taken_back=True) as three,
+                ):
+                    assert await run(three, "wc -l < calls") == "3"
+                    assert await run(one, "wc -l < calls") == "3"
+        assert replies == ["1"]
+        assert await run(driver, "wc -l < calls") == "1"
+    shutil.rmtree(tmp_path / "saved")
+    with pytest.raises(SnapshotError, match="gone"):
+        async with provider.open(gvisor.spec(), snapshot=Snapshot(tmp_path / "saved")):
+            pass
