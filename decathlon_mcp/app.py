@@ -240,7 +240,9 @@ async def bootstrap(
         lock = stack.enter_context(own_lock)
         database = stack.enter_context(Store.open(settings.state, lock.name))
         store = database if survives else None
-        survival = Survival() if store is None else Survival(settings.survive_seconds, store.generation)
+        survival = (
+            Survival() if store is None else Survival.of_server(settings.survive_seconds, store.generation)
+        )
         parent = settings.state / "scratch"
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{lock.name}-", dir=parent)))
         web = await stack.enter_async_context(recorded_web(settings)) if settings.web else None
@@ -265,7 +267,7 @@ async def bootstrap(
             store=store,
             archive=None if survives else database,
         )
-        registry.metrics.set_generation(survival.generation)
+        registry.metrics.set_generation(1 if store is None else store.generation)
         swept = [*providers.values(), *([_other_local(lock.name, settings)] if "local" in providers else [])]
         recovery = Recovery(registry, lock, swept, scratch)
         stack.callback(recovery.forget_owners)
@@ -446,6 +448,8 @@ def create_registry(
             max_log_bytes=settings.max_log_mib << 20,
             max_sessions=settings.max_sessions,
             keeps_workspace=settings.keep == "workspace",
+            snapshot_bytes=settings.snapshot_mib << 20,
+            snapshots_kept=settings.snapshots_kept,
         ),
         metrics=metrics,
         spans=spans,

@@ -308,6 +308,14 @@ class Settings(BaseModel):
         256,
         description="Largest log of one episode's calls, in MiB. At the limit the attempt is closed.",
     )
+    snapshot_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
+        8192,
+        description="Space for the saved states of all episodes, in MiB. Beyond it, the oldest are deleted. "
+        "0: none is saved.",
+    )
+    snapshots_kept: Count = Field(
+        8, description="Saved states of one episode. Beyond that, its oldest ones are deleted."
+    )
     min_free_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         512,
         description="Free space in the state folder, in MiB, below which no episode starts and the logs of "

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, overload
 
 import anyio
 
@@ -220,6 +220,7 @@ class Decathlon:
         patience_seconds: float = 0.0,
         labels: Mapping[str, str] | None = None,
         outside: bool = False,
+        snapshots: int | None = None,
         on_progress: OnProgress | None = None,
         **filters: Unpack[Filters],
     ) -> AbstractAsyncContextManager[Episode]:
@@ -229,8 +230,9 @@ class Decathlon:
         tried before its failure counts. `patience_seconds`: how long a full server is asked again, at the
         intervals that it names, and how long one that went away is waited for. `labels`: names and short
         texts by which the episode is found later, such as `run` and `step`. `outside`: with the label
-        `replay_of`, also a task that reaches what episodes share. `on_progress` is called while waiting. On
-        exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
+        `replay_of`, also a task that reaches what episodes share. `snapshots`: the episode's state is saved
+        after every so many calls, for `branch`. `on_progress` is called while waiting. On exit the episode is
+        closed and its sandbox removed; a claimed attempt is still graded.
         Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
         """
         draw = filter_arguments(split=split, seed=seed, **filters)
@@ -242,36 +244,89 @@ class Decathlon:
             patience_seconds=patience_seconds,
             labels=labels or {},
             outside=outside,
+            snapshots=snapshots,
         )
         default = None if draw else self._default_task
         return opener.open(task or default, draw=draw, on_progress=on_progress)
+
+    @overload
+    def branch(
+        self,
+        episode: Episode | str,
+        *,
+        at: int,
+        count: None = None,
+        on_difference: OnDifference = "refuse",
+        outside: bool = False,
+        snapshots: int | None = None,
+        tries: int = 1,
+        patience_seconds: float = 0.0,
+        labels: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> AbstractAsyncContextManager[Episode]: ...
+
+    @overload
+    def branch(
+        self,
+        episode: Episode | str,
+        *,
+        at: int,
+        count: int,
+        on_difference: OnDifference = "refuse",
+        outside: bool = False,
+        snapshots: int | None = None,
+        tries: int = 1,
+        patience_seconds: float = 0.0,
+        labels: Mapping[str, str] | None = None,
+    ) -> AbstractAsyncContextManager[Lockstep]: ...
 
     def branch(
         self,
         episode: Episode | str,
         *,
         at: int,
+        count: int | None = None,
         on_difference: OnDifference = "refuse",
         outside: bool = False,
+        snapshots: int | None = None,
         tries: int = 1,
         patience_seconds: float = 0.0,
         labels: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
-    ) -> AbstractAsyncContextManager[Episode]:
+    ) -> AbstractAsyncContextManager[Episode] | AbstractAsyncContextManager[Lockstep]:
         """Open an episode that stands where another stood after its call `at`, and wait until it does.
 
-        The other, or its handle, may still play. Its first `at` calls are made again, and the replies are
-        compared: one that differs is a SetUpError, or with `on_difference="report"` counted in the verdict.
-        `outside`: also for a task that reaches the network, services or accounts that episodes share.
-        `labels`: beside those of the other episode. All else as for `episode`. Raises RequestError for a call
-        after which there can be no branch, AccessDeniedError, UnknownEpisodeError, AtCapacityError.
+        The other, or its handle, may still play. If its state after this call was saved, the new one is a
+        copy. Otherwise the calls after the newest saved state, or all of them, are made again, and the
+        replies are compared: one that differs is a SetUpError, or with `on_difference="report"` counted in
+        the verdict. `count`: open so many at once, as `lockstep` does. `outside`: also for a task that
+        reaches the network, services or accounts that episodes share. `labels`: beside those of the other
+        episode. All else as for `episode`. Raises RequestError for a call after which there can be no branch,
+        AccessDeniedError, UnknownEpisodeError, AtCapacityError.
         """
         opener = self._opener(
-            tries=tries, patience_seconds=patience_seconds, labels=labels or {}, outside=outside
+            tries=tries,
+            patience_seconds=patience_seconds,
+            labels=labels or {},
+            outside=outside,
+            snapshots=snapshots,
         )
         handle = episode if isinstance(episode, str) else episode.id
         draw = {"branch_of": handle, "at": at, "on_difference": on_difference}
+        if count is not None:
+            task = "" if isinstance(episode, str) else episode.task
+            return open_lockstep(opener, [task] * count, draw=draw)
         return opener.open(None, draw=draw, on_progress=on_progress)
+
+    async def snapshot(self, episode: Episode | str) -> int:
+        """Save an episode's state with all its processes; returns the number of its last call.
+
+        `branch` copies it for that `at`. A call that runs may end before, and later ones wait. Raises
+        NotRunnableError where sandboxes cannot be saved, and RequestError for an attempt that is closed.
+        """
+        handle = episode if isinstance(episode, str) else episode.id
+        reply = await self._ask("snapshot_episode", {"episode": handle})
+        return int((reply.structured or {})["at"])
 
     def lockstep(
         self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]

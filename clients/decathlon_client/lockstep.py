@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 from anyio.abc import TaskStatus
@@ -55,10 +55,15 @@ class Slot:
         """Whether the episode can be played: neither claimed nor failed."""
         return self.failure is None and self._episode is not None and not self._episode.claimed
 
-    async def keep_open(self, opener: EpisodeOpener, *, task_status: TaskStatus[None]) -> None:
-        """Open the episode and keep it open until cancelled; started when it is ready or has failed."""
+    async def keep_open(
+        self, opener: EpisodeOpener, draw: Mapping[str, Any] | None, *, task_status: TaskStatus[None]
+    ) -> None:
+        """Open the episode and keep it open until cancelled; started when it is ready or has failed.
+
+        `draw`: what is opened instead of the task.
+        """
         try:
-            async with opener.open(self.task) as self._episode:
+            async with opener.open(None if draw else self.task, draw=draw) as self._episode:
                 task_status.started()
                 await anyio.sleep_forever()
         except ClientError as error:
@@ -137,12 +142,17 @@ class Lockstep:
 
 
 @asynccontextmanager
-async def open_lockstep(opener: EpisodeOpener, tasks: Iterable[str | Task]) -> AsyncGenerator[Lockstep]:
-    """Open an episode of each task in parallel; on exit all are closed in parallel."""
+async def open_lockstep(
+    opener: EpisodeOpener, tasks: Iterable[str | Task], *, draw: Mapping[str, Any] | None = None
+) -> AsyncGenerator[Lockstep]:
+    """Open an episode of each task in parallel; on exit all are closed in parallel.
+
+    `draw`: what is opened instead of the tasks, which then only name the slots.
+    """
     slots = [Slot(n, task if isinstance(task, str) else task.id) for n, task in enumerate(tasks)]
     async with background_tasks() as owners:
         async with anyio.create_task_group() as starting:
             for slot in slots:
-                starting.start_soon(owners.start, slot.keep_open, opener)
+                starting.start_soon(owners.start, slot.keep_open, opener, draw)
         with opener.close_budget.shorten_on_interrupt():
             yield Lockstep(slots)

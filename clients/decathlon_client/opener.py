@@ -40,7 +40,7 @@ class OpeningOptions(TypedDict, total=False):
     """Options for every episode of a lockstep or a batch, as for `Decathlon.episode`.
 
     Without them, an opening is tried 3 times, and `patience_seconds` is 3600. `labels`: names and short texts
-    by which the episodes are found later. `outside`: see `Decathlon.episode`.
+    by which the episodes are found later. `outside`, `snapshots`: see `Decathlon.episode`.
     """
 
     launch_time: datetime | str | None
@@ -50,6 +50,7 @@ class OpeningOptions(TypedDict, total=False):
     patience_seconds: float
     labels: Mapping[str, str]
     outside: bool
+    snapshots: int | None
 
 
 RETRIES: OpeningOptions = {"tries": TRIES, "patience_seconds": PATIENCE_SECONDS}
@@ -99,6 +100,7 @@ class EpisodeOpener:
             "max_calls": self._options.get("max_calls"),
             "policy": self._options.get("policy"),
             "outside": self._options.get("outside") or None,
+            "snapshots": self._options.get("snapshots"),
             "labels": {**(self._options.get("labels") or {}), **(labels or {})} or None,
         }
         arguments = {name: value for name, value in arguments.items() if value is not None}

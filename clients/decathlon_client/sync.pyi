@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, Unpack
+from typing import Any, Self, TypeAlias, TypeVar, Unpack, overload
 
 from decathlon_client.batch import Late
 from decathlon_client.errors import ClientError
@@ -282,6 +282,7 @@ class Decathlon:
         patience_seconds: float = 0.0,
         labels: Mapping[str, str] | None = None,
         outside: bool = False,
+        snapshots: int | None = None,
         on_progress: OnProgress | None = None,
         **filters: Unpack[Filters],
     ) -> AbstractContextManager[Episode]:
@@ -291,30 +292,46 @@ class Decathlon:
         tried before its failure counts. `patience_seconds`: how long a full server is asked again, at the
         intervals that it names, and how long one that went away is waited for. `labels`: names and short
         texts by which the episode is found later, such as `run` and `step`. `outside`: with the label
-        `replay_of`, also a task that reaches what episodes share. `on_progress` is called while waiting. On
-        exit the episode is closed and its sandbox removed; a claimed attempt is still graded.
+        `replay_of`, also a task that reaches what episodes share. `snapshots`: the episode's state is saved
+        after every so many calls, for `branch`. `on_progress` is called while waiting. On exit the episode is
+        closed and its sandbox removed; a claimed attempt is still graded.
         Raises UnknownTaskError, NotRunnableError, AtCapacityError, SetUpError.
         """
 
+    @overload
     def branch(
         self,
         episode: Episode | str,
         *,
         at: int,
+        count: None = None,
         on_difference: OnDifference = "refuse",
         outside: bool = False,
+        snapshots: int | None = None,
         tries: int = 1,
         patience_seconds: float = 0.0,
         labels: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
-    ) -> AbstractContextManager[Episode]:
-        """Open an episode that stands where another stood after its call `at`, and wait until it does.
+    ) -> AbstractContextManager[Episode]: ...
+    @overload
+    def branch(
+        self,
+        episode: Episode | str,
+        *,
+        at: int,
+        count: int,
+        on_difference: OnDifference = "refuse",
+        outside: bool = False,
+        snapshots: int | None = None,
+        tries: int = 1,
+        patience_seconds: float = 0.0,
+        labels: Mapping[str, str] | None = None,
+    ) -> AbstractContextManager[Lockstep]: ...
+    def snapshot(self, episode: Episode | str) -> int:
+        """Save an episode's state with all its processes; returns the number of its last call.
 
-        The other, or its handle, may still play. Its first `at` calls are made again, and the replies are
-        compared: one that differs is a SetUpError, or with `on_difference="report"` counted in the verdict.
-        `outside`: also for a task that reaches the network, services or accounts that episodes share.
-        `labels`: beside those of the other episode. All else as for `episode`. Raises RequestError for a call
-        after which there can be no branch, AccessDeniedError, UnknownEpisodeError, AtCapacityError.
+        `branch` copies it for that `at`. A call that runs may end before, and later ones wait. Raises
+        NotRunnableError where sandboxes cannot be saved, and RequestError for an attempt that is closed.
         """
 
     def lockstep(

@@ -71,6 +71,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_peer_connections",
         "max_reply_mib",
         "max_log_mib",
+        "snapshot_mib",
+        "snapshots_kept",
         "min_free_mib",
         "min_available_mib",
     ),

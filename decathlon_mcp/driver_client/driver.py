@@ -136,6 +136,11 @@ class DriverClient:
         self._environment = dict(variables)
 
     @property
+    def generation(self) -> int:
+        """The number of the server process by which the driver knows this one, see `Survival`."""
+        return self._link.survival.generation
+
+    @property
     def closed(self) -> Flag:
         """Set once the connection has ended."""
         return self._link.closed

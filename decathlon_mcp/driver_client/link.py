@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import anyio
 import anyio.lowlevel
@@ -60,6 +60,7 @@ from decathlon_mcp.errors import (
     LimitExceededError,
     ProviderUnavailableError,
     SandboxLostError,
+    SnapshotError,
 )
 from decathlon_mcp.sandboxes.streams import DirectStream
 from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
@@ -95,6 +96,8 @@ NOTIFICATIONS_BURST = 2 * wire.NOTIFICATIONS_BURST
 """Limits on the notifications of one sandbox that are passed on; the driver itself keeps half of it."""
 NOTIFICATION_BYTES_PER_SECOND = 1 << 20
 NOTIFICATION_BYTES_BURST = 8 << 20
+COPIES_OF_COPIES = 256
+"""Generations of one server process. A request's id is longer by so many bits."""
 MAX_SERVERS = 1_000
 MAX_SERVER_CHARACTERS = 1_000
 """Limits on the names of servers whose tools have changed."""
@@ -119,11 +122,27 @@ class Survival:
     """How a link continues after the loss of a stream or of a server process.
 
     `seconds`: how long the driver waits for a server, and a server for a new stream; with 0, the end of the
-    stream is the end. `generation`: higher than that of every server process before, from 1.
+    stream is the end. `generation`: higher than that of every server process before, from 1. To a driver, a
+    copy of its sandbox that is opened is another server process: see `of_copy`.
     """
 
     seconds: int = 0
     generation: int = 1
+
+    @classmethod
+    def of_server(cls, seconds: int, start: int) -> Self:
+        """`start`: number of the server process, from 1. It has room for copies of copies."""
+        return cls(seconds, start * COPIES_OF_COPIES)
+
+    def of_copy(self, generation: int) -> Survival:
+        """For a copy of a sandbox whose driver was attached to under this generation.
+
+        Raises SnapshotError if there are too many copies of copies.
+        """
+        generation = max(self.generation, generation + 1)
+        if generation >= self.generation + COPIES_OF_COPIES:
+            raise SnapshotError(f"there are no more than {COPIES_OF_COPIES} copies of copies of copies")
+        return Survival(self.seconds, generation)
 
 
 NO_SURVIVAL = Survival()

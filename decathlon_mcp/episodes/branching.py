@@ -1,7 +1,8 @@
 """Branches: episodes that start where another one stood after one of its calls.
 
 The set-up of a branch makes the calls of the other episode again, one by one, before the branch is ready, and
-compares the replies. The other episode may still play.
+compares the replies. If a state of the other episode was saved (`snapshots`), the branch begins as a copy of
+the newest one, and only the calls after it are made. The other episode may still play.
 """
 
 from __future__ import annotations
@@ -74,17 +75,23 @@ async def check_source(trajectory: Path, at: int) -> None:
     await anyio.to_thread.run_sync(check)
 
 
-async def play_again(episode: Episode, branch: Branch, session: ToolSession, source: Path | None) -> None:
+async def play_again(
+    episode: Episode, branch: Branch, session: ToolSession, source: Path | None, *, copied: int = 0
+) -> None:
     """Make the calls of the episode that this one branches from, before this one is ready.
 
-    `source`: its trajectory. Raises SetUpError for a reply that differs, if the branch refuses that, and for
-    calls that cannot be made or take too long; SandboxLostError.
+    `source`: its trajectory. `copied`: the call after which its sandbox was copied; that one and those before
+    are not made, but written with their replies. Raises SetUpError for a reply that differs, if the branch
+    refuses that, and for calls that cannot be made or take too long; SandboxLostError.
     """
     if source is None:
         raise _gone(branch)
     try:
         recorded = await anyio.to_thread.run_sync(RecordedEpisode, source)
-        calls = recorded.calls(branch.at)
+        lines = recorded.lines(copied)
+        while (pair := await anyio.to_thread.run_sync(next, lines, None)) is not None:
+            episode.calls.copy(*pair)
+        calls = (call for call in recorded.calls(branch.at) if call.seq > copied)
         seconds = episode.spec.limits.set_up_seconds + TIMES_SLOWER * recorded.seconds(branch.at)
         with anyio.move_on_after(seconds) as time_limit:
             while (call := await anyio.to_thread.run_sync(next, calls, None)) is not None:

@@ -104,6 +104,11 @@ class EpisodeCalls:
         self._log_is_full = ""
         """The error of further calls once one could not be written."""
         self._ended_at = math.inf
+        self.on_still: Callable[[], None] | None = None
+        """Called when the last call that runs has ended, unless calls are held."""
+        self._holds = self._held_at = 0
+        self._held: list[RunningCall] = []
+        self._changed = anyio.Event()
         self._known = Flag()
         """Set unless the calls of a server that died are still to be read."""
         self._known.set()
@@ -193,6 +198,53 @@ class EpisodeCalls:
         self._tools.route(name)
         call = self._begin(name, params.on_one_line(), Origin(), digest, replayed=seq)
         return await call.wait(Caller())
+
+    def copy(self, call: JsonObject, reply: JsonObject) -> None:
+        """Write a call of another episode, of whose state this one is a copy, from its two lines.
+
+        Raises EpisodeClaimedError if the log is full.
+        """
+        if not self.recorder.copy(call, reply):
+            raise self._close_full()
+
+    # a moment at which none runs
+
+    def hold(self) -> int:
+        """Let calls that come from now on wait until `release`; returns the number of the last one before."""
+        if self._holds == 0:
+            self._held_at = self.recorder.last
+        self._holds += 1
+        return self._held_at
+
+    def release(self) -> None:
+        """Let calls run again, if nobody else holds them."""
+        self._holds -= 1
+        if self._holds == 0:
+            held, self._held = self._held, []
+            for call in held:
+                if self._session is not None and not call.is_ended:
+                    self._start(call, self._start_server_and_send(self._session, call))
+
+    @asynccontextmanager
+    async def held(self, seconds: float) -> AsyncGenerator[int | None]:
+        """Hold calls in the body, and wait for the end of those that run.
+
+        Yields the number of the last one, or None if one has run for longer than `seconds`.
+        """
+        last = self.hold()
+        try:
+            with anyio.move_on_after(seconds):
+                while not self._is_still:
+                    self._changed = anyio.Event()
+                    await self._changed.wait()
+            yield last if self._is_still else None
+        finally:
+            self.release()
+
+    @property
+    def _is_still(self) -> bool:
+        """Whether no call runs; those that are held have not begun."""
+        return all(call in self._held for call in self._operations.running)
 
     def cancel(self, operation: str) -> None:
         """Cancel the call of an operation whose client will not come back; no effect if none is running."""
@@ -295,7 +347,8 @@ class EpisodeCalls:
         route = None if self._tools.router is None else self._tools.route(name)
         if self._state.phase not in NOT_READY:
             self._require_open()
-        session = self._session if self._is_open or replayed is not None else None
+        is_open = self._is_open and not self._holds
+        session = self._session if is_open or replayed is not None else None
         call = RunningCall(
             seq=self.recorder.last + 1 if replayed is None else replayed,
             name=name,
@@ -321,6 +374,8 @@ class EpisodeCalls:
             self._operations.forget(call)
             raise
         self.recorder.last = max(call.seq, self.recorder.last)
+        if self._holds:
+            self._held.append(call)
         return call
 
     def _require_open(self) -> None:
@@ -455,6 +510,9 @@ class EpisodeCalls:
             log.exception("the end of a call could not be recorded", extra=fields(episode=self._public_id))
             outcome = _fault(error)
         self._operations.end(call, outcome)
+        self._changed.set()
+        if self.on_still is not None and not self._holds and self._is_still:
+            self.on_still()
 
     def _record_end(self, call: RunningCall, outcome: Outcome) -> None:
         if call.sent_at is not None and call.route is not None and self._session is not None:
@@ -601,6 +659,27 @@ class CallRecorder:
         self._positions.set_reply(call.seq, position)
         return is_kept
 
+    def copy(self, call: JsonObject, reply: JsonObject) -> bool:
+        """Write a call from both lines that it has in another episode; False if they cannot be kept.
+
+        Their members may be `msgspec.Raw`, except for `seq`, `server`, `tool` and `failed`. Requests by which
+        clients know it stay the other episode's.
+        """
+        seq, route = int(call["seq"]), ToolRoute(str(call["server"]), str(call["tool"]))
+        position = self._journal.add_call(**_without(call, *_OTHERS), replayed=True, request=0)
+        if position == NOT_KEPT:
+            return False
+        self.sent += 1
+        self._routes.add(route)
+        self._positions.set_call(seq, position)
+        position = self._journal.add_reply(**_without(reply, *_OTHERS))
+        if position == NOT_KEPT:
+            return False
+        self.answered += 1
+        self._failed += bool(reply["failed"])
+        self._positions.set_reply(seq, position)
+        return True
+
     async def read_outcome(self, seq: int) -> Outcome | None:
         """The first reply of a call that has ended; None if it was not kept."""
         return await anyio.to_thread.run_sync(self._read_outcome, self._positions.reply(seq))
@@ -626,6 +705,14 @@ class CallRecorder:
     def forget(self) -> None:
         """Free the positions of an episode that is over."""
         self._positions = CallPositions()
+
+
+_OTHERS = ("event", "time", "replayed", "request", *Origin.__struct_fields__)
+"""Members of a call's lines that are not those of its copy."""
+
+
+def _without(line: JsonObject, *names: str) -> JsonObject:
+    return {name: value for name, value in line.items() if name not in names}
 
 
 def _call_members(call: RunningCall) -> JsonObject:

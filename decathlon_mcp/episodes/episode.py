@@ -18,8 +18,15 @@ from decathlon_mcp.differences import Difference
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.lease import Lease
-from decathlon_mcp.episodes.records import EpisodeRecords, Progress, SandboxRecords, StoredEpisode
+from decathlon_mcp.episodes.records import (
+    EpisodeRecords,
+    Progress,
+    SandboxRecords,
+    StoredEpisode,
+    copied_progress,
+)
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.snapshots import EpisodeSnapshots
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
 from decathlon_mcp.episodes.tools.offered import EpisodeTools, OfferedTools
@@ -28,10 +35,11 @@ from decathlon_mcp.errors import DecathlonError, LimitExceededError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.storage.journal import MAX_NOTE_LINE_BYTES, MAX_NOTES, Journal
+from decathlon_mcp.storage.snapshots import SavedStates
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
-from decathlon_mcp.types import NoteRole
+from decathlon_mcp.types import JsonObject, NoteRole
 
 TRAJECTORY_VERSION = 1
 """In the first line of a trajectory."""
@@ -52,6 +60,7 @@ class Episode:
         metrics: EpisodeMetrics,
         store: Store | None = None,
         archive: Store | None = None,
+        states: SavedStates,
     ) -> None:
         """A new episode. Raises AtCapacityError if the store cannot be written."""
         self.spec = spec
@@ -76,6 +85,7 @@ class Episode:
             close=self._close_for_limit,
             first=0 if spec.branch is None else spec.branch.at,
         )
+        self.snapshots = EpisodeSnapshots(self, states)
         self.waits_for_room = False
         """Whether the grading waits for space on the disk."""
 
@@ -256,6 +266,13 @@ class Episode:
             suite_release=revision.release,
             suite_changed=revision.changed,
         )
+
+    def note_copy(self, progress: JsonObject, *, exact: bool) -> None:
+        """The agent's sandbox is a copy of another episode's, of whose progress this is a part.
+
+        `exact`: it stands where this one branches.
+        """
+        self.records.progress = copied_progress(self.records.progress, progress, exact=exact)
 
     def note_preprocess_failure(self, failure: str) -> None:
         """Preprocess failed, and the suite plays on."""

@@ -41,7 +41,7 @@ from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import Network
+from decathlon_mcp.types import Network, as_object, read_object
 
 log = logging.getLogger("decathlon.rewards")
 ROOM_SECONDS = 3600.0
@@ -157,8 +157,8 @@ def branch_point(episode: Episode) -> BranchPoint | None:
     branch = episode.spec.branch
     if branch is None:
         return None
-    differences = episode.records.progress.differences
-    return BranchPoint(episode=branch.episode, at=branch.at, differences=differences)
+    progress = episode.records.progress
+    return BranchPoint(branch.episode, branch.at, progress.differences, progress.exact)
 
 
 def require_whole_record(episode: Episode) -> None:
@@ -262,6 +262,14 @@ async def keep_sealed(episode: Episode, sealed: Path, original: Mapping[str, str
         await anyio.to_thread.run_sync(keep)
     except (DecathlonError, OSError) as error:
         await _give_up(episode, files, error)
+
+
+async def read_original(folder: Path) -> Mapping[str, str]:
+    """What `keep_sealed` has kept as `original` in the folder of an episode. Raises OSError, ValueError."""
+    content = await anyio.to_thread.run_sync((folder / ORIGINAL_FILE).read_bytes)
+    if (files := as_object((read_object(content) or {}).get("files"))) is None:
+        raise ValueError(f"{ORIGINAL_FILE} is not valid")
+    return files
 
 
 async def keep_attempt(

@@ -37,6 +37,7 @@ class Progress:
     memory can be merged with that of others. `coerces_arguments`: see `tools.coercion`. `sealed`, `captured`:
     the archive of the task's folder after preprocess, and that of the agent's workspace, are in the episode's
     scratch folder. `differences`: replies that differ from those of the episode that this one branches from.
+    `exact`: its sandbox is a copy of that one's, after the call at which it branches.
     """
 
     opened_at: float | None = None
@@ -53,6 +54,7 @@ class Progress:
     sealed: bool = False
     captured: bool = False
     differences: int = 0
+    exact: bool = False
     claim: Claim | None = None
     requested_ending: Ending | None = None
 
@@ -65,6 +67,11 @@ _PRINCIPAL = TypeAdapter(Principal)
 _LIMITS = TypeAdapter(EpisodeLimits)
 _BRANCH = TypeAdapter(Branch)
 _SANDBOX = TypeAdapter(SandboxSpec)
+
+
+def copied_progress(progress: Progress, copied: JsonObject, *, exact: bool) -> Progress:
+    """The progress with the members that `copied` has. Raises ValueError if these are not valid."""
+    return _PROGRESS.validate_python({**_PROGRESS.dump_python(progress), **copied, "exact": exact})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +137,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 ends_with_response=bool(spec["ends_with_response"]),
                 labels=row.labels,
                 branch=_BRANCH.validate_python(branch) if (branch := spec.get("branch")) else None,
+                snapshots=spec.get("snapshots"),
             ),
             suite=suite.name,
             phase=Phase(row.phase),
@@ -189,6 +197,7 @@ class EpisodeRecords:
                 "keeps_workspace": spec.keeps_workspace,
                 "ends_with_response": spec.ends_with_response,
                 **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
+                **({} if spec.snapshots is None else {"snapshots": spec.snapshots}),
             },
             progress={},
             labels=spec.labels,

@@ -25,6 +25,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.snapshots import why_not_saved
 from decathlon_mcp.episodes.specification import (
     Branch,
     EpisodeLimits,
@@ -50,6 +51,7 @@ from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full, open_r
 from decathlon_mcp.storage.journal import VERDICT_FILE, Journal
 from decathlon_mcp.storage.kept_tools import FOLDER as KEPT_TOOLS_FOLDER
 from decathlon_mcp.storage.kept_tools import KeptTools
+from decathlon_mcp.storage.snapshots import SavedStates
 from decathlon_mcp.storage.store import ENDED, REPLAY_LABEL, Store
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
 from decathlon_mcp.suites.suite import Suite
@@ -77,7 +79,7 @@ class RegistryOptions:
     archives of running episodes. `disk`: their file system. `max_log_bytes`: limit on the calls in one
     episode's trajectory. `drain_seconds`: how long a stopping server waits for gradings. `max_sessions`: how
     many MCP sessions each kind of address may have. `keeps_workspace`: whether what a later grading needs is
-    kept in `journals`.
+    kept in `journals`. `snapshot_bytes`, `snapshots_kept`: see `SavedStates`.
     """
 
     reward_policy: RewardPolicy
@@ -89,6 +91,8 @@ class RegistryOptions:
     max_log_bytes: int
     max_sessions: int
     keeps_workspace: bool = False
+    snapshot_bytes: int = 0
+    snapshots_kept: int = 1
 
 
 class EpisodeRegistry:
@@ -116,6 +120,9 @@ class EpisodeRegistry:
     ) -> None:
         self.store = store
         self._archive = archive
+        self._states = SavedStates(
+            options.journals, max_bytes=options.snapshot_bytes, kept=options.snapshots_kept
+        )
         self.handing_over = False
         """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.catalogue = catalogue
@@ -209,17 +216,18 @@ class EpisodeRegistry:
         ends_with_response: bool = False,
         labels: Mapping[str, str] | None = None,
         outside: bool = False,
+        snapshots: int | None = None,
     ) -> Episode:
         """Start an episode without waiting; its sandbox opens in the background.
 
         `operation`: id of the request. A repeated request gets the episode that the first one has started.
         `ends_with_response`: the episode ends with the response to the request. `labels`: checked ones.
-        `outside`: also a replay of a task that reaches what episodes share.
+        `outside`: also a replay of a task that reaches what episodes share. `snapshots`: see `EpisodeSpec`.
 
-        Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
-        for a policy that reveals more than the server's, SuiteError for a broken task, rubric or prompt,
-        BadRequestError for another launch time than that of the task's recording and for a replay that is
-        refused, and OSError.
+        Raises UnknownTaskError, NotRunnableError (naming what is missing, also if its states cannot be
+        saved), AtCapacityError, AccessDeniedError for a policy that reveals more than the server's,
+        SuiteError for a broken task, rubric or prompt, BadRequestError for another launch time than that of
+        the task's recording and for a replay that is refused, and OSError.
         """
         if operation is not None:
             operation = _operation_key(operation, principal)
@@ -239,7 +247,9 @@ class EpisodeRegistry:
             operation=operation,
             ends_with_response=ends_with_response,
             labels=labels or {},
+            snapshots=snapshots,
         )
+        self._require_snapshots(suite, spec)
         if REPLAY_LABEL in spec.labels and not outside:
             refuse_shared(self.sandbox_factory(suite.name), task, task_id)
         return self._start(suite, spec)
@@ -255,6 +265,7 @@ class EpisodeRegistry:
         operation: str | None = None,
         ends_with_response: bool = False,
         labels: Mapping[str, str] | None = None,
+        snapshots: int | None = None,
     ) -> Episode:
         """Start an episode that stands where another stood after call `at`; `check_source` allows it.
 
@@ -283,8 +294,19 @@ class EpisodeRegistry:
             ends_with_response=ends_with_response,
             labels=check_labels({**first.labels, **(labels or {})}),
             branch=Branch(source.public_id, at, on_difference),
+            snapshots=snapshots,
         )
+        self._require_snapshots(suite, spec)
         return self._start(suite, spec, self.trajectory(source.id))
+
+    def _require_snapshots(self, suite: Suite, spec: EpisodeSpec) -> None:
+        """Raise NotRunnableError for an episode that asks for states which cannot be saved."""
+        if spec.snapshots is None:
+            return
+        if reason := why_not_saved(self._sandbox_factories[suite.name], self._states, spec.task):
+            raise NotRunnableError(
+                f"the states of {spec.task_name} cannot be saved: {reason}", missing=[reason]
+            )
 
     def trajectory(self, handle: str) -> Path:
         """The trajectory of the episode with this handle."""
@@ -322,6 +344,7 @@ class EpisodeRegistry:
             else spans.episode(self.metrics, key, spec.public_id),
             store=self.store,
             archive=self._archive,
+            states=self._states,
         )
 
     def recover(self, stored: StoredEpisode) -> None:

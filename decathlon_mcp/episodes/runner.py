@@ -25,6 +25,7 @@ from decathlon_mcp.episodes.grading import (
     attempt_of,
     capture_workspace,
     keep_sealed,
+    read_original,
     require_whole_record,
     with_room,
 )
@@ -33,7 +34,8 @@ from decathlon_mcp.episodes.services import EpisodeResources, open_services, rea
 from decathlon_mcp.episodes.set_up import SEALED_FILE, PreparedTask, SetUp
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offer import ToolOffer, follow_tool_changes
-from decathlon_mcp.episodes.tools.session import ServerStarts
+from decathlon_mcp.episodes.tools.offered import OfferedTools
+from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import (
     CallTimeoutError,
@@ -41,12 +43,14 @@ from decathlon_mcp.errors import (
     DriverError,
     LimitExceededError,
     SandboxLostError,
+    SnapshotError,
 )
 from decathlon_mcp.grading.job import CapturedWorkspace
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
 from decathlon_mcp.storage.kept_tools import KeptTools
+from decathlon_mcp.storage.snapshots import SavedState, nearest_state
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import RecoveryResult
@@ -188,7 +192,8 @@ class EpisodeRunner:
                     require_whole_record(episode)
                     sandbox, driver = await self._open_agent_sandbox(agent_stack, resources)
                 if driver is not None:
-                    await self._wait_for_claim(driver)
+                    async with episode.snapshots.saving(sandbox, driver, self._sealed):
+                        await self._wait_for_claim(driver)
                     require_whole_record(episode)
                     if episode.spec.task.in_place:
                         return await grader.grade_in_place(sandbox, driver, self._sealed)
@@ -226,7 +231,18 @@ class EpisodeRunner:
         self, stack: AsyncExitStack, resources: EpisodeResources
     ) -> tuple[Sandbox, DriverClient]:
         """Open and set up the agent's sandbox, and offer its tools; the episode is READY afterwards."""
-        episode = self._episode
+        episode, branch = self._episode, self._episode.spec.branch
+        if branch is not None and self._source is not None:
+            state = await anyio.to_thread.run_sync(nearest_state, self._source.parent, branch.at)
+            if state is not None:
+                async with self._admission.set_ups:
+                    copied = await self._open_copy(stack, resources, state)
+                if copied is not None:
+                    sandbox, driver, session, tools = copied
+                    episode.note_copy(state.progress, exact=state.at == branch.at)
+                    await play_again(episode, branch, session, self._source, copied=state.at)
+                    self._become_ready(session, sealed=state.sealed, tools=tools)
+                    return sandbox, driver
         async with self._admission.set_ups:
             prepared = await self._set_up(stack, resources)
             if prepared.preprocess_failure:
@@ -245,15 +261,54 @@ class EpisodeRunner:
             session = await self._offer.tool_session(
                 prepared.sandbox, prepared.driver, running=prepared.servers
             )
-        if episode.spec.branch is not None:
-            await play_again(episode, episode.spec.branch, session, self._source)
-        episode.mark_ready(session, sealed=prepared.sealed is not None, tools=tools)
+        if branch is not None:
+            await play_again(episode, branch, session, self._source)
+        self._become_ready(session, sealed=prepared.sealed is not None, tools=tools)
+        return prepared.sandbox, prepared.driver
+
+    def _become_ready(self, session: ToolSession, *, sealed: bool, tools: str) -> None:
+        episode = self._episode
+        episode.mark_ready(session, sealed=sealed, tools=tools)
         self._starts = session.starts
         log.info(
             "episode ready",
             extra=fields(episode=episode.spec.public_id, seconds=round(time.time() - episode.started_at, 3)),
         )
-        return prepared.sandbox, prepared.driver
+
+    async def _open_copy(
+        self, stack: AsyncExitStack, resources: EpisodeResources, state: SavedState
+    ) -> tuple[Sandbox, DriverClient, ToolSession, str] | None:
+        """Open a copy of another episode's sandbox on `stack`, with its tools and their digest.
+
+        None if that is not possible: then the set-up and all calls are made again.
+        """
+        episode, offer = self._episode, self._offer
+        try:
+            async with AsyncExitStack() as opened:
+                sandbox, driver = await opened.enter_async_context(
+                    self._open_sandbox(resources, self._agent_name, None, state)
+                )
+                if state.sealed:
+                    await self._copy_sealed(state)
+                tools = await offer.copy(OfferedTools.from_json(state.tools), self._kept_tools)
+                session = await offer.tool_session(sandbox, driver)
+                await stack.enter_async_context(opened.pop_all())
+                return sandbox, driver, session, tools
+        except (SnapshotError, SandboxLostError, CallTimeoutError, OSError, ValueError, KeyError) as error:
+            why = error.message if isinstance(error, DecathlonError) else str(error)
+            log.warning(
+                "a saved state cannot be used: all calls are made again",
+                extra=fields(episode=episode.public_id, at=state.at, why=why),
+            )
+            return None
+
+    async def _copy_sealed(self, state: SavedState) -> None:
+        """Copy the task's folder as preprocess left it. Raises OSError, ValueError."""
+        sealed = self._scratch / SEALED_FILE
+        await anyio.to_thread.run_sync(shutil.copyfile, state.sealed_file, sealed)
+        if self._episode.spec.keeps_workspace:
+            assert self._source is not None
+            await keep_sealed(self._episode, sealed, await read_original(self._source.parent))
 
     async def _set_up(self, stack: AsyncExitStack, resources: EpisodeResources) -> PreparedTask:
         """Open the agent's sandbox on `stack` and set it up."""
@@ -284,9 +339,12 @@ class EpisodeRunner:
 
     @asynccontextmanager
     async def _open_sandbox(
-        self, resources: EpisodeResources, name: str, image: str | None
+        self, resources: EpisodeResources, name: str, image: str | None, state: SavedState | None = None
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-        """Open the sandbox of preprocess or of the agent, as `SetUp.run` asks for it."""
+        """Open the sandbox of preprocess or of the agent, as `SetUp.run` asks for it.
+
+        `state`: what the agent's is a copy of.
+        """
         episode, factory, task = self._episode, self._episode.sandbox_factory, self._episode.spec.task
         is_agents = name == self._agent_name
         # Before it takes a place among the openings, which graders need to end other episodes.
@@ -302,6 +360,7 @@ class EpisodeRunner:
             dense=is_agents and not task.in_place,
             opening=self._admission.opening,
             web=resources.web if factory.uses_web(task, "agent") else None,
+            state=state,
         ) as (sandbox, driver):
             episode.mark_opened(sandbox.spec.name, sandbox.image_digest, dense=sandbox.spec.dense)
             yield sandbox, driver

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -11,6 +11,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -30,9 +31,12 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.cache import LocalTools, ToolLists
 from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.episodes.web import EpisodeWeb, RecordedWeb
+from decathlon_mcp.errors import SnapshotError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.snapshots import Snapshot, snapshots_of
+from decathlon_mcp.storage.snapshots import SavedState
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -116,6 +120,7 @@ class SandboxFactory:
         dense: bool = False,
         opening: CapacityLimiter | None = None,
         web: EpisodeWeb | None = None,
+        state: SavedState | None = None,
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
         """Open a sandbox and connect to its driver; both are gone on exit.
 
@@ -126,14 +131,15 @@ class SandboxFactory:
         episode to which the sandbox belongs; only those of episodes, and not of services, come from the pool.
         `dense`: if the settings allow that, merge its memory with that of other sandboxes; never for one that
         grades. `opening`: limits how many the provider creates at once; the place is free again before the
-        driver has started. `web`: the recorded web that the sandbox gets.
+        driver has started. `web`: the recorded web that the sandbox gets. `state`: what the sandbox is a copy
+        of; raises SnapshotError if it cannot be opened here.
         """
         spec = self.spec(name, network, image=image, root=root, dense=dense)
         async with AsyncExitStack() as stack:
             # Rows are written before a sandbox can be used, and deleted after it is gone.
             rows = stack.enter_context(ExitStack())
             pooled = None
-            if self.pool is not None and records is not None and role != "service":
+            if self.pool is not None and records is not None and role != "service" and state is None:
                 pool_spec = replace(spec, image=self.image)
                 pooled = await self.pool.take(self.provider, pool_spec, self.open_new, image=image)
             if pooled is not None:
@@ -144,7 +150,7 @@ class SandboxFactory:
             if pooled is not None:
                 sandbox, driver = pooled.opened
             else:
-                sandbox, driver = await stack.enter_async_context(self.open_new(spec, opening))
+                sandbox, driver = await stack.enter_async_context(self.open_new(spec, opening, state))
             await self._forward(spec, driver, forwards)
             if web is not None:
                 await stack.enter_async_context(self._web(web, sandbox, driver, role))
@@ -152,16 +158,44 @@ class SandboxFactory:
 
     @asynccontextmanager
     async def open_new(
-        self, spec: SandboxSpec, opening: CapacityLimiter | None = None
+        self,
+        spec: SandboxSpec,
+        opening: CapacityLimiter | None = None,
+        state: SavedState | None = None,
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-        """Open a new sandbox and connect to its driver, without a look at the pool."""
+        """Open a new sandbox and connect to its driver, without a look at the pool. `state`: see `open`."""
         async with AsyncExitStack() as stack:
+            survival, opened = self.survival, self.provider.open
+            if state is not None:
+                survival, opened = self._of_copy(state)
             async with opening or nullcontext():
-                sandbox = await stack.enter_async_context(self.provider.open(spec))
+                sandbox = await stack.enter_async_context(opened(spec))
             driver = await stack.enter_async_context(
-                connect(sandbox, reply_bytes=self.reply_bytes, survival=self.survival)
+                connect(
+                    sandbox,
+                    reply_bytes=self.reply_bytes,
+                    survival=survival,
+                    taken_back=state is not None,
+                )
             )
+            if state is not None:
+                # Before anything is sent to what runs in it: it is a sandbox of its own.
+                await driver.ping()
             yield sandbox, driver
+
+    def _of_copy(
+        self, state: SavedState
+    ) -> tuple[Survival, Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]]:
+        """How the driver of a copy is attached to, and what opens the copy. Raises SnapshotError."""
+        provider = snapshots_of(self.provider)
+        if provider is None or (state.provider, state.wire_version) != (provider.name, wire.VERSION):
+            raise SnapshotError(
+                f"the state is of provider {state.provider} and wire version {state.wire_version}, and this "
+                f"server has provider {self.provider.name} and wire version {wire.VERSION}"
+            )
+        return self.survival.of_copy(state.generation), partial(
+            provider.open, snapshot=Snapshot(state.folder)
+        )
 
     def first_spec(self, task: Task) -> SandboxSpec:
         """Specification, without a name, of the first sandbox that an episode of this task opens."""

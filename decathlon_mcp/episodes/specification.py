@@ -112,6 +112,7 @@ class EpisodeSpec:
     repeated request finds it. `keeps_workspace`: what a later grading needs is kept. `ends_with_response`:
     it ends with the response to the request that started it. `labels`: what its client calls it, names to
     short texts; only reports read them. `branch`: the episode whose calls its set-up plays again.
+    `snapshots`: its state is saved after every so many calls; None: only when asked.
     """
 
     id: str
@@ -127,6 +128,7 @@ class EpisodeSpec:
     ends_with_response: bool = False
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     branch: Branch | None = None
+    snapshots: int | None = None
 
     @property
     def public_id(self) -> str:

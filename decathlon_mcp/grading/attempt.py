@@ -69,12 +69,19 @@ class BranchPoint:
     """Where an attempt branched from another episode, after that one's call `at`.
 
     `episode` is its public id. `differences`: how many replies to the calls until then differed when they
-    were made again.
+    were made again. `exact`: none was made again, because the sandbox is a copy of the other's after call
+    `at`.
     """
 
     episode: str
     at: int
     differences: int = 0
+    exact: bool = False
+
+    def to_json(self) -> JsonObject:
+        """The JSON form; `exact` only if it is true."""
+        exact: JsonObject = {"exact": True} if self.exact else {}
+        return {"episode": self.episode, "at": self.at, "differences": self.differences, **exact}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,7 +185,8 @@ class Verdict(BaseModel):
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         absent |= {name for name in _LEFT_OUT if not getattr(self, name)}
-        return self.model_dump(mode="json", exclude=absent)
+        branch: JsonObject = {} if self.branch is None else {"branch": self.branch.to_json()}
+        return {**self.model_dump(mode="json", exclude=absent), **branch}
 
     def text(self) -> str:
         """One line for people."""

@@ -40,6 +40,7 @@ from decathlon_mcp.protocol.lobby_tools import (
     ListTasks,
     ListTools,
     LobbyTool,
+    SnapshotEpisode,
     StartEpisode,
     branch_members,
     describe_start,
@@ -210,6 +211,12 @@ class Lobby(ToolServer):
                 with (access := self._find(request, call.episode)).episode.lease.hold(use=False):
                     access.episode.add_note(call.text, role=call.role, usage=call.usage, calls=call.calls)
                 return structured_result({"added": True})
+            case SnapshotEpisode():
+                _require_evaluator(access := self._find(request, call.episode), "save its state")
+                with access.episode.lease.hold():
+                    await request.accepted(Kind.OTHER)
+                    state = await access.episode.snapshots.take()
+                return structured_result({"at": state.at, "bytes": state.size_bytes})
             case CloseEpisode():
                 return await self._close(request, self._find(request, call.episode).episode)
             case _:

@@ -6,7 +6,6 @@ Here is also how an episode starts as `start_episode` asks for it, and what its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -165,7 +164,8 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
         None,
         ge=0,
         le=MAX_COUNT,
-        description="With `branch_of`: calls 1 to `at` are made again before the episode is ready.",
+        description="With `branch_of`: calls 1 to `at` are made again before the episode is ready, except "
+        "those before a state that was saved.",
     )
     on_difference: OnDifference = Field(
         "refuse",
@@ -176,6 +176,14 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
         False,
         description="Also replay or branch a task that reaches what episodes share: the network, services, "
         "accounts.",
+    )
+
+    snapshots: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Save the episode's state after every so many calls, where the server's sandboxes allow "
+        "it: branches begin there. See also `snapshot_episode`.",
     )
 
     @model_validator(mode="after")
@@ -291,6 +299,14 @@ class AddNote(LobbyTool):
     )
 
 
+class SnapshotEpisode(LobbyTool):
+    """Save an episode's state with all its processes, so that branches begin there at once. Returns the
+    number `at` of the last call. Later calls wait meanwhile, some tenths of a second."""
+
+    tool = "snapshot_episode"
+    episode: str = Field(description=HANDLE)
+
+
 class CloseEpisode(LobbyTool):
     """Close an episode and remove its sandbox. A claimed episode is graded first, in the background."""
 
@@ -310,6 +326,7 @@ LOBBY_TOOLS: dict[str, type[LobbyTool]] = {
         ClaimDone,
         Evaluate,
         AddNote,
+        SnapshotEpisode,
         CloseEpisode,
     )
 }
@@ -350,6 +367,7 @@ async def start_episode(
             operation=operation,
             ends_with_response=ends_with_response,
             labels=all_labels,
+            snapshots=call.snapshots,
         )
     # A request that is sent again does not draw again.
     task = call.task or registry.task_started_by(operation, principal)
@@ -363,6 +381,7 @@ async def start_episode(
         ends_with_response=ends_with_response,
         labels=all_labels,
         outside=call.outside,
+        snapshots=call.snapshots,
     )
 
 
@@ -393,4 +412,4 @@ def describe_start(
 def branch_members(episode: Episode) -> JsonObject:
     """Where an episode branched from another, as part of a result; empty for other episodes."""
     branch = branch_point(episode)
-    return {} if branch is None else {"branch": asdict(branch)}
+    return {} if branch is None else {"branch": branch.to_json()}

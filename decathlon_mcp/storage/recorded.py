@@ -40,6 +40,8 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 _decode_reply = msgspec.json.Decoder(_Reply).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_READ_MEMBERS = frozenset({"seq", "server", "tool", "failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,16 @@ class RecordedEpisode:
                     overlaps=overlaps,
                 )
 
+    def lines(self, last: int) -> Iterator[tuple[JsonObject, JsonObject]]:
+        """Both lines of the calls that were sent, up to this number. Long members are `msgspec.Raw`."""
+        with open_regular(self._file) as lines:
+            for seq, at in self._positions:
+                if seq <= last and at.reply != NOT_KEPT:
+                    lines.seek(at.call)
+                    call = lines.readline()
+                    lines.seek(at.reply)
+                    yield _members(call), _members(lines.readline())
+
     def require_state_after(self, last: int) -> None:
         """Check that the episode stood still after this call, in a state to which its calls lead.
 
@@ -155,6 +167,18 @@ class RecordedEpisode:
                         f"no branch after call {last}: call {seq} still ran when a later one was sent; "
                         "branch after a call at whose end no other ran"
                     )
+
+
+def _members(line: bytes) -> JsonObject:
+    """The members of a line as they are, but for those that are needed."""
+    try:
+        members: JsonObject = _decode_members(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # Lone surrogates, which Python's decoder takes, and its encoder escapes.
+        members = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in _parse(line).items()}
+    return {
+        name: json.loads(bytes(value)) if name in _READ_MEMBERS else value for name, value in members.items()
+    }
 
 
 def _seconds(prefix: bytes) -> float:

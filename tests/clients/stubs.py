@@ -9,6 +9,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeGuard
 
 CLIENT = Path(__file__).parents[2] / "clients" / "decathlon_client"
 STUB = CLIENT / "sync.pyi"
@@ -83,8 +84,20 @@ def _imports(modules: list[ast.Module]) -> dict[str, str]:
 
 
 def _class(node: ast.ClassDef) -> ast.ClassDef:
-    node.body = [stubbed for member in node.body if (stubbed := _member(node.name, member)) is not None]
+    overloads = {member.name for member in node.body if _is_overload(member)}
+    node.body = [
+        stubbed
+        for member in node.body
+        if getattr(member, "name", None) not in overloads or _is_overload(member)
+        if (stubbed := _member(node.name, member)) is not None
+    ]
     return node
+
+
+def _is_overload(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
+    return isinstance(node, ast.FunctionDef) and any(
+        ast.unparse(decorator) == "overload" for decorator in node.decorator_list
+    )
 
 
 def _member(owner: str, node: ast.stmt) -> ast.stmt | None:

@@ -16,10 +16,16 @@ from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client import link as link_module
-from decathlon_mcp.driver_client.link import DriverLink, Loss
+from decathlon_mcp.driver_client.link import COPIES_OF_COPIES, DriverLink, Loss, Survival
 from decathlon_mcp.driver_client.link import Request as LinkRequest
 from decathlon_mcp.driver_client.messages import Message, Notification, read_message
-from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
+from decathlon_mcp.errors import (
+    CallTimeoutError,
+    DriverError,
+    LimitExceededError,
+    SandboxLostError,
+    SnapshotError,
+)
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
 from tests.driver_client.support import FIRST_ID, Peer, Source, connection, payload
@@ -596,3 +602,16 @@ async def test_servers_with_changed_tools_are_named_once_and_bounded(monkeypatch
     with anyio.move_on_after(0) as scope:
         await changed.take()
     assert scope.cancelled_caught
+
+
+def test_copies_have_higher_generations_than_what_they_copy_and_lower_ones_than_the_next_server() -> None:
+    first, second = Survival.of_server(60, 1), Survival.of_server(60, 2)
+    survival = first
+    for _ in range(COPIES_OF_COPIES - 1):
+        survival = first.of_copy(survival.generation)
+    assert first.generation < survival.generation < second.generation
+    with pytest.raises(SnapshotError, match="copies of copies"):
+        first.of_copy(survival.generation)
+    # A later server opens a copy of what an earlier one has saved.
+    assert second.of_copy(first.generation) == second
+    assert second.of_copy(second.generation).generation > second.generation

@@ -44,6 +44,7 @@ from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import journal as journal_module
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.logged_calls import Origin
+from decathlon_mcp.storage.snapshots import SavedStates
 from decathlon_mcp.types import JsonObject
 from tests.episodes.environment import sandbox_factory
 from tests.fakes.provider import FakeProvider
@@ -153,7 +154,14 @@ def episode_of(folder: Path, journal: Journal) -> Episode:
     )
     ticket = registry.admission.reserve("find-answer")
     metrics = registry.metrics.episode(factory.suite.name, spec.task_name)
-    return Episode(spec, sandbox_factory=factory, ticket=ticket, journal=journal, metrics=metrics)
+    return Episode(
+        spec,
+        sandbox_factory=factory,
+        ticket=ticket,
+        journal=journal,
+        metrics=metrics,
+        states=SavedStates(folder, max_bytes=0, kept=1),
+    )
 
 
 def tools(folder: Path, crash: Crash, generation: int, *, waits: bool = False) -> ToolSession:

@@ -121,6 +121,16 @@ class ToolOffer:
             )
         return digest
 
+    async def copy(self, tools: OfferedTools, kept_tools: KeptTools) -> str:
+        """Offer these tools of another episode, of whose sandbox this one's is a copy.
+
+        Unless the episode offers some already. Returns what `complete` returns.
+        """
+        router = self._episode.tools.router or shared_router(tools.servers, self._factory.tool_names)
+        digest = await kept_tools.keep(router, router.tools)
+        self._episode.tools.offer(tools, router)
+        return digest
+
     async def tool_session(
         self, sandbox: Sandbox, driver: DriverClient, *, running: Collection[str] = ()
     ) -> ToolSession:

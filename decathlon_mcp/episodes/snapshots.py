@@ -1,0 +1,170 @@
+"""Saves the states of an episode: its sandbox after a call, from which branches go on.
+
+A state is saved while no call runs, so that it belongs to a call, and after every message to the driver has
+arrived. A copy's driver is attached to under a higher generation, as by another server process: tunnels end,
+replies to the original's requests are ignored, and the time begins for which it survives without a server.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+from decathlon_sandbox import wire
+
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.errors import BadRequestError, DecathlonError, NotRunnableError, SnapshotError
+from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.sandboxes.snapshots import SavedSandbox, snapshots_of
+from decathlon_mcp.storage.snapshots import SavedState, SavedStates, kept_progress
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.telemetry.logs import fields
+
+if TYPE_CHECKING:
+    from decathlon_mcp.episodes.episode import Episode
+
+STILL_SECONDS = 60.0
+"""How long calls that run may take to end before a state is saved; later ones wait for that."""
+
+_log = logging.getLogger("decathlon.episodes")
+
+
+def why_not_saved(factory: SandboxFactory, states: SavedStates, task: Task) -> str | None:
+    """Why states of a task's episodes are not saved on this server; None if they are."""
+    if not states.are_saved:
+        return "this server saves no states of episodes (`--snapshot-mib 0`)"
+    if snapshots_of(factory.provider) is None:
+        return f"sandboxes of the provider {factory.provider.name} cannot be saved; use `--provider gvisor`"
+    suite = factory.suite
+    outside = [*suite.services(task), *(shared.name for shared in suite.shared_resources(task.id))]
+    if factory.uses_web(task):
+        outside.append("the recorded web")
+    if outside:
+        return f"a part of the task's state is outside of its sandbox: {', '.join(outside)}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is saved. `sealed`: see `storage.snapshots.SEALED_FILE`."""
+
+    sandbox: SavedSandbox
+    driver: DriverClient
+    sealed: Path | None
+    tasks: TaskGroup
+
+
+class EpisodeSnapshots:
+    """Saves the states of one episode, when asked, and after every so many calls of its specification."""
+
+    def __init__(self, episode: Episode, states: SavedStates) -> None:
+        self._episode = episode
+        self._states = states
+        self._lock = anyio.Lock()
+        self._source: _Source | None = None
+        self._answered = 0
+
+    @asynccontextmanager
+    async def saving(
+        self, sandbox: Sandbox, driver: DriverClient, sealed: Path | None
+    ) -> AsyncGenerator[None]:
+        """In the body, the states of this sandbox can be saved."""
+        episode = self._episode
+        if why_not_saved(episode.sandbox_factory, self._states, episode.spec.task) is not None:
+            yield
+            return
+        async with background_tasks() as tasks:
+            self._source = _Source(cast("SavedSandbox", sandbox), driver, sealed, tasks)
+            if episode.spec.snapshots is not None:
+                self._answered = episode.calls.answered
+                episode.calls.on_still = self._save_if_due
+            try:
+                yield
+            finally:
+                self._source = episode.calls.on_still = None
+
+    async def take(self) -> SavedState:
+        """Save the state after the newest call, unless it is there.
+
+        Calls that run may end before, and further ones wait. Raises BadRequestError if the attempt is not
+        open, NotRunnableError if its states are not saved here, and SnapshotError, LimitExceededError or
+        SandboxLostError if that fails.
+        """
+        episode = self._episode
+        if reason := why_not_saved(episode.sandbox_factory, self._states, episode.spec.task):
+            raise NotRunnableError(f"the state of this episode cannot be saved: {reason}", missing=[reason])
+        await episode.ready()
+        async with self._lock, episode.calls.held(STILL_SECONDS) as at:
+            if at is None:
+                raise SnapshotError(
+                    f"a call has run for more than {STILL_SECONDS:.0f} s: a state is saved while none runs"
+                )
+            return await self._save(at)
+
+    def _save_if_due(self) -> None:
+        """No call runs any more. Calls that come from now on wait."""
+        answered, every = self._episode.calls.answered, self._episode.spec.snapshots
+        if self._source is None or every is None or answered < self._answered + every:
+            return
+        self._answered = answered
+        self._source.tasks.start_soon(self._save_due, self._episode.calls.hold())
+
+    async def _save_due(self, at: int) -> None:
+        try:
+            async with self._lock:
+                await self._save(at)
+        except DecathlonError as error:
+            _log.warning(
+                "the state of an episode could not be saved",
+                extra=fields(episode=self._episode.public_id, at=at, why=error.message),
+            )
+        finally:
+            self._episode.calls.release()
+
+    async def _save(self, at: int) -> SavedState:
+        episode, source = self._episode, self._source
+        if source is None or episode.state.phase is not Phase.READY:
+            raise BadRequestError("the attempt is not open: its state cannot be saved")
+        folder = await anyio.to_thread.run_sync(self._states.prepare, episode.journal.folder, at)
+        if (known := await anyio.to_thread.run_sync(SavedState.read, folder)) is not None:
+            return known
+        # What was sent to the driver before has arrived.
+        await source.driver.ping()
+        snapshot = await source.sandbox.snapshot(folder)
+        offered = episode.tools.offered
+        assert offered is not None, "it is ready"
+
+        def keep() -> SavedState:
+            state = SavedState(
+                folder=folder,
+                at=at,
+                provider=episode.sandbox_factory.provider.name,
+                wire_version=wire.VERSION,
+                generation=source.driver.generation,
+                size_bytes=snapshot.size_bytes,
+                sealed=source.sealed is not None,
+                progress=kept_progress(episode.records.progress.to_json()),
+                tools=offered.to_json(),
+            )
+            self._states.add(state, source.sealed)
+            return state
+
+        if episode.state.phase is not Phase.READY:
+            # What runs in the sandbox may have been killed before it was saved.
+            await anyio.to_thread.run_sync(shutil.rmtree, folder)
+            raise BadRequestError("the attempt was closed while its state was saved")
+        try:
+            return await anyio.to_thread.run_sync(keep)
+        except OSError as error:
+            raise SnapshotError(f"the state cannot be kept: {error.strerror}") from None

@@ -1,0 +1,200 @@
+"""The saved states of episodes: snapshots of their sandboxes, with what a branch needs to go on from them.
+
+They are in the folders of their episodes, and deleted with these: `snapshots/<call>/` is a sandbox as it was
+after that call, `snapshots/<call>.json` the rest. Without the second file, the first is unfinished. States
+only save time, so that the oldest are deleted where there are too many.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from pydantic import TypeAdapter
+
+from decathlon_mcp.errors import LimitExceededError
+from decathlon_mcp.storage.disk import new_file, open_regular
+from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import JsonObject, as_json
+
+SNAPSHOTS_FOLDER = "snapshots"
+SEALED_FILE = "sealed.tar"
+"""Archive of the task's folder after preprocess, the same for all states of an episode."""
+_STATE_BYTES = 64 << 20
+"""A state has the definitions of all tools."""
+
+_log = logging.getLogger("decathlon.storage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """One state of an episode.
+
+    `folder`: the snapshot of its sandbox. `at`: the call after which it was saved; 0: none. `provider`,
+    `wire_version`, `generation`: of the sandbox, its driver, and the server that the driver knows.
+    `progress`: members of the episode's. `tools`: what it offers. `sealed`: whether there is a `SEALED_FILE`.
+    """
+
+    folder: Path
+    at: int
+    provider: str
+    wire_version: int
+    generation: int
+    size_bytes: int
+    sealed: bool
+    progress: JsonObject = field(default_factory=dict[str, object])
+    tools: JsonObject = field(default_factory=dict[str, object])
+
+    @property
+    def sealed_file(self) -> Path:
+        return self.folder.with_name(SEALED_FILE)
+
+    @classmethod
+    def read(cls, folder: Path) -> SavedState | None:
+        """The state with this snapshot; None if it is not there, or not complete."""
+        try:
+            with open_regular(_record(folder)) as file:
+                return _STATE.validate_python({**json.loads(file.read(_STATE_BYTES)), "folder": folder})
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+_STATE = TypeAdapter(SavedState)
+
+
+class SavedStates:
+    """Those of all episodes in a folder. All methods block.
+
+    `max_bytes`: of all together; with 0 none is saved. `kept`: how many of each episode.
+    """
+
+    def __init__(self, episodes: Path, *, max_bytes: int, kept: int) -> None:
+        self._episodes = episodes
+        self._max_bytes = max_bytes
+        self._kept = kept
+        self._lock = Lock()
+        # Sizes of all states, the oldest first; None until it is needed.
+        self._sizes: dict[Path, int] | None = None
+
+    @property
+    def are_saved(self) -> bool:
+        return self._max_bytes > 0
+
+    def prepare(self, episode: Path, at: int) -> Path:
+        """A free path for the snapshot after a call, in the folder of an episode."""
+        folder = episode / SNAPSHOTS_FOLDER / str(at)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        for unfinished in _snapshots(folder.parent):
+            if not _record(unfinished).exists():
+                shutil.rmtree(unfinished)
+        return folder
+
+    def add(self, state: SavedState, sealed: Path | None) -> None:
+        """Keep a state whose snapshot is there; `sealed`: its `SEALED_FILE`. Deletes others.
+
+        Raises LimitExceededError for one that is too large alone, and OSError; then it is not kept.
+        """
+        with self._lock:
+            try:
+                self._require_room(state)
+                if sealed is not None and not state.sealed_file.exists():
+                    _link(sealed, state.sealed_file)
+                content = {**asdict(state), "folder": ""}
+                with new_file(_record(state.folder), state.folder.with_suffix(".partial")) as file:
+                    file.write(as_json(content))
+            except BaseException:
+                shutil.rmtree(state.folder, ignore_errors=True)
+                raise
+            sizes = self._known_sizes()
+            sizes[state.folder] = state.size_bytes
+            own = [folder for folder in sizes if folder.parent == state.folder.parent]
+            for folder in own[: -self._kept]:
+                self._delete(folder)
+            while sum(sizes.values()) > self._max_bytes:
+                self._delete(next(iter(sizes)))
+
+    def _require_room(self, state: SavedState) -> None:
+        if state.size_bytes > self._max_bytes:
+            raise LimitExceededError(
+                f"the state of the sandbox has {state.size_bytes >> 20} MiB, and all states together have at "
+                f"most {self._max_bytes >> 20} MiB (`--snapshot-mib`)"
+            )
+
+    def _known_sizes(self) -> dict[Path, int]:
+        if self._sizes is None:
+            found: list[tuple[float, SavedState]] = []
+            for folder in self._episodes.glob(f"*/{SNAPSHOTS_FOLDER}"):
+                for snapshot in _snapshots(folder):
+                    if (state := SavedState.read(snapshot)) is not None:
+                        with suppress(OSError):
+                            found.append((_record(snapshot).stat().st_mtime, state))
+            found.sort(key=lambda item: item[0])
+            self._sizes = {state.folder: state.size_bytes for _, state in found}
+        # Others are deleted with their episodes.
+        for folder in [folder for folder in self._sizes if not folder.exists()]:
+            del self._sizes[folder]
+        return self._sizes
+
+    def _delete(self, folder: Path) -> None:
+        assert self._sizes is not None
+        del self._sizes[folder]
+        try:
+            _record(folder).unlink(missing_ok=True)
+            shutil.rmtree(folder)
+        except OSError as error:
+            _log.warning(
+                "a saved state could not be deleted", extra=fields(folder=str(folder), why=error.strerror)
+            )
+
+
+def nearest_state(episode: Path, at: int) -> SavedState | None:
+    """The newest state, in the folder of an episode, that is not later than after this call. Blocks."""
+    folders = {int(folder.name): folder for folder in _snapshots(episode / SNAPSHOTS_FOLDER)}
+    for number in sorted((number for number in folders if number <= at), reverse=True):
+        if (state := SavedState.read(folders[number])) is not None:
+            return state
+    return None
+
+
+def _snapshots(folder: Path) -> Iterator[Path]:
+    try:
+        yield from [entry for entry in folder.iterdir() if entry.name.isdecimal() and entry.is_dir()]
+    except OSError:
+        return
+
+
+def _record(folder: Path) -> Path:
+    return folder.with_suffix(".json")
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        with source.open("rb") as content, new_file(target, target.with_suffix(".partial")) as file:
+            shutil.copyfileobj(content, file)
+
+
+def kept_progress(progress: Mapping[str, object]) -> JsonObject:
+    """The members of an episode's progress that hold for its branches too."""
+    return {name: value for name, value in progress.items() if name in _KEPT_PROGRESS}
+
+
+_KEPT_PROGRESS = frozenset(
+    {
+        "image_digest",
+        "dense",
+        "coerces_arguments",
+        "suite_revision",
+        "suite_changed",
+        "suite_release",
+        "preprocess_failure",
+    }
+)

@@ -1,0 +1,102 @@
+"""Saved states of episodes: what is kept, and what makes room."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.errors import LimitExceededError
+from decathlon_mcp.storage.recorded import RecordedEpisode
+from decathlon_mcp.storage.snapshots import SavedState, SavedStates, nearest_state
+from decathlon_mcp.types import as_json_with_raw
+
+
+def save(
+    states: SavedStates, episode: Path, at: int, size_bytes: int = 1, sealed: Path | None = None
+) -> Path:
+    episode.mkdir(exist_ok=True)
+    folder = states.prepare(episode, at)
+    folder.mkdir()
+    state = SavedState(
+        folder=folder,
+        at=at,
+        provider="gvisor",
+        wire_version=1,
+        generation=256,
+        size_bytes=size_bytes,
+        sealed=sealed is not None,
+        progress={"dense": True},
+        tools={"servers": {}, "local": {}},
+    )
+    states.add(state, sealed)
+    assert SavedState.read(folder) == state
+    return folder
+
+
+def kept(*episodes: Path) -> list[list[int]]:
+    """The calls of the states of each episode that can be used."""
+    return [sorted(int(file.stem) for file in (episode / "snapshots").glob("*.json")) for episode in episodes]
+
+
+def test_the_newest_states_of_an_episode_are_kept(tmp_path: Path) -> None:
+    states = SavedStates(tmp_path, max_bytes=100, kept=2)
+    for at in (1, 5, 3):
+        save(states, tmp_path / "a", at)
+    assert kept(tmp_path / "a") == [[3, 5]]
+    assert not (tmp_path / "a" / "snapshots" / "1").exists()
+    nearest = [nearest_state(tmp_path / "a", at) for at in (2, 3, 4, 9)]
+    assert [state and state.at for state in nearest] == [None, 3, 3, 5]
+    assert nearest_state(tmp_path / "b", 9) is None
+
+
+def test_the_oldest_states_of_all_make_room_also_after_a_restart(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    states = SavedStates(tmp_path, max_bytes=100, kept=9)
+    save(states, a, 1, 40)
+    save(states, b, 1, 40)
+    save(states, a, 2, 40)
+    assert kept(a, b) == [[2], [1]]
+    again = SavedStates(tmp_path, max_bytes=100, kept=9)
+    save(again, b, 2, 30)
+    assert kept(a, b) == [[2], [2]]
+    with pytest.raises(LimitExceededError, match="--snapshot-mib"):
+        save(again, a, 3, 101)
+    assert not (a / "snapshots" / "3").exists()
+    assert kept(a, b) == [[2], [2]]
+    assert not SavedStates(tmp_path, max_bytes=0, kept=1).are_saved
+
+
+def test_an_unfinished_state_is_none_and_is_removed(tmp_path: Path) -> None:
+    states = SavedStates(tmp_path, max_bytes=100, kept=9)
+    episode = tmp_path / "a"
+    (tmp_path / "sealed").write_text("sealed")
+    folder = save(states, episode, 4, sealed=tmp_path / "sealed")
+    assert (episode / "snapshots").stat().st_mode & 0o077 == 0
+    unfinished = episode / "snapshots" / "7"
+    unfinished.mkdir()
+    state = nearest_state(episode, 9)
+    assert state is not None
+    assert state.folder == folder
+    assert state.sealed_file.read_text() == "sealed"
+    states.prepare(episode, 8)
+    assert not unfinished.exists()
+    (episode / "snapshots" / "4.json").write_text('{"at": "many"}')
+    assert nearest_state(episode, 9) is None
+
+
+def test_lines_of_calls_are_read_as_they_are(tmp_path: Path) -> None:
+    call = {"event": "call", "seq": 1, "server": "probe", "tool": "echo", "name": "probe__echo"}
+    reply = {"event": "reply", "seq": 1, "failed": False, "seconds": 0.5}
+    # The second has a lone surrogate, which a tool may send.
+    lines = [
+        f'{json.dumps(call)[:-1]}, "arguments": {{"a":  1}}}}',
+        f'{json.dumps(reply)[:-1]}, "result": {{"content": ["\\ud800"]}}}}',
+        json.dumps({**call, "seq": 2}),
+    ]
+    (tmp_path / "trajectory.jsonl").write_text("\n".join(lines) + "\n")
+    ((read_call, read_reply),) = RecordedEpisode(tmp_path / "trajectory.jsonl").lines(2)
+    assert (read_call["seq"], read_call["server"], read_reply["failed"]) == (1, "probe", False)
+    assert b'"arguments":{"a":  1}' in as_json_with_raw(read_call)
+    assert b"\\ud800" in as_json_with_raw(read_reply)
