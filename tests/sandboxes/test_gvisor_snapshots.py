@@ -11,7 +11,8 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import DriverClient, Survival, connect
 from decathlon_mcp.errors import SnapshotError
-from decathlon_mcp.sandboxes.conformance.probe import Probe
+from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.sandboxes.conformance.probe import Probe, receive_line
 from decathlon_mcp.sandboxes.gvisor import saving
 from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.snapshots import Snapshot
@@ -51,6 +52,37 @@ async def test_what_runsc_does_not_restore_is_refused(
     await gvisor.assert_nothing_left()
 
 
+async def test_copies_are_protected_as_what_they_copy(gvisor: Bench, tmp_path: Path) -> None:
+    script = """
+import os, sys
+for line in sys.stdin:
+    found = [(status.st_uid, oct(status.st_mode)) for status in map(os.fstat, range(3))]
+    paths = ["self/fd/0", "self/fd/1", "1/environ", "1/mem", "1/fd/0", "sys/kernel/yama/ptrace_scope"]
+    for path in [*(f"/proc/{name}" for name in paths), "/etc/passwd", "/usr/file"]:
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CREAT))
+            found.append(path)
+        except OSError as error:
+            found.append(error.strerror)
+    with open("/proc/self/status") as file:
+        found += [text.split()[1] for text in file if text.startswith(("Cap", "NoNew", "Seccomp:"))]
+    print(found, flush=True)
+"""
+
+    async def state(sandbox: Sandbox) -> str:
+        await sandbox.stream.send(b"\n")
+        return await receive_line(sandbox)
+
+    provider, spec = gvisor.provider, gvisor.python_spec(script)
+    assert isinstance(provider, GvisorProvider)
+    async with provider.open(spec) as sandbox:
+        first = await state(sandbox)
+        assert "/" not in first
+        snapshot = await sandbox.snapshot(tmp_path / "saved")
+        async with provider.open(gvisor.python_spec(script), snapshot=snapshot) as copy:
+            assert await state(copy) == first
+
+
 async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_path: Path) -> None:
     provider = gvisor.provider
     assert isinstance(provider, GvisorProvider)
@@ -72,8 +104,8 @@ async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_
             snapshot = await sandbox.snapshot(tmp_path / "saved")
             async with (
                 provider.open(gvisor.spec(), snapshot=snapshot) as first,
-                provider.open(gvisor.spec(), snapshot=snapshot) as second,
                 connect(first, survival=Survival(generation=2), taken_back=True) as one,
+                provider.open(gvisor.spec(), snapshot=snapshot) as second,
                 connect(second, survival=Survival(generation=2), taken_back=True) as two,
             ):
                 # The command of the call runs on in each copy, and nobody gets its reply there.
