@@ -44,6 +44,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "monitoring",
         "watching",
         "replaying",
+        "branching",
         "exporting",
         "reliability",
         "performance",

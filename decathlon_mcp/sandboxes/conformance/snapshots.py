@@ -22,7 +22,7 @@ from decathlon_mcp.sandboxes.snapshots import SavedSandbox, Snapshot, SnapshotPr
 
 # What it has of each kind grows with every line that it reads.
 _STATE = """
-import json, mmap, os, signal, socket, subprocess, sys, threading, time
+import json, mmap, os, random, signal, socket, subprocess, sys, threading, time
 count = "import sys\\nn = 0\\nfor line in sys.stdin: n += 1; print(n, line, end='', flush=True)"
 child = subprocess.Popen(["python3", "-c", count], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 unlinked = open("unlinked", "w+"); os.unlink("unlinked")
@@ -54,6 +54,7 @@ for line in sys.stdin.buffer:
     while (ticks == before or not sleeper.wait(0.01)) and time.monotonic() < deadline: pass
     state = {"piped": piped, "texts": texts, "mapped": mapped[:mapped.tell()].decode().split()}
     state |= {"heard": heard.decode().split(), "ticks": ticks > before, "slept": sleeper.is_set()}
+    state |= {"drawn": random.random(), "fresh": os.urandom(8).hex()}
     print(json.dumps(state | {"pids": [os.getpid(), child.pid]}), flush=True)
 """
 
@@ -87,6 +88,9 @@ async def copies_go_on_where_the_sandbox_was_saved(target: ProviderUnderTest) ->
                 assert state["ticks"]
                 assert state["slept"]
             assert states[0]["pids"] == states[1]["pids"] == states[2]["pids"]
+            # A generator goes on where it was, and the kernel's is another in each.
+            assert states[0]["drawn"] == states[1]["drawn"] == states[2]["drawn"]
+            assert len({state["fresh"] for state in states}) == 3
             for sandbox, text in ((first, "one"), (original, "three")):
                 files = await download(sandbox, sandbox.root, target.scratch / "out.tar")
                 assert files["plain"][1] == f"before\n{text}\n".encode()
