@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.long]
 async def test_search_finds_the_continuation_that_passes(
     tmp_path: Path, runsc: str, unpacked_image: str
 ) -> None:
-    suite = {"suite": ("starter",), "provider": "gvisor", "image": unpacked_image, "isolation": "auto"}
-    async with serving(tmp_path / "state", **suite) as served:
+    async with serving(
+        tmp_path / "state", suite=("starter",), provider="gvisor", image=unpacked_image, isolation="auto"
+    ) as served:
         program = block("docs/branching.md", "A search", "python")
         output = await run(program, [sys.executable], url=served.url, folder=tmp_path)
     lines = output.splitlines()

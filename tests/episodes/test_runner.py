@@ -34,6 +34,7 @@ from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.kept_tools import KeptTools
+from decathlon_mcp.storage.snapshots import SavedStates
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
 from tests.episodes.environment import (
     TOOLS,
@@ -528,6 +529,7 @@ def new_episode(
         ticket=registry.admission.reserve(task_name),
         journal=Journal(folder / spec.id),
         metrics=registry.metrics.episode(factory.suite.name, task_name),
+        states=SavedStates(folder, max_bytes=0, kept=1),
     )
 
 
