@@ -1,5 +1,7 @@
 """`gc`: remove what no running server owns: sandboxes, archives and sessions of servers that died.
 
+It also removes saved states of episodes that are over, and lists of tools that no episode has.
+
 The next `serve` on the state folder does the same. This command is for a machine on which none will start,
 and to see what is left. It takes the lock of each dead server first (`storage/instance.py`), so that it never
 touches what a running one uses, and no server takes over what it removes.
@@ -31,6 +33,7 @@ from decathlon_mcp.sandboxes.inventory import (
 )
 from decathlon_mcp.storage.instance import InstanceLock, check_state_folder, instance_lock, server_processes
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
+from decathlon_mcp.storage.snapshots import remove_states_of_ended
 from decathlon_mcp.storage.store import FILE_NAME, EpisodeRow, SandboxRow, Store
 
 SERVER_NAME = re.compile(r"[0-9a-f]{12}")
@@ -60,6 +63,7 @@ class Report:
 
     `restarting`: dead servers that were left alone, each with its supervisor's process, which runs.
     `unreachable`: why there is no engine; empty if there is one. `tools`: lists of tools that no episode has.
+    `states`: saved states of episodes that are over.
     """
 
     removed: list[Removed] = field(default_factory=list[Removed])
@@ -67,6 +71,7 @@ class Report:
     restarting: dict[str, int | None] = field(default_factory=dict[str, int | None])
     unreachable: str = ""
     tools: int = 0
+    states: int = 0
 
 
 async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> int:
@@ -82,6 +87,9 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
             await _collect(state, inventories, report, dry_run=dry_run, abandon=abandon)
     report.tools = await anyio.to_thread.run_sync(
         partial(remove_unnamed_tools, state, time.time() - RECENT_SECONDS, dry_run=dry_run)
+    )
+    report.states = await anyio.to_thread.run_sync(
+        partial(remove_states_of_ended, state / "episodes", dry_run=dry_run)
     )
     if as_json:
         print_json({"dry_run": dry_run, **asdict(report)})
@@ -214,6 +222,8 @@ def _lines(report: Report, state: Path, dry_run: bool) -> Iterator[str]:
     verb = "would remove" if dry_run else "removed"
     if report.tools:
         yield f"{verb} {_count(report.tools, 'list of tools', 'lists of tools')} that no episode has"
+    if report.states:
+        yield f"{verb} {_count(report.states, 'saved state', 'saved states')} of episodes that are over"
     for removed in report.removed:
         parts = [
             _count(removed.sandboxes, "sandbox", "sandboxes"),

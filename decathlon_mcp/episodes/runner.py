@@ -238,8 +238,9 @@ class EpisodeRunner:
                 async with self._admission.set_ups:
                     copied = await self._open_copy(stack, resources, state)
                 if copied is not None:
-                    sandbox, driver, session, tools = copied
+                    sandbox, driver, tools = copied
                     episode.note_copy(state.progress, exact=state.at == branch.at)
+                    session = await self._offer.tool_session(sandbox, driver)
                     await play_again(episode, branch, session, self._source, copied=state.at)
                     self._become_ready(session, sealed=state.sealed, tools=tools)
                     return sandbox, driver
@@ -277,12 +278,12 @@ class EpisodeRunner:
 
     async def _open_copy(
         self, stack: AsyncExitStack, resources: EpisodeResources, state: SavedState
-    ) -> tuple[Sandbox, DriverClient, ToolSession, str] | None:
-        """Open a copy of another episode's sandbox on `stack`, with its tools and their digest.
+    ) -> tuple[Sandbox, DriverClient, str] | None:
+        """Open a copy of another episode's sandbox on `stack`, and offer its tools; with their digest.
 
         None if that is not possible: then the set-up and all calls are made again.
         """
-        episode, offer = self._episode, self._offer
+        episode = self._episode
         try:
             async with AsyncExitStack() as opened:
                 sandbox, driver = await opened.enter_async_context(
@@ -290,10 +291,9 @@ class EpisodeRunner:
                 )
                 if state.sealed:
                     await self._copy_sealed(state)
-                tools = await offer.copy(OfferedTools.from_json(state.tools), self._kept_tools)
-                session = await offer.tool_session(sandbox, driver)
+                tools = await self._offer.copy(OfferedTools.from_json(state.tools), self._kept_tools)
                 await stack.enter_async_context(opened.pop_all())
-                return sandbox, driver, session, tools
+                return sandbox, driver, tools
         except (SnapshotError, SandboxLostError, CallTimeoutError, OSError, ValueError, KeyError) as error:
             why = error.message if isinstance(error, DecathlonError) else str(error)
             log.warning(

@@ -74,6 +74,8 @@ class EpisodeSnapshots:
         self._lock = anyio.Lock()
         self._source: _Source | None = None
         self._answered = 0
+        self._due: int | None = None
+        """The call after which a state is to be saved now; calls are held until then."""
 
     @asynccontextmanager
     async def saving(
@@ -84,15 +86,16 @@ class EpisodeSnapshots:
         if why_not_saved(episode.sandbox_factory, self._states, episode.spec.task) is not None:
             yield
             return
-        async with background_tasks() as tasks:
-            self._source = _Source(cast("SavedSandbox", sandbox), driver, sealed, tasks)
-            if episode.spec.snapshots is not None:
-                self._answered = episode.calls.answered
-                episode.calls.on_still = self._save_if_due
-            try:
+        try:
+            async with background_tasks() as tasks:
+                self._source = _Source(cast("SavedSandbox", sandbox), driver, sealed, tasks)
+                if episode.spec.snapshots is not None:
+                    self._answered = episode.calls.answered
+                    episode.calls.on_still = self._save_if_due
                 yield
-            finally:
-                self._source = episode.calls.on_still = None
+        finally:
+            self._source = episode.calls.on_still = None
+            self._release()
 
     async def take(self) -> SavedState:
         """Save the state after the newest call, unless it is there.
@@ -117,8 +120,13 @@ class EpisodeSnapshots:
         answered, every = self._episode.calls.answered, self._episode.spec.snapshots
         if self._source is None or every is None or answered < self._answered + every:
             return
-        self._answered = answered
-        self._source.tasks.start_soon(self._save_due, self._episode.calls.hold())
+        self._answered, self._due = answered, self._episode.calls.hold()
+        self._source.tasks.start_soon(self._save_due, self._due)
+
+    def _release(self) -> None:
+        if self._due is not None:
+            self._due = None
+            self._episode.calls.release()
 
     async def _save_due(self, at: int) -> None:
         try:
@@ -130,7 +138,7 @@ class EpisodeSnapshots:
                 extra=fields(episode=self._episode.public_id, at=at, why=error.message),
             )
         finally:
-            self._episode.calls.release()
+            self._release()
 
     async def _save(self, at: int) -> SavedState:
         episode, source = self._episode, self._source

@@ -56,12 +56,14 @@ class Box:
 class Source:
     """The episode whose calls an episode plays again. `at`: the last of them; 0 if it is a replay.
 
-    `differences`: how many replies differed, once the verdict says so.
+    `differences`: how many replies differed, once the verdict says so. `exact`: it says that none was made
+    again, because the sandbox is a copy.
     """
 
     episode: str
     at: int
     differences: int | None
+    exact: bool = False
 
 
 def episodes(visit: Visit) -> Response:
@@ -262,15 +264,16 @@ def _numbers(value: object) -> dict[str, float]:
 def source_of(details: EpisodeDetails) -> Source | None:
     """What a branch or a replay plays again; None for any other episode."""
     branch = as_object((details.head or {}).get("branch"))
-    at, differences = 0, None
+    at, differences, exact = 0, None, False
     episode = details.summary.labels.get(REPLAY_LABEL)
     if branch is not None:
         episode, at = branch.get("episode"), branch.get("at")
-        differences = (as_object((details.verdict or {}).get("branch")) or {}).get("differences")
+        point = as_object((details.verdict or {}).get("branch")) or {}
+        differences, exact = point.get("differences"), point.get("exact") is True
     # The folder may come from somewhere else, and anybody can give a label.
     if not isinstance(episode, str) or not is_public_id(episode) or type(at) is not int:
         return None
-    return Source(episode, at, differences if type(differences) is int else None)
+    return Source(episode, at, differences if type(differences) is int else None, exact)
 
 
 def settings_of(details: EpisodeDetails) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ MAX_RUN_EPISODES = 1_000_000
 DAY_SECONDS = 86_400.0
 UNFINISHED_SECONDS = 7 * DAY_SECONDS
 """Age at which a folder that nobody has closed counts as finished; no episode takes as long."""
-_RESERVED = ".verdict.reserved"
+UNFINISHED_FILE = ".verdict.reserved"
 """A file that every journal has until it is closed."""
 
 _log = logging.getLogger("decathlon.storage")
@@ -97,7 +97,7 @@ def _ended_before(folder: Path, before: float) -> bool:
         newest = max([folder.stat().st_mtime, *times.values()])
     except OSError:
         return False
-    return newest < before - (UNFINISHED_SECONDS if _RESERVED in times else 0)
+    return newest < before - (UNFINISHED_SECONDS if UNFINISHED_FILE in times else 0)
 
 
 def _delete(folder: Path, episode: str) -> bool:

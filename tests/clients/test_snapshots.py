@@ -46,6 +46,9 @@ async def test_branches_are_copies_of_the_state_that_was_saved(d: Decathlon, tmp
                 await b.claim_done()
                 verdicts.append(await b.evaluate())
         assert (await e.call("probe__read", {"path": "answer.txt"})).text == "42\n"
+        # A claim does not wait for a state that is being saved.
+        await e.claim_done()
+        assert (await e.evaluate()).reward == 1.0
     assert [verdict.reward for verdict in verdicts] == [0.0, 1.0, 0.0]
     for verdict in verdicts:
         assert verdict.metrics["calls"] == 4

@@ -197,6 +197,11 @@ async def test_a_branch_marks_the_calls_that_were_replayed_and_names_their_episo
         replay = folder.add("2" * 48, labels={"replay_of": source})
         plain = folder.add("3" * 48, labels={"replay_of": "another text"})
         odd = folder.add("4" * 48, branch=other)
+        copy = folder.add(
+            "5" * 48,
+            branch={"episode": source, "at": 2},
+            verdict={"branch": {"episode": source, "at": 2, "differences": 0, "exact": True}},
+        )
     async with browser(page_over(state)) as client:
         await sign_in(client, KEY)
         page = await text_of(client, f"/e/{name}")
@@ -209,13 +214,15 @@ async def test_a_branch_marks_the_calls_that_were_replayed_and_names_their_episo
         box = await text_of(client, f"/e/{name}/calls?first=2&last=2")
         assert "↻ replayed" in box
         assert f"The calls are replayed from episode {source}" in words(await text_of(client, f"/e/{replay}"))
-        listed = {name, replay, plain, odd}
+        copied = f"Its sandbox is a copy, after call 2, of that of episode {source}"
+        assert copied in words(await text_of(client, f"/e/{copy}"))
+        listed = {name, replay, plain, odd, copy}
         for path in ("/episodes", "/"):
             page = await text_of(client, path)
             assert not [one for one in listed if one in page]
         page = await text_of(client, "/episodes?show=branches")
         assert {one for one in listed if one in page} == listed
-        assert words(page).count("↻ branch") == 2
+        assert words(page).count("↻ branch") == 3
         for neither in (plain, odd):
             page = await text_of(client, f"/e/{neither}")
             assert "replayed from episode" not in words(page)

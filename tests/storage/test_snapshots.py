@@ -9,7 +9,13 @@ import pytest
 
 from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.storage.recorded import RecordedEpisode
-from decathlon_mcp.storage.snapshots import SavedState, SavedStates, nearest_state
+from decathlon_mcp.storage.retention import UNFINISHED_FILE
+from decathlon_mcp.storage.snapshots import (
+    SavedState,
+    SavedStates,
+    nearest_state,
+    remove_states_of_ended,
+)
 from decathlon_mcp.types import as_json_with_raw
 
 
@@ -84,6 +90,23 @@ def test_an_unfinished_state_is_none_and_is_removed(tmp_path: Path) -> None:
     assert not unfinished.exists()
     (episode / "snapshots" / "4.json").write_text('{"at": "many"}')
     assert nearest_state(episode, 9) is None
+
+
+def test_states_of_episodes_that_are_over_are_removed(tmp_path: Path) -> None:
+    over, live = tmp_path / "over", tmp_path / "live"
+    states = SavedStates(tmp_path, max_bytes=100, kept=9)
+    for episode in (over, live):
+        save(states, episode, 1)
+        save(states, episode, 2)
+    (live / UNFINISHED_FILE).touch()
+    assert remove_states_of_ended(tmp_path, dry_run=True) == 2
+    assert kept(over, live) == [[1, 2], [1, 2]]
+    assert remove_states_of_ended(tmp_path, dry_run=False) == 2
+    assert kept(over, live) == [[], [1, 2]]
+    assert not (over / "snapshots").exists()
+    # The server goes on with what is left.
+    save(states, live, 3, 98)
+    assert kept(live) == [[1, 2, 3]]
 
 
 def test_lines_of_calls_are_read_as_they_are(tmp_path: Path) -> None:
