@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
@@ -114,6 +115,13 @@ class EpisodeSnapshots:
                     f"a call has run for more than {STILL_SECONDS:.0f} s: a state is saved while none runs"
                 )
             return await self._save(at)
+
+    async def settled(self) -> None:
+        """Wait for a state that is being saved, so that a branch finds it."""
+        while self._due is not None:
+            await anyio.lowlevel.checkpoint()
+            async with self._lock:
+                pass
 
     def _save_if_due(self) -> None:
         """No call runs any more. Calls that come from now on wait."""

@@ -356,6 +356,7 @@ async def start_episode(
             raise AccessDeniedError(
                 "this episode is its controller's: only a controller's token may branch it"
             )
+        await source.episode.snapshots.settled()
         if registry.task_started_by(operation, principal) is None:
             await check_source(registry.trajectory(source.id), call.at)
         return registry.branch(

@@ -21,7 +21,7 @@ async def test_copies_and_states_outlive_their_server(
         Decathlon(server.url) as d,
         d.episode("find-answer", snapshots=1) as e,
     ):
-        await e.call("probe__shell", {"command": "echo $$ > one; sleep 1000 & echo"})
+        await e.call("probe__shell", {"command": "echo $$ > one; sleep 1000 > one 2>&1 &"})
         async with d.branch(e, at=1, snapshots=1) as b:
             await b.call("probe__shell", {"command": "echo 42 > answer.txt"})
             # It waits for the one that is saved after the call.
