@@ -11,7 +11,7 @@ import marshal
 import platform
 import zlib
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import cache, partial
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
@@ -406,9 +406,17 @@ class DriverClient:
             raise
         return tunnel
 
-    async def ping(self) -> None:
-        """Renew the driver's lease. Raises CallTimeoutError if it does not answer."""
-        await self._link.request(wire.PING, {}, timeout_seconds=wire.LEASE_SECONDS)
+    def quiet(self) -> AbstractContextManager[None]:
+        """Send the driver nothing in the body, see `DriverLink.quiet`."""
+        return self._link.quiet()
+
+    async def ping(self, *, saving: bool = False) -> None:
+        """Renew the driver's lease. Raises CallTimeoutError if it does not answer.
+
+        `saving`: the sandbox is about to be saved, and all that was sent before has arrived.
+        """
+        params = {"saving": True} if saving else {}
+        await self._link.request(wire.PING, params, timeout_seconds=wire.LEASE_SECONDS)
 
 
 @asynccontextmanager

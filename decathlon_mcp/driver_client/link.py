@@ -17,7 +17,8 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -276,7 +277,7 @@ class DriverLink:
         self._receive_scope: CancelScope | None = None
         # Why the link ends: set before it closes, so that `run` can return first.
         self._loss: Loss | None = None
-        self._is_writing = False
+        self._is_writing = self._is_quiet = False
         # What a stream did not take at once, for `_maintain`; until it is written, `_is_writing` is set.
         self._unwritten: tuple[ByteStream, bytes] | None = None
         # The stream. It is broken if it cannot be written to, and still read.
@@ -410,6 +411,16 @@ class DriverLink:
             self.close("the sandbox is gone")
         if self.closed.is_set():
             raise await self.closed_error()
+
+    @contextmanager
+    def quiet(self) -> Generator[None]:
+        """Write nothing to the stream in the body, which should be short; what is sent waits."""
+        self._is_quiet = True
+        try:
+            yield
+        finally:
+            self._is_quiet = False
+            self._work.set()
 
     def attached_clock(self) -> float:
         """Seconds of a clock that stops while the driver is not attached."""
@@ -778,7 +789,7 @@ class DriverLink:
             self._lose(StalledError(f"the driver violated the protocol: {error}"))
             return
         stream = self._stream
-        if self._is_writing or not self._is_open or self._is_broken:
+        if self._is_writing or self._is_quiet or not self._is_open or self._is_broken:
             return
         if not isinstance(stream, DirectStream):
             self._work.set()
@@ -804,7 +815,12 @@ class DriverLink:
             return
         self._is_writing = True
         try:
-            while self._is_open and not self._is_broken and (data := self._end.data_to_send()):
+            while (
+                self._is_open
+                and not self._is_broken
+                and not self._is_quiet
+                and (data := self._end.data_to_send())
+            ):
                 await self._write_bytes(data)
                 if len(data) >= CHUNK_BYTES:
                     # Between lines. The rest is written by `_maintain`.

@@ -50,7 +50,7 @@ from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
 from decathlon_mcp.storage.kept_tools import KeptTools
-from decathlon_mcp.storage.snapshots import SavedState, nearest_state
+from decathlon_mcp.storage.snapshots import SavedState, discard, nearest_state
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import RecoveryResult
@@ -300,6 +300,8 @@ class EpisodeRunner:
                 "a saved state cannot be used: all calls are made again",
                 extra=fields(episode=episode.public_id, at=state.at, why=why),
             )
+            # Others would wait for it in vain.
+            await anyio.to_thread.run_sync(discard, state)
             return None
 
     async def _copy_sealed(self, state: SavedState) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+import anyio
 from anyio import CapacityLimiter
 from decathlon_sandbox import wire
 
@@ -41,6 +42,9 @@ from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import Names, Network, ServerStart
+
+COPY_SECONDS = 20.0
+"""How long the driver of a copy may take to answer, which it mostly does at once: it runs already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +184,10 @@ class SandboxFactory:
             )
             if state is not None:
                 # Before anything is sent to what runs in it: it is a sandbox of its own.
-                await driver.ping()
+                with anyio.move_on_after(COPY_SECONDS) as time_limit:
+                    await driver.ping()
+                if time_limit.cancelled_caught:
+                    raise SnapshotError(f"the driver of a copy has not answered within {COPY_SECONDS:g} s")
             yield sandbox, driver
 
     def _of_copy(

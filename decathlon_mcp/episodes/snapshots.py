@@ -155,9 +155,10 @@ class EpisodeSnapshots:
         folder = await anyio.to_thread.run_sync(self._states.prepare, episode.journal.folder, at)
         if (known := await anyio.to_thread.run_sync(SavedState.read, folder)) is not None:
             return known
-        # What was sent to the driver before has arrived.
-        await source.driver.ping()
-        snapshot = await source.sandbox.snapshot(folder)
+        await source.driver.ping(saving=True)
+        # What is on its way to the driver would be in the copy too.
+        with source.driver.quiet():
+            snapshot = await source.sandbox.snapshot(folder)
         offered = episode.tools.offered
         assert offered is not None, "it is ready"
 

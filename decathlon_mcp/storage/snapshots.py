@@ -166,6 +166,12 @@ def remove_states_of_ended(episodes: Path, *, dry_run: bool) -> int:
     return count
 
 
+def discard(state: SavedState) -> None:
+    """Remove a state that cannot be used. Blocks."""
+    _record(state.folder).unlink(missing_ok=True)
+    shutil.rmtree(state.folder, ignore_errors=True)
+
+
 def nearest_state(episode: Path, at: int) -> SavedState | None:
     """The newest state, in the folder of an episode, that is not later than after this call. Blocks."""
     folders = {int(folder.name): folder for folder in _snapshots(episode / SNAPSHOTS_FOLDER)}

@@ -290,6 +290,7 @@ class Driver:
         request.reply({})
 
     def _ping(self, request: Request, params: Params) -> None:
+        self._connection.expect_saving(params.boolean("saving"))
         request.reply({})
 
 

@@ -139,7 +139,9 @@ Requests: params -> result
 `resolve`   {} -> {}
             Answers DNS queries at port 53 (UDP) of 127.0.0.1, unless it does so already: every name has the
             address 127.0.0.1. Code NETWORK.
-`ping`      {} -> {}
+`ping`      {"saving": BOOL?} -> {}
+            With `saving`, the sandbox is about to be saved: the clock of a copy shows all the time that has
+            passed since then, in which no server could be heard, so that its lease begins again.
 
 Tunnels
 -------

@@ -294,6 +294,15 @@ async def test_signal_ends_the_driver_and_all_its_processes(peer: DriverPeer, nu
     assert peer.living() == []
 
 
+async def test_lease_of_a_sandbox_that_is_about_to_be_saved_begins_again_once(python: str) -> None:
+    async with driver(python, {wire.LEASE_VARIABLE: "1.5"}) as peer:
+        assert await peer.request(wire.PING, saving=True) == {}
+        began_at = time.monotonic()
+        with anyio.fail_after(BOUND_SECONDS):
+            assert await peer.process.wait() == 0
+        assert time.monotonic() - began_at > 2.9
+
+
 async def test_driver_exits_when_its_lease_expires(python: str) -> None:
     async with driver(python, {wire.LEASE_VARIABLE: "2"}) as peer:
         began_at = time.monotonic()

@@ -100,7 +100,7 @@ async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run_long)
-            await driver.ping()
+            await driver.ping(saving=True)
             snapshot = await sandbox.snapshot(tmp_path / "saved")
             async with (
                 provider.open(gvisor.spec(), snapshot=snapshot) as first,
@@ -123,6 +123,24 @@ async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_
                     assert await run(one, "wc -l < calls") == "3"
         assert replies == ["1"]
         assert await run(driver, "wc -l < calls") == "1"
+    await gvisor.assert_nothing_left()
+
+
+async def test_copies_of_an_old_state_live_although_their_clock_has_gone_on(
+    gvisor: Bench, tmp_path: Path
+) -> None:
+    provider = gvisor.provider
+    assert isinstance(provider, GvisorProvider)
+    async with provider.open(gvisor.spec()) as sandbox, connect(sandbox, survival=Survival(5)) as driver:
+        await driver.ping(saving=True)
+        snapshot = await sandbox.snapshot(tmp_path / "saved")
+        # Longer than a driver waits for a server.
+        await anyio.sleep(7)
+        async with (
+            provider.open(gvisor.spec(), snapshot=snapshot) as copy,
+            connect(copy, survival=Survival(60, 2), taken_back=True) as copied,
+        ):
+            await copied.ping()
     shutil.rmtree(tmp_path / "saved")
     with pytest.raises(SnapshotError, match="gone"):
         async with provider.open(gvisor.spec(), snapshot=Snapshot(tmp_path / "saved")):
