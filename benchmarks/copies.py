@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import anyio
 from decathlon_client import Decathlon, Episode
@@ -27,7 +28,6 @@ from decathlon_mcp.types import public_id
 TASKS = {
     "plain": "a server of the standard library",
     "echo": "a server on the MCP SDK",
-    "four": "four of them",
 }
 CALLS = (1, 10, 50)
 COPIES = (1, 8)
@@ -111,7 +111,7 @@ async def measure_calls(d: Decathlon, rounds: int) -> dict[str, dict[str, float]
 async def measure(image: Path, rounds: int) -> Iterator[str]:
     """The lines of the page."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"state": folder, "image": str(image), "drain_seconds": 5}
+        settings: dict[str, Any] = {"state": folder, "image": str(image), "drain_seconds": 5}
         async with Decathlon.embedded(str(SUITE), "gvisor", **settings) as d:
             tasks = {task: await measure_task(d, Path(folder), task, rounds) for task in TASKS}
             calls = await measure_calls(d, rounds)
