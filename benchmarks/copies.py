@@ -20,9 +20,9 @@ from typing import Any
 import anyio
 from decathlon_client import Decathlon, Episode
 
-from benchmarks.isolation import available_mib
-from benchmarks.machine import machine
+from benchmarks.machine import available_memory_mib, machine
 from benchmarks.running import SUITE
+from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.types import public_id
 
 TASKS = {
@@ -58,6 +58,7 @@ async def measure_task(d: Decathlon, state: Path, task: str, rounds: int) -> dic
         "branch and a call": [],
     }
     figures: dict[str, float] = {}
+    size_bytes = 0
     for _ in range(rounds):
         async with opened(d, task, steps["open and a call, without a state"]) as e:
             start = time.perf_counter()
@@ -70,19 +71,19 @@ async def measure_task(d: Decathlon, state: Path, task: str, rounds: int) -> dic
             (folder,) = [
                 path for path in (state / "episodes").iterdir() if public_id(path.name) == e.public_id
             ]
-            size = sum(file.stat().st_size for file in (folder / "snapshots" / str(at)).iterdir())
+            size_bytes = Snapshot(folder / "snapshots" / str(at)).size_bytes
     figures |= {f"{step}, ms": median(seconds) * 1e3 for step, seconds in steps.items()}
-    figures["size of a state, MiB"] = size / (1 << 20)
+    figures["size of a state, MiB"] = size_bytes / (1 << 20)
     async with opened(d, task) as e:
         at = await d.snapshot(e)
         for count in COPIES:
-            before, start = available_mib(), time.perf_counter()
+            before, start = available_memory_mib(), time.perf_counter()
             async with d.branch(e, at=at, count=count) as branches:
                 for slot in branches:
                     await answered(slot.episode)
                 if count > 1:
                     figures[f"{count} branches at once, ms"] = (time.perf_counter() - start) * 1e3
-                figures[f"memory of a copy, of {count}, MiB"] = (before - available_mib()) / count
+                figures[f"memory of a copy, of {count}, MiB"] = (before - available_memory_mib()) / count
     return figures
 
 
