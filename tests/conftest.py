@@ -46,6 +46,21 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the tests of gVisor to `make test-long`: Debian has it only since its release 13."""
+    for item in items:
+        parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+        names = {*getattr(item, "fixturenames", ()), *filter(_is_text, parameters.values())}
+        if names & {"runsc", "gvisor"}:
+            item.add_marker(pytest.mark.gvisor)
+            item.add_marker(pytest.mark.long)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()

@@ -203,6 +203,7 @@ def test_calls_are_limited(state: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert "limit" in errors
 
 
+@pytest.mark.slow
 def test_table_is_resumed(state: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = ("--tasks", "tune-reactor", "--attempts", "2", "--concurrency", "2", "--trust-command")
     options = (*options, "--resume", str(tmp_path / "verdicts.jsonl"))
@@ -238,6 +239,7 @@ def failed(reply: dict[str, Any]) -> bool:
     return "error" in reply or bool(reply["isError"])
 
 
+@pytest.mark.slow
 def test_served_episode_is_played_at_its_address_and_graded_by_a_command_alone(
     state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ from tests.cheats.agent import SOLUTIONS, SUITE
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 BRACKETS = """'"result": [' + '[],' * (58_000_000 // 3) + '[]]'"""
 """58 MB of empty arrays: some 5 GB as Python objects."""

@@ -26,7 +26,7 @@ from tests.fuzz.results import results
 from tests.probe.clients import ERAS, connected, start
 from tests.probe.serving import Served
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PLAYER = Path(__file__).parent / "sdk_player.py"
 REPOSITORY = Path(__file__).parents[2]

@@ -61,6 +61,7 @@ def test_a_task_without_a_script_gets_the_list_of_scripts(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_signal_also_stops_the_server(shell: Shell, tmp_path_factory: pytest.TempPathFactory) -> None:
     temporary = tmp_path_factory.mktemp("demo")
     environment = {**shell.environment, "XDG_STATE_HOME": str(temporary)}

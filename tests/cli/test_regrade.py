@@ -267,6 +267,7 @@ async def test_a_running_episode_is_refused_by_name_and_skipped_by_all(shell: Sh
         assert [line["task"] for line in await lines("--all", status=0)] == ["dense"]
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_in_a_grading_loses_no_attempt(shell: Shell) -> None:
     suite, state, ready = (shell.folder / name for name in ("suite", "state", "ready"))
     shutil.copytree(SUITE, suite)

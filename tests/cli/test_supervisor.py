@@ -372,6 +372,7 @@ def test_an_error_at_the_start_is_reported_once(shell: Shell) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_without_a_supervisor_the_server_is_the_only_process(shell: Shell) -> None:
     with running(shell, "--port", "0", "--no-supervisor") as served:
         assert served.server() == served.process.pid
@@ -460,6 +461,7 @@ def test_ctrl_c_ends_a_server_that_would_hand_over(shell: Shell) -> None:
         assert not list((served.state / "servers").iterdir())
 
 
+@pytest.mark.long
 def test_a_server_that_hands_over_by_itself_is_replaced(shell: Shell) -> None:
     with running(shell, "--port", "0", "--hand-over") as served:
         os.kill(served.server(), signal.SIGTERM)

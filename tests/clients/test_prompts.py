@@ -33,7 +33,8 @@ async def test_prompts_of_catalogue_and_group_are_equal_and_name_the_tools_folde
             assert f"Your workspace is {folder}." in first.prompt
 
 
-@pytest.mark.parametrize("isolation", ["namespaces", pytest.param("none", marks=pytest.mark.long)])
+@pytest.mark.parametrize("isolation", ["namespaces", "none"])
+@pytest.mark.long
 async def test_a_rollout_of_trl_that_follows_its_prompt_gets_the_full_reward(
     tmp_path: Path, isolation: str
 ) -> None:

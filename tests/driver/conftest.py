@@ -14,11 +14,14 @@ from tests.driver.peer import DriverPeer, driver
 
 OLDEST = "3.10"
 RARELY_DEPEND_ON_THE_VERSION = {
+    "test_servers.py",
     "test_misbehaving_servers.py",
     "test_runs.py",
     "test_changes.py",
     "test_freeze.py",
 }
+PLAIN = "test_real_server_starts_and_answers"
+"""The one test of them that is run on each change."""
 
 
 def find_python(version: str) -> str | None:
@@ -50,7 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave what rarely depends on the version to `make test-long`, on the oldest Python."""
     for item in items:
         parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
-        if parameters.get("python") == OLDEST and item.path.name in RARELY_DEPEND_ON_THE_VERSION:
+        if (
+            parameters.get("python") == OLDEST
+            and item.path.name in RARELY_DEPEND_ON_THE_VERSION
+            and item.name.partition("[")[0] != PLAIN
+        ):
             item.add_marker(pytest.mark.long)
 
 

@@ -28,6 +28,8 @@ from tests.page.watching import (
     live_episode,
 )
 
+pytestmark = pytest.mark.slow
+
 ASSETS = REPOSITORY / "decathlon_mcp" / "page" / "assets"
 MAX_SCRIPT_LINES = 400
 SHORT, OTHER, LONG, LIVE = map(public_id, (SHORT_HANDLE, OTHER_HANDLE, LONG_HANDLE, LIVE_HANDLE))

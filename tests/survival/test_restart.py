@@ -37,7 +37,9 @@ ONCE = "echo ran >> runs.txt"
 """Shell command that counts its runs."""
 
 
-@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(
+    params=["local", pytest.param("docker", marks=(pytest.mark.docker, pytest.mark.long))],
+)
 def provider(request: pytest.FixtureRequest) -> str:
     if request.param == "docker":
         request.getfixturevalue("test_image")
@@ -67,6 +69,9 @@ async def test_open_attempt_continues_after_its_server_was_killed(tmp_path: Path
     await assert_nothing_left(tmp_path / "state")
 
 
+@pytest.mark.parametrize(
+    "provider", ["local", pytest.param("docker", marks=pytest.mark.docker)], indirect=True
+)
 async def test_call_in_flight_gets_its_real_reply_and_runs_once(tmp_path: Path, provider: str) -> None:
     async with supervised_server(tmp_path / "state", provider=provider) as server:
         async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
@@ -160,6 +165,7 @@ async def test_sandbox_that_was_opened_ahead_is_taken_back_and_the_idle_ones_are
     await assert_nothing_left(state)
 
 
+@pytest.mark.long
 async def test_verdict_is_the_same_after_a_restart(tmp_path: Path) -> None:
     async with supervised_server(tmp_path / "state") as server:
         async with Decathlon(server.url) as client:

@@ -90,6 +90,7 @@ async def test_what_was_recorded_is_replayed_after_the_sites_are_gone(tmp_path: 
 
 @pytest.mark.slow
 @needs_mitmdump
+@pytest.mark.long
 async def test_a_site_is_asked_once_for_what_the_recording_does_not_have(tmp_path: Path) -> None:
     papers = json.loads((ARXIV / "papers.json").read_text())
     with arxiv_sites(tmp_path, papers) as sites:

@@ -94,8 +94,10 @@ async def opened(proxy: Running, stack: AsyncExitStack, session: str, count: int
 
 @pytest.mark.parametrize(
     ("path", "size"),
-    [("upload", "Transfer-Encoding: chunked"), ("silent", f"Content-Length: {7 * MEBIBYTE}")],
-    ids=["not complete", "not answered"],
+    [
+        pytest.param("upload", "Transfer-Encoding: chunked", id="not complete"),
+        pytest.param("silent", f"Content-Length: {7 * MEBIBYTE}", id="not answered", marks=pytest.mark.long),
+    ],
 )
 async def test_uploads_without_an_end_take_little_memory_and_no_time_of_others(
     proxy: Running, path: str, size: str
@@ -168,6 +170,7 @@ async def test_many_unfinished_responses_take_little_memory(proxy: Running) -> N
         assert "too many large responses" in (await proxy.proxy.counts(session)).problem
 
 
+@pytest.mark.long
 async def test_recorded_pages_that_are_not_read_take_little_memory(proxy: Running) -> None:
     session = await proxy.sandbox("sandbox", "replay")
     key = request_key(WebRequest("GET", f"http://{SITE}/page"))
