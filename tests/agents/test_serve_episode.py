@@ -162,6 +162,7 @@ def test_program_that_fails_has_an_attempt_only_if_it_made_a_call(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trusted", [False, True], ids=["namespaces", "trusted"])
+@pytest.mark.long
 def test_program_that_never_ends_is_killed_with_all_that_it_started(
     state: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest, trusted: bool
 ) -> None:
@@ -185,6 +186,7 @@ def test_program_that_never_ends_is_killed_with_all_that_it_started(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_claimed_attempt_of_a_program_that_never_ends_is_not_truncated(
     state: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +197,7 @@ def test_claimed_attempt_of_a_program_that_never_ends_is_not_truncated(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_calls_are_limited(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("call", "lab__describe_reactor") * 3
     assert play("--trust-command", "--max-calls", "1", words=words) == 4
@@ -285,6 +288,7 @@ def test_served_episode_is_played_at_its_address_and_graded_by_a_command_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_served_attempt_is_truncated_after_its_time(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with served(state, "--player-seconds", "0.5", "--allowed-host", "decathlon") as episode:
         request = urllib.request.Request(episode["address"], b"{}", {**HEADERS, "Host": "decathlon"})

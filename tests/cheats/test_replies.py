@@ -68,6 +68,7 @@ def peak_memory_kib(process: Process) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_three_replies_of_58_mb_harm_nobody(tmp_path: Path) -> None:
     waited: list[float] = []
     peak_kib = 0

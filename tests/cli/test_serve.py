@@ -76,6 +76,7 @@ async def test_the_banner_shows_addresses_and_tasks(shell: Shell) -> None:
             assert len(await d.tasks(prompts=False)) == 11
 
 
+@pytest.mark.long
 async def test_doctor_takes_a_running_server_at_the_address_for_ready(shell: Shell) -> None:
     async with start_server(shell) as server:
         port = server.url.rpartition(":")[2]
@@ -93,6 +94,7 @@ async def test_the_json_log_holds_the_url(shell: Shell) -> None:
         assert records[-1]["tasks"] == 11
 
 
+@pytest.mark.long
 async def test_the_ready_file_exists_while_the_server_runs(shell: Shell) -> None:
     ready = shell.folder / "ready"
     ready.write_text("http://127.0.0.1:1\n")
@@ -167,6 +169,7 @@ async def test_an_invalid_line_of_the_tokens_file_is_named(shell: Shell) -> None
     assert output.startswith("tokens:2: expected NAME SHA256 ROLE")
 
 
+@pytest.mark.long
 async def test_a_ready_file_that_cannot_be_written_is_an_error(shell: Shell) -> None:
     output = shell.error("serve", "--port", "0", "--ready-file", "no/where", status=1)
     assert output == "--ready-file: no/where: No such file or directory"

@@ -95,6 +95,7 @@ def test_with_a_task_the_process_is_an_episode_and_stdout_carries_only_messages(
 
 
 @pytest.mark.parametrize("in_lobby", [False, True], ids=["task", "lobby"])
+@pytest.mark.long
 def test_labels_of_the_command_are_those_of_its_episodes(shell: Shell, in_lobby: bool) -> None:
     of_command = ["--label", "run=a", "--label", "model=m=1"]
     with start_pipe(shell, *of_command, *([] if in_lobby else ["--task", "find-answer"])) as pipe:

@@ -401,6 +401,7 @@ def call_in_progress(served: Running, command: str) -> Generator[list[str]]:
         thread.join()
 
 
+@pytest.mark.long
 def test_a_hand_over_answers_calls_in_progress_and_cleans_nothing_up(shell: Shell) -> None:
     with running(shell, "--port", "0", "--hand-over") as served:
         with call_in_progress(served, "sleep 1; echo $((6 * 7))") as responses:

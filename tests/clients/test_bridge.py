@@ -215,6 +215,7 @@ async def test_replies_pass_unchanged_and_the_end_of_stdin_or_sigterm_ends_the_e
     assert result["mood"] == "cheerful"
 
 
+@pytest.mark.long
 async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path) -> None:
     secret, line = new_token("alice", "player")
     (tmp_path / "tokens").write_text(line)
@@ -230,6 +231,7 @@ async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path)
     assert secret not in (shell.folder / "log").read_text()
 
 
+@pytest.mark.long
 async def test_an_unreachable_server_is_reported(shell: Shell) -> None:
     with connection_fails("no server answers at http://127.0.0.1:1/mcp"):
         async with bridged(shell, "--url", "http://127.0.0.1:1"):
@@ -244,6 +246,7 @@ async def test_a_lobby_session_is_renewed_after_the_server_restarts(shell: Shell
         assert started.structured_content is not None
 
 
+@pytest.mark.long
 async def test_a_tasks_session_is_not_silently_replaced_after_the_server_restarts(
     shell: Shell, tmp_path: Path
 ) -> None:

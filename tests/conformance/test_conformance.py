@@ -108,6 +108,7 @@ async def assert_conforms(run: Run, base: str, installed: Path, results: Path) -
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if run.address == "fixture"], ids=lambda run: run.name)
+@pytest.mark.long
 async def test_fixture_by_itself_conforms(run: Run, fixture: str, installed: Path, tmp_path: Path) -> None:
     await assert_conforms(run, fixture, installed, tmp_path / "results")
 

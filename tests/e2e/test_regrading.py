@@ -22,7 +22,7 @@ from decathlon_mcp.types import public_id
 from tests.probe.clients import Player, playing
 from tests.probe.serving import SUITE, folder_of, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 LOG_EVALUATOR = """
 import json, sys

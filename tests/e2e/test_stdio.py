@@ -20,7 +20,7 @@ from tests.probe.serving import SUITE
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-@pytest.fixture(params=sorted(ERAS))
+@pytest.fixture(params=["handshake", pytest.param("sessionless", marks=pytest.mark.long)])
 def era(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -45,6 +45,7 @@ async def test_call_in_flight_at_a_kill_returns_its_result(tmp_path: Path, addre
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.long
 async def test_session_goes_on_after_two_kills_between_calls(tmp_path: Path, address: str) -> None:
     async with killable_server(tmp_path) as server, connected(f"{server.url}/{address}") as client:
         await open_episode(client, address)

@@ -111,7 +111,7 @@ async def reaches(episode: Episode, ending: Ending) -> None:
     assert episode.state.ending is ending
 
 
-@pytest.mark.parametrize("era", ["handshake", "sessionless"])
+@pytest.mark.parametrize("era", ["sessionless", pytest.param("handshake", marks=pytest.mark.long)])
 async def test_client_killed_while_start_episode_is_queued_leaves_no_episode(
     tmp_path: Path, era: str
 ) -> None:
@@ -126,7 +126,7 @@ async def test_client_killed_while_start_episode_is_queued_leaves_no_episode(
             assert (served.episodes.admission.queued, len(served.episodes.live)) == (0, 1)
 
 
-@pytest.mark.parametrize("era", ["handshake", "sessionless"])
+@pytest.mark.parametrize("era", ["sessionless", pytest.param("handshake", marks=pytest.mark.long)])
 async def test_client_killed_while_start_episode_opens_a_sandbox_leaves_no_episode(
     tmp_path: Path, era: str
 ) -> None:
@@ -217,7 +217,7 @@ async def test_request_broken_off_while_its_episode_is_queued_gives_up_its_place
             await reaches(episode, Ending.CLIENT_LOST)
 
 
-@pytest.mark.parametrize("era", ["handshake", "sessionless"])
+@pytest.mark.parametrize("era", ["sessionless", pytest.param("handshake", marks=pytest.mark.long)])
 async def test_at_an_episodes_address_a_lost_connection_means_nothing(tmp_path: Path, era: str) -> None:
     async with served_by_fake(tmp_path, **SOON) as served:
         async with connected(served.lobby) as lobby:

@@ -11,7 +11,7 @@ from decathlon_client.values import CLAIM
 from decathlon_mcp.starter import oracle
 from tests.starter.bench import Bench
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 TASK = "apply-change-requests"
 
 

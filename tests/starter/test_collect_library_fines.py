@@ -7,7 +7,7 @@ import pytest
 from tests.starter.bench import Bench
 from tests.starter.conftest import LayOut
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 TASK = "collect-library-fines"
 DATABASE = "library.db"
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.starter.bench import Bench
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 TASK = "find-rate-regression"
 
 

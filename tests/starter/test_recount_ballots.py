@@ -12,7 +12,7 @@ from decathlon_mcp.starter import oracle
 from tests.starter.bench import Bench
 from tests.starter.conftest import LayOut
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 TASK = "recount-ballots"
 DATABASE = "election.db"
 

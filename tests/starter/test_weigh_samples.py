@@ -7,7 +7,7 @@ import pytest
 from tests.starter.bench import Bench, serving
 from tests.starter.conftest import LayOut
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 TASK = "weigh-samples"
 HONEST = "MEASURED: wet_g | MISSING: water_percent, dry_g"
 

@@ -14,7 +14,7 @@ from tests.probe.serving import SUITE
 from tests.survival.servers import supervised_server
 from tests.survival.test_restart import assert_nothing_left
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SECRET = "not-for-the-disk-7c1f"
 PAUSE_SECONDS = 1.0
