@@ -1,6 +1,6 @@
 """The socket in the state folder at which the verdict on an episode can be had that an agent plays elsewhere.
 
-Whoever may read the state folder may ask. No address at which the episode is played leads there.
+Everyone who can read the state folder can ask. The address at which the episode is played leads elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Snapshots: sandboxes that were saved with all their processes, and from which copies can be opened.
 
-An optional capability of a provider, like `Sandbox.reopen`: whoever uses it asks `snapshots_of` first.
+An optional capability of a provider, like `Sandbox.reopen`: its users ask `snapshots_of` first.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ EMPTY_INPUT_SECONDS = 0.2
 """How often an input at its end is read again. A FIFO can get another writer."""
 LOOK_SECONDS = 0.25
 MAX_LOOKS = 240
-"""How often, and how many times, the input is watched anew while the sandbox may be a copy: for a minute."""
+"""How often, and how many times, the input is registered again while the sandbox may be a copy: a minute."""
 _CHUNK_BYTES = 1 << 16
 
 
@@ -99,7 +99,7 @@ class Connection:
         self._first_lease_seconds = _lease_seconds()
         self._heard_at = time.monotonic()
         self._lease_timer: Timer | None = None
-        # Whether the sandbox is about to be saved, and how often the input is still to be watched anew.
+        # Whether the sandbox is about to be saved, and how often the input is still registered again.
         self._may_be_saved = False
         self._looks = 0
         self._ended = False
@@ -161,7 +161,7 @@ class Connection:
             self._loop.call_later(LOOK_SECONDS, self._look_again)
 
     def _look_again(self) -> None:
-        """Watch the input anew, which is then noticed whatever was lost."""
+        """Register the input again: what has arrived is then noticed, also if its event was lost."""
         if self._looks > 0 and not self._ended:
             self._looks -= 1
             self._watch_input()
