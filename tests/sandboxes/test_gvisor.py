@@ -21,7 +21,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, Sandbox, ended_from_inside
+from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, ended_from_inside
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all
 from decathlon_mcp.sandboxes.conformance.target import LastStep
@@ -30,13 +30,10 @@ from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER
 from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, read_process
 from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 from tests.sandboxes.conftest import Bench, killed_server
-from tests.sandboxes.test_bubblewrap import REFUSED_CALLS
+from tests.sandboxes.test_bubblewrap import REFUSED_CALLS, output_of
+from tests.sandboxes.test_docker import MANY_PROCESSES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
-
-
-async def output_of(sandbox: Sandbox) -> str:
-    return (await receive_all(sandbox)).decode()
 
 
 async def test_calls_that_docker_refuses_are_refused(gvisor: Bench) -> None:
@@ -179,18 +176,7 @@ async def test_driver_ends_what_exceeds_the_memory_and_itself_if_nothing_else_is
 
 
 async def test_number_of_processes_is_limited(gvisor: Bench) -> None:
-    script = """
-import os, time
-count = 0
-try:
-    while count < 100:
-        if os.fork() == 0:
-            time.sleep(1000)
-        count += 1
-except OSError as error:
-    print(error.strerror, count < 20)
-"""
-    spec = gvisor.spec("python3", "-c", script, limits=Limits(memory_mib=256, pids=16))
+    spec = gvisor.spec("python3", "-c", MANY_PROCESSES, limits=Limits(memory_mib=256, pids=16))
     async with gvisor.provider.open(spec) as sandbox:
         assert await output_of(sandbox) == "Resource temporarily unavailable True\n"
 
