@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path, PurePosixPath
 
 from decathlon_mcp.archives.workspace import CleanWorkspace
@@ -23,3 +24,10 @@ def clean_workspace(
     )
     save(archive_chunks(workspace.streamed().entries()), into)
     return workspace.refused
+
+
+def extract(tar: tarfile.TarFile, folder: Path) -> None:
+    """Extract what a test has packed below a folder, as tar does, with any Python from 3.11."""
+    # Debian 12's Python 3.11.2 has no filters; newer ones warn where none is named.
+    tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+    tar.extractall(folder)

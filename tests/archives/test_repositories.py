@@ -17,7 +17,7 @@ import pytest
 
 from decathlon_mcp.archives.repositories import MAX_FILE_BYTES, reduce_config
 from decathlon_mcp.archives.writing import pack_folder
-from tests.archives.cleaning import clean_workspace
+from tests.archives.cleaning import clean_workspace, extract
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
@@ -86,7 +86,7 @@ def cleaned(workspace: Path, into: Path) -> list[str]:
     )
     workspace.rename(into)
     with tarfile.open(clean) as tar:
-        tar.extractall(workspace.parent, filter="tar")
+        extract(tar, workspace.parent)
     return reports
 
 

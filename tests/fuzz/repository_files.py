@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from decathlon_mcp.archives.workspace import CleanWorkspace
 from decathlon_mcp.archives.writing import archive_chunks, pack_folder
+from tests.archives.cleaning import extract
 
 SECRET = "canary"
 """In a commit, and in the name of a file, of the repository outside."""
@@ -133,7 +134,7 @@ class Machine:
         )
         data = b"".join(archive_chunks(clean.entries()))
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            tar.extractall(self.top, filter="tar")
+            extract(tar, self.top)
         for folder in ("library", "tree", "library/a/b"):
             if os.path.lexists(workspace / folder / ".git"):
                 commands: Sequence[tuple[str, ...]] = (*COMMANDS, ("show", self._head))
