@@ -40,14 +40,15 @@ class Spans:
         """What an episode reports to instead of `metrics.episode`."""
         return EpisodeSpans(metrics, key, self.tracer, public_id)
 
-    async def end(self) -> None:
-        """Send what has not been sent yet, for FLUSH_SECONDS at most."""
+    async def end(self) -> bool:
+        """Send what has not been sent yet, for FLUSH_SECONDS at most; whether that was enough."""
         # The process does not wait for a daemon's end, as it would for that of one of anyio's threads.
         thread = Thread(target=self._end, name="last spans", daemon=True)
         thread.start()
         with anyio.move_on_after(FLUSH_SECONDS, shield=True):
             while thread.is_alive():  # noqa: ASYNC110  (a thread has no event)
                 await anyio.sleep(POLL_SECONDS)
+        return not thread.is_alive()
 
 
 class EpisodeSpans(EpisodeMetrics):
@@ -133,11 +134,14 @@ async def exported_spans() -> AsyncGenerator[Spans]:
         own = {SERVICE_NAME: SERVICE, SERVICE_VERSION: __version__}
         resource = Resource.create({**own, **OTELResourceDetector().detect().attributes})
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        exporter = OTLPSpanExporter()
+        provider.add_span_processor(BatchSpanProcessor(exporter))
     except ValueError as error:
         raise SettingsError(f"--spans: a variable OTEL_* does not fit: {error}") from None
     spans = Spans(provider.get_tracer("decathlon_mcp", __version__), provider.shutdown)
     try:
         yield spans
     finally:
-        await spans.end()
+        if not await spans.end():
+            # Otherwise its thread tries again for half a minute, in a process that may go on.
+            exporter.shutdown()
