@@ -52,23 +52,10 @@ class Box:
     is_open: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The episode whose calls an episode plays again. `at`: the last of them; 0 if it is a replay.
-
-    `differences`: how many replies differed, once the verdict says so. `exact`: it says that none was made
-    again, because the sandbox is a copy.
-    """
-
-    episode: str
-    at: int
-    differences: int | None
-    exact: bool = False
-
-
 def episodes(visit: Visit) -> Response:
     """`/episodes`"""
     show, task, run, label = (visit.query(name) for name in ("show", "task", "run", "label"))
+    branch_of = visit.query("branch_of")
     name, _, value = label.partition("=")
     wanted = EpisodeQuery(
         run=run or None,
@@ -78,11 +65,19 @@ def episodes(visit: Visit) -> Response:
         lost=True if show == "lost" else None,
         phase=None,
         owner=visit.viewer.owner,
-        with_branches=show == "branches",
+        with_branches=show == "branches" or bool(branch_of),
+        branch_of=branch_of or None,
         order="failures_first" if visit.query("order") == "failures_first" else "newest",
     )
     page = visit.history.episodes(wanted, cursor=visit.query("cursor") or None)
-    filters = {"show": show, "task": task, "run": run, "label": label, "order": visit.query("order")}
+    filters = {
+        "show": show,
+        "task": task,
+        "run": run,
+        "label": label,
+        "branch_of": branch_of,
+        "order": visit.query("order"),
+    }
     more = None if page.cursor is None else query({**filters, "cursor": page.cursor})
     return visit.render("episodes.html", episodes=page.items, more=more, filters=filters)
 
@@ -110,7 +105,8 @@ def episode(visit: Visit) -> Response:
         verdict=details.verdict,
         metrics=metrics_of(details),
         settings=settings_of(details),
-        source=source_of(details),
+        replayed=replayed_by(details.summary),
+        tree=visit.history.tree(public_id, owner=visit.viewer.owner),
         others=_other_attempts(visit, details.summary),
         boxes=boxes,
         entries=shown(entries),
@@ -261,19 +257,11 @@ def _numbers(value: object) -> dict[str, float]:
     }
 
 
-def source_of(details: EpisodeDetails) -> Source | None:
-    """What a branch or a replay plays again; None for any other episode."""
-    branch = as_object((details.head or {}).get("branch"))
-    at, differences, exact = 0, None, False
-    episode = details.summary.labels.get(REPLAY_LABEL)
-    if branch is not None:
-        episode, at = branch.get("episode"), branch.get("at")
-        point = as_object((details.verdict or {}).get("branch")) or {}
-        differences, exact = point.get("differences"), point.get("exact") is True
-    # The folder may come from somewhere else, and anybody can give a label.
-    if not isinstance(episode, str) or not is_public_id(episode) or type(at) is not int:
-        return None
-    return Source(episode, at, differences if type(differences) is int else None, exact)
+def replayed_by(episode: EpisodeSummary) -> str | None:
+    """The public id of the episode that this one replays; None for any other episode."""
+    replayed = episode.labels.get(REPLAY_LABEL)
+    # A branch of a replay has its labels, and anybody can give one.
+    return replayed if episode.origin is None and replayed and is_public_id(replayed) else None
 
 
 def settings_of(details: EpisodeDetails) -> Mapping[str, str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from decathlon_mcp.page import plots
 from decathlon_mcp.page.calls import shown
-from decathlon_mcp.page.episodes import BOX_CALLS, Box, metrics_of, settings_of, source_of
+from decathlon_mcp.page.episodes import BOX_CALLS, Box, metrics_of, replayed_by, settings_of
 from decathlon_mcp.page.rendering import Assets, create_environment, episode_path
 from decathlon_mcp.storage.history.episode_history import EpisodeHistory
 from decathlon_mcp.storage.history.values import EpisodeDetails
@@ -276,7 +276,8 @@ def render_one_file(history: EpisodeHistory, details: EpisodeDetails) -> Iterato
         verdict=details.verdict,
         metrics=metrics_of(details),
         settings=settings_of(details),
-        source=source_of(details),
+        replayed=replayed_by(summary),
+        tree=None,
         others=[],
         boxes=boxes if summary.has_files else [],
         entries=history.calls(summary.public_id, 1, 1),

@@ -65,11 +65,12 @@ class Outcome(IntEnum):
     SUCCEEDED = 3
 
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """A database of another version is refused: nothing converts one."""
 # The columns that lists read come first: SQLite reads the pages of a long row only as far as it must.
 # `outcome` is one of `Outcome`, and no generated column: for these SQLite reads rows, whatever indexes have.
-# `episodes_in_numbers` has all that the numbers of a run are made of.
+# `episodes_in_numbers` has all that the numbers of a run are made of; `branches_by_reward` has the order in
+# which a tree shows branches.
 _SCHEMA = """
 CREATE TABLE server_starts (generation INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT, started_at REAL);
 CREATE TABLE episodes (
@@ -94,6 +95,10 @@ CREATE TABLE episodes (
     pinned INTEGER NOT NULL DEFAULT 0,
     has_files INTEGER NOT NULL DEFAULT 1,
     outcome INTEGER NOT NULL DEFAULT 2,
+    branch_of TEXT,
+    branch_at INTEGER,
+    differences INTEGER,
+    exact INTEGER,
     ending TEXT,
     operation TEXT,
     labels TEXT NOT NULL,
@@ -114,6 +119,10 @@ CREATE INDEX episodes_in_numbers ON episodes (
     run, suite, task, is_derived, outcome, reward, calls, turns, started_at, step, token, pinned, status,
     ending
 ) WHERE run IS NOT NULL;
+CREATE INDEX branches_by_start ON episodes (branch_of, started_at, public_id) WHERE branch_of IS NOT NULL;
+CREATE INDEX branches_by_reward ON episodes (
+    branch_of, reward DESC, outcome DESC, started_at, public_id, token
+) WHERE branch_of IS NOT NULL;
 CREATE UNIQUE INDEX episodes_by_operation ON episodes (operation) WHERE operation IS NOT NULL;
 CREATE TABLE sandboxes (
     name TEXT PRIMARY KEY,
@@ -146,7 +155,9 @@ class EpisodeRow:
     `token`: name of the owner's token. `operation`: id of the request that started it. `tools`: what each
     server of the task offered. Times in Unix seconds. `calls`: how many were sent, known once the attempt is
     closed. `turns`, `reward`, `success`, `status`: of the verdict. `cause`: the error that ended the episode,
-    for people. `is_derived`: it replays or branches from another episode, so that no summary counts it.
+    for people. `is_derived`: it replays or branches from another episode, so that no summary counts it. Only
+    a branch has `branch_of` and `branch_at`: of which episode (public id), and after which of its calls.
+    `differences`, `exact`: as in `episodes.records.Progress`; None until it is ready.
     `pinned`: `--keep-days` keeps its files. `has_files`: they are not deleted.
     """
 
@@ -175,6 +186,10 @@ class EpisodeRow:
     is_derived: bool = False
     pinned: bool = False
     has_files: bool = True
+    branch_of: str | None = None
+    branch_at: int | None = None
+    differences: int | None = None
+    exact: bool | None = None
 
     @property
     def public_id(self) -> str:
@@ -224,7 +239,7 @@ class SessionRow:
 _Row = TypeVar("_Row", EpisodeRow, SandboxRow, SessionRow)
 _OBJECTS = frozenset({"spec", "progress", "tools", "verdict", "labels", "data"})
 """Columns that are JSON objects."""
-_BOOLEANS = frozenset({"success", "is_derived", "pinned", "has_files"})
+_BOOLEANS = frozenset({"success", "is_derived", "pinned", "has_files", "exact"})
 _Statement: TypeAlias = "tuple[str, tuple[Any, ...]]"
 _TRANSIENT = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
@@ -324,14 +339,18 @@ class Store:
             *("started_at", "spec", "progress", "labels", "run"),
         )
         statement = (
-            f"INSERT INTO episodes ({', '.join(names)}, step, is_derived, pinned)"
-            f" VALUES ({'?, ' * len(names)}?, ?, coalesce((SELECT pinned FROM episodes"
-            " WHERE run = ? AND token IS ? ORDER BY started_at DESC LIMIT 1), 0))"
+            f"INSERT INTO episodes ({', '.join(names)}, step, is_derived, branch_of, branch_at, differences,"
+            f" exact, pinned) VALUES ({'?, ' * len(names)}?, ?, ?, ?, ?, ?, coalesce((SELECT pinned"
+            " FROM episodes WHERE run = ? AND token IS ? ORDER BY started_at DESC LIMIT 1), 0))"
         )
+        branch = as_object(row.spec.get("branch")) or {}
         values = (
             *_values(replace(row, server=self.server), names),
             _number(row.labels.get("step")),
-            REPLAY_LABEL in row.labels or "branch" in row.spec,
+            REPLAY_LABEL in row.labels or bool(branch),
+            branch.get("episode"),
+            branch.get("at"),
+            *_compared(row.progress),
             row.run,
             row.token,
         )
@@ -363,7 +382,8 @@ class Store:
         calls: int | None = None,
     ) -> None:
         """Replace phase and progress of an episode, and its tools and its number of calls if given."""
-        statement, values = "UPDATE episodes SET phase = ?, progress = ?", [phase, _text(progress)]
+        statement = "UPDATE episodes SET phase = ?, progress = ?, differences = ?, exact = ?"
+        values = [phase, _text(progress), *_compared(progress)]
         if tools is not None:
             statement, values = f"{statement}, tools = ?", [*values, _text(tools)]
         if calls is not None:
@@ -377,7 +397,7 @@ class Store:
             (
                 (
                     "UPDATE episodes SET verdict = ?, status = ?, success = ?, reward = ?, outcome = ?,"
-                    " turns = ?, is_derived = is_derived OR ? WHERE id = ?"
+                    " turns = ? WHERE id = ?"
                 ),
                 (
                     _text(verdict),
@@ -386,7 +406,6 @@ class Store:
                     verdict.get("reward"),
                     _outcome(verdict),
                     metrics.get("turns"),
-                    verdict.get("branch") is not None,
                     episode,
                 ),
             )
@@ -766,6 +785,13 @@ def _outcome(verdict: JsonObject) -> Outcome:
     if verdict.get("success"):
         return Outcome.SUCCEEDED
     return Outcome.LOST if verdict.get("reward") is None else Outcome.FAILED
+
+
+def _compared(progress: JsonObject) -> tuple[int | None, bool | None]:
+    """The columns `differences` and `exact`: unknown until the set-up, which compares, is done."""
+    if "ready_at" not in progress:
+        return None, None
+    return progress.get("differences", 0), progress.get("exact", False)
 
 
 def _number(text: str | None) -> float | None:

@@ -86,7 +86,10 @@ class Folder:
                 phase="ready" if live else "queued",
                 started_at=started_at,
                 spec={"launch_time": "2026-01-01T00:00:00+00:00", **({"branch": branch} if branch else {})},
-                progress={},
+                progress={
+                    "ready_at": "2026-01-01T00:00:09Z",
+                    **((verdict or {}).get("branch") or {}),
+                },
                 labels=labels or {},
             )
         )

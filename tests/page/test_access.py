@@ -18,6 +18,8 @@ from decathlon_mcp.page.access import MAX_SESSIONS, PageKey, Sessions
 from decathlon_mcp.page.gate import MAX_FORM_BYTES
 from decathlon_mcp.page.site import MAX_LONG_FORMS, SHORT_FORM_BYTES
 from decathlon_mcp.storage.keys import load_or_create_page_key
+from tests.page.outlines import outline
+from tests.page.samples import Folder
 from tests.page.sites import HOST, browser, page_over, sign_in
 
 pytestmark = pytest.mark.anyio
@@ -138,6 +140,36 @@ async def test_a_player_may_not_watch(tmp_path: Path) -> None:
         response = await client.get("/")
         assert response.status_code == 403
         assert "may play" in response.text
+
+
+async def test_a_tree_of_branches_has_only_what_the_token_may_see(tmp_path: Path) -> None:
+    known = tokens(tmp_path / "tokens", ann="controller", bob="controller", eve="admin")
+    with Folder(tmp_path) as folder:
+
+        def add(number: int, token: str, of: str | None = None) -> str:
+            branch = {"episode": of, "at": 1} if of else None
+            return folder.add(str(number) * 48, token=token, branch=branch)
+
+        a = add(1, "ann")
+        b, c = add(2, "ann", a), add(3, "bob", a)
+        d = add(4, "bob", b)
+    names = {a: "A", b: "B", c: "C", d: "D"}
+    trees = {
+        ("eve", b): ["✓ 1.00 A", "after call 1 · 2 branches", "  ✓ 1.00 B this episode replayed",
+                     "  after call 1", "    ✓ 1.00 D replayed", "  ✓ 1.00 C replayed"],
+        ("ann", b): ["✓ 1.00 A", "after call 1", "  ✓ 1.00 B this episode replayed"],
+        ("bob", c): ["A is not here, or belongs to somebody else", "after call 1",
+                     "  ✓ 1.00 C this episode replayed"],
+        ("bob", d): ["B is not here, or belongs to somebody else", "after call 1",
+                     "  ✓ 1.00 D this episode replayed"],
+    }  # fmt: skip
+    for (token, present), expected in trees.items():
+        async with browser(page_over(tmp_path, tokens=known)) as client:
+            await sign_in(client, token)
+            assert outline((await client.get(f"/e/{present}")).text, names) == expected
+            listed = (await client.get(f"/episodes?branch_of={a}")).text
+            shown = {name for episode, name in names.items() if f'href="/e/{episode}"' in listed}
+            assert shown == {"eve": {"B", "C"}, "ann": {"B"}, "bob": {"C"}}[token]
 
 
 async def test_behind_a_proxy_addresses_have_its_prefix_and_the_cookie_is_secure(state: Path) -> None:

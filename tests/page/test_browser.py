@@ -39,6 +39,7 @@ PAGES = {
     "run": "/runs/sft-0042",
     "episodes": "/episodes",
     "episode": f"/e/{SHORT}",
+    "tree": f"/e/{public_id('e1' * 24)}",
     "compare": "/compare?a=baseline&b=sft-0042",
     "side-by-side": f"/compare/episodes?a={OTHER}&b={SHORT}",
 }

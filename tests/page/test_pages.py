@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
 from decathlon_mcp.page.live import LiveFeed, Snapshot
+from decathlon_mcp.storage.history import trees
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import public_id
+from tests.page.outlines import outline
 from tests.page.samples import NOW, Call, Folder, Note
 from tests.page.sites import browser, page_over, sign_in
 
@@ -226,6 +231,178 @@ async def test_a_branch_marks_the_calls_that_were_replayed_and_names_their_episo
         for neither in (plain, odd):
             page = await text_of(client, f"/e/{neither}")
             assert "replayed from episode" not in words(page)
+
+
+async def test_a_branch_from_the_start_is_no_replay_and_neither_is_a_branch_of_a_replay(state: Path) -> None:
+    with Folder(state) as folder:
+        source = folder.add("1" * 48)
+        labels = {"replay_of": source}
+        replay = folder.add("2" * 48, labels=labels)
+        branches = [
+            folder.add(f"{at}" * 48, labels=labels if at else {}, branch={"episode": replay, "at": at})
+            for at in (0, 3)
+        ]
+        copy = {"episode": source, "at": 0, "differences": 0, "exact": True}
+        folder.add("4" * 48, branch=copy, verdict={"branch": copy})
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        shown = words(await text_of(client, "/episodes?show=branches"))
+        assert (shown.count("↻ branch"), shown.count("↻ replay")) == (3, 1)
+        assert "↻ replay The calls are replayed" in words(await text_of(client, f"/e/{replay}"))
+        first, later = [words(await text_of(client, f"/e/{branch}")) for branch in branches]
+        assert f"↻ branch It begins before the first call of episode {replay} ." in first
+        assert "↻ branch Calls 1 to 3 were replayed" in later
+        assert "↻ replay " not in first + later
+        shown = words(await text_of(client, f"/e/{public_id('4' * 48)}"))
+        assert f"Its sandbox is a copy, before any call, of that of episode {source} ." in shown
+
+
+def branch(
+    folder: Folder, handle: str, of: str, at: int, differences: int | None = None, **values: Any
+) -> str:
+    """A branch; it is a copy without `differences`."""
+    origin = {"episode": of, "at": at, "differences": differences or 0, "exact": differences is None}
+    return folder.add(handle * (48 // len(handle)), branch=origin, verdict={"branch": origin}, **values)
+
+
+async def test_an_episode_shows_the_tree_that_it_is_in(state: Path) -> None:
+    with Folder(state) as folder:
+        root = folder.add("1" * 48, labels={"run": "r"}, reward=0.0)
+        b = branch(folder, "2", root, 3, labels={"run": "r", "heat": "57"}, reward=0.5)
+        c = branch(folder, "3", root, 3, labels={"run": "r"}, reward=1.0, started_at=NOW + 1)
+        d = branch(folder, "4", root, 12, 2, live=True)
+        e = branch(folder, "5", b, 7, 1, labels={"run": "r", "heat": "57"}, reward=None)
+        f = branch(folder, "6", e, 7, 0)
+        g = branch(folder, "7", root, 0, 0)
+        h = branch(folder, "a", root, 3, labels={"run": "r"}, reward=0.25)
+        folder.add("8" * 48, labels={"replay_of": root})
+        alone = folder.add("9" * 48)
+    names = {root: "A", b: "B", c: "C", d: "D", e: "E", f: "F", g: "G", h: "H"}
+    expected = [
+        "✗ 0.00 A",
+        "before the first call",
+        "  ✓ 1.00 G",
+        "after call 3 · 3 branches",
+        "  ✗ 0.50 B copy heat=57",
+        "  after call 7",
+        "    ∅ lost E replayed 1 differs",
+        "    after call 7",
+        "      ✓ 1.00 F replayed",
+        "  ✓ 1.00 C copy",
+        "  ✗ 0.25 H copy",
+        "after call 12",
+        "  ● ready D replayed 2 differ",
+    ]
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        for present, name in names.items():
+            page = await text_of(client, f"/e/{present}")
+            marked = [line.replace(f" {name}", f" {name} this episode") for line in expected]
+            assert outline(page, names) == marked
+            assert all(f'href="/e/{other}"' in page for other in names)
+            assert re.findall(r'href="/e/(\w+)" aria-current="page"', page) == [present]
+            assert "8 episodes, best reward 1.00" in words(page)
+            assert "✓ 3 succeeded ✗ 3 failed ∅ 1 lost ● 1 live" in words(page)
+        assert outline(await text_of(client, f"/e/{alone}"), {}) == []
+
+
+async def test_a_large_tree_has_the_episode_its_own_branches_and_the_best(state: Path) -> None:
+    with Folder(state) as folder:
+        root = folder.add("f" * 48)
+
+        def add(number: int, of: str, at: int) -> str:
+            origin = {"episode": of, "at": at}
+            return folder.add(f"{number:048x}", branch=origin, reward=number % 1_000 / 1_000, entries=[])
+
+        many = [add(number, root, 1 + number % 2) for number in range(300)]
+        below = [add(1_000 + number, many[0], 5) for number in range(70)]
+        for number in range(320):
+            add(2_000 + number, many[299 - number // 8], 5)
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, f"/e/{many[0]}")
+        lines = outline(page, {root: "A", many[0]: "B"})
+        assert [line for line in lines if "this episode" in line] == ["  ✗ 0.00 B this episode replayed"]
+        drawn = set(re.findall(r"[0-9a-f]{16}", "\n".join(lines)))
+        assert "256 episodes are drawn" in words(page)
+        assert len(drawn) == 256 - len("AB")
+        assert drawn & set(many) == set(many[236:])
+        assert drawn & set(below) == set(below[6:])
+        assert [line for line in lines if line.startswith("and")] == ["and 235 more"]
+        assert lines.count("  and 6 more") == 1
+        # There was room for the 8 branches of the best 15 of forty, and for 6 of the next.
+        assert lines.count("  and 2 more") == 1
+        assert lines.count("  and 8 more") == 40 - 16
+        assert f'href="/episodes?branch_of={root}"' in page
+        listed = await text_of(client, f"/episodes?branch_of={root}")
+        assert listed.count('<th scope="row">') == 100
+        assert set(re.findall(r"/e/([0-9a-f]{16})", listed)) < set(many)
+
+
+async def test_what_is_near_an_episode_comes_before_the_rest_of_its_tree(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "MAX_EPISODES", 6)
+    monkeypatch.setattr(trees, "MAX_BRANCHES", 2)
+    with Folder(state) as folder:
+        a = folder.add("1" * 48)
+        b, *_ = [branch(folder, f"2{number}", a, 1, started_at=NOW + number) for number in range(3)]
+        c, d, *_ = [branch(folder, f"3{number}", b, 1, started_at=NOW + number) for number in range(3)]
+        e, f, *_ = [branch(folder, f"4{number}", c, 1, started_at=NOW + number) for number in range(3)]
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, f"/e/{c}")
+    shown = [line.split() for line in outline(page, {a: "A", b: "B", c: "C", d: "D", e: "E", f: "F"})]
+    assert [words[2] for words in shown if words[0] == "✓"] == ["A", "B", "C", "E", "F", "D"]
+    assert [words[1] for words in shown if words[0] == "and"] == ["1", "1", "2"]
+
+
+async def test_a_deep_tree_has_the_nearest_origins(state: Path) -> None:
+    with Folder(state) as folder:
+        chain = [folder.add("f" * 48)]
+        for number in range(60):
+            origin = {"episode": chain[-1], "at": number}
+            chain.append(folder.add(f"{number:048x}", branch=origin, entries=[]))
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        for present, first, last in ((0, 0, 32), (40, 24, 56), (60, 44, 60)):
+            page = await text_of(client, f"/e/{chain[present]}")
+            lines = outline(page, {})
+            origins = [chain[first - 1]] if first else []
+            assert re.findall(r"[0-9a-f]{16}", "\n".join(lines)) == [*origins, *chain[first : last + 1]]
+            assert ("and 1 more" in lines[-1]) == (last < 60)
+            assert f"{last - first + 1} episodes are drawn" in words(page)
+
+
+async def test_a_tree_outlives_the_files_and_the_rows_of_its_episodes(state: Path) -> None:
+    with Folder(state) as folder:
+        root = folder.add("1" * 48)
+        b = branch(folder, "2", root, 3, 1)
+        c = branch(folder, "3", root, 3)
+        d = branch(folder, "4", b, 3, 0)
+    names = {root: "A", b: "B", c: "C", d: "D"}
+    tree = [
+        "after call 3 · 2 branches",
+        "  ✓ 1.00 B replayed 1 differs",
+        "  after call 3",
+        "    ✓ 1.00 D this episode replayed",
+        "  ✓ 1.00 C copy",
+    ]
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        shutil.rmtree(state / "episodes" / ("1" * 48))
+        assert outline(await text_of(client, f"/e/{d}"), names) == ["✓ 1.00 A", *tree]
+        with Store.open(state, "server") as store:
+            for handle in ("1" * 48, "2" * 48, "3" * 48, "4" * 48):
+                store.forget_files(handle)
+        page = await text_of(client, f"/e/{d}")
+        assert outline(page, names) == ["✓ 1.00 A", *tree]
+        assert f"Calls 1 to 3 were replayed from episode {b}" in words(page)
+        with Store.open(state, "server") as store:
+            store.delete_ended("1" * 48)
+        page = await text_of(client, f"/e/{d}")
+        assert outline(page, names) == ["A is not here, or belongs to somebody else", *tree]
+        assert f'href="/e/{root}"' not in page
 
 
 async def test_a_call_of_a_long_episode_has_an_address(state: Path) -> None:

@@ -121,6 +121,16 @@ def fill(state: Path, server: ChangingServer) -> None:
             Call(arguments={"path": f"part-{each}.csv"}, reply=f"row {each}\n" * (1 + each % 7), after=0.5)
             for each in range(LONG_CALLS)
         ]
+        origin = folder.add("e" * 48, labels={"run": "search"}, reward=0.0)
+        for number, at in enumerate((3, 3, 5, 0), 1):
+            branch = {"episode": origin, "at": at, "differences": number % 3, "exact": at == 3}
+            labels = {"run": "search", "temperature": str(number)}
+            below = folder.add(
+                f"e{number}" * 24, branch=branch, verdict={"branch": branch}, reward=number / 4, labels=labels
+            )
+            for attempt in range(2):
+                branch = {"episode": below, "at": 7}
+                folder.add(f"e{number}{attempt}" * 16, branch=branch, labels={"run": "search"}, live=at == 0)
         folder.add(
             LONG_HANDLE, task="explain-outage", labels={"run": "long"}, entries=calls, started_at=NOW - 5_000
         )

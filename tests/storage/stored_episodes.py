@@ -22,7 +22,8 @@ def add_episode(
     started_at: float = 1.0,
     token: str | None = None,
     labels: Mapping[str, str] | None = None,
-    branch: bool = False,
+    branch_of: str | None = None,
+    at: int = 1,
     calls: int = 2,
 ) -> str:
     """Write an episode as a server does; its public id. `reward`: LOST and LIVE have none."""
@@ -35,7 +36,10 @@ def add_episode(
             task=task,
             phase="queued",
             started_at=started_at,
-            spec={"launch_time": "2026-01-01T00:00:00+00:00"},
+            spec={
+                "launch_time": "2026-01-01T00:00:00+00:00",
+                **({"branch": {"episode": branch_of, "at": at}} if branch_of else {}),
+            },
             progress={},
             token=token,
             labels=labels or {},
@@ -47,8 +51,6 @@ def add_episode(
         if not isinstance(reward, str):
             succeeded = reward == 1.0 if success is None else success
             verdict = {"status": "scored", "success": succeeded, "reward": reward, "metrics": {"turns": 3.0}}
-        if branch:
-            verdict["branch"] = {"of": "0123456789abcdef"}
         store.set_verdict(name, verdict)
         ending = "its evaluation gave no verdict" if reward == LOST else "scored"
         store.end_episode(name, ending, calls=calls)

@@ -97,7 +97,7 @@ def test_the_client_counts_as_the_server_does(
 def test_replays_and_branches_are_in_no_numbers_and_in_lists_if_asked_for(tmp_path: Path) -> None:
     one = add_episode(tmp_path, "one", labels={"run": "r"})
     add_episode(tmp_path, "two", labels={"run": "r", "replay_of": one})
-    add_episode(tmp_path, "three", labels={"run": "r"}, branch=True)
+    add_episode(tmp_path, "three", labels={"run": "r"}, branch_of=one)
     history = EpisodeHistory([tmp_path])
     report = history.run("r")
     assert report is not None
@@ -616,8 +616,12 @@ def test_more_trajectories_than_are_kept_can_be_read(tmp_path: Path, journals: J
 
 def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_run(tmp_path, "r", {"a": [1.0]})
+    add_episode(tmp_path, "branch", branch_of=public_id("r-a-0"))
     statements: list[str] = []
-    for name in ("episodes", "run_times", "task_sums", "lost_reasons", "has_steps", "curve", "find"):
+    for name in (
+        *("episodes", "run_times", "task_sums", "lost_reasons", "has_steps", "curve", "find"),
+        *("summary", "branches", "branch_counts"),
+    ):
         whole = getattr(queries, name)
 
         def traced(connection: sqlite3.Connection, *args: Any, whole: Any = whole) -> Any:
@@ -635,15 +639,21 @@ def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.Monke
         EpisodeQuery(order="failures_first"),
         EpisodeQuery(run="r", order="failures_first"),
         EpisodeQuery(lost=True),
+        EpisodeQuery(branch_of=public_id("r-a-0"), with_branches=True),
     ):
         history.episodes(query)
     history.episode(public_id("r-a-0"))
+    for owner in (None, "ann"):
+        history.tree(public_id("r-a-0"), owner=owner)
     with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
         for statement in {text for text in statements if text.startswith("SELECT")}:
             plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}")]
             assert any("INDEX" in step for step in plan), (statement, plan)
             assert "SCAN episodes" not in plan, (statement, plan)
-            if "GROUP BY" in statement:
+            if "GROUP BY branch_of" in statement or " ORDER BY reward" in statement:
+                assert any("INDEX branches_by_" in step for step in plan), (statement, plan)
+                assert not any("TEMP B-TREE" in step for step in plan), (statement, plan)
+            elif "GROUP BY" in statement:
                 assert any("COVERING INDEX episodes_in_numbers" in step for step in plan), (statement, plan)
             if " ORDER BY started_at DESC" in statement:
                 assert "USE TEMP B-TREE FOR ORDER BY" not in plan, (statement, plan)

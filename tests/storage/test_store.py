@@ -102,6 +102,32 @@ def test_columns_of_labels_and_verdict_are_read_back(tmp_path: Path) -> None:
     assert len(two.cause) == store_module.MAX_CAUSE_CHARACTERS
 
 
+def test_a_branch_names_its_origin_and_how_it_came_there_once_it_is_ready(tmp_path: Path) -> None:
+    branch = {"branch": {"episode": "0123456789abcdef", "at": 3, "on_difference": "report"}}
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(replace(episode(), spec=branch))
+        ready = {"ready_at": "2026-01-01T00:00:00Z"}
+        for progress, expected in (
+            ({"differences": 1}, (None, None)),
+            ({"differences": 2, **ready}, (2, False)),
+            ({"exact": True, **ready}, (0, True)),
+        ):
+            store.update_episode("one", phase="ready", progress=progress)
+            row = store.episode("one")
+            assert row is not None
+            assert (row.differences, row.exact) == expected
+        archived = replace(episode("two"), spec=branch, progress={"differences": 1, **ready})
+        store.add_ended(archived, "scored", cause=None, calls=3)
+        store.end_episode("one", "scored")
+        store.forget_files("one")
+        rows = [store.episode(name) for name in ("one", "two")]
+    assert [row and (row.branch_of, row.branch_at, row.differences, row.exact) for row in rows] == [
+        ("0123456789abcdef", 3, 0, True),
+        ("0123456789abcdef", 3, 1, False),
+    ]
+    assert all(row and row.is_derived for row in rows)
+
+
 def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me") as store:
         for name in ("one", "two"):

@@ -23,12 +23,14 @@ from decathlon_mcp.storage.history.trajectories import (
     TrajectoryIndex,
     TrajectoryReader,
 )
+from decathlon_mcp.storage.history.trees import read_tree
 from decathlon_mcp.storage.history.values import (
     CallTime,
     Entry,
     EpisodeDetails,
     EpisodeQuery,
     EpisodeSummary,
+    EpisodeTree,
     Match,
     NoteEntry,
     Page,
@@ -152,6 +154,14 @@ class EpisodeHistory:
             notes=0 if index is None else len(index.notes),
             size_bytes=0 if index is None else index.size_bytes,
         )
+
+    def tree(self, public_id: str, *, owner: str | None = None) -> EpisodeTree | None:
+        """The tree of branches that an episode is in; None if it is no branch and has none.
+
+        `owner`: only with that token's episodes. An episode and its branches are in the same folder.
+        """
+        trees = list(self._each(lambda db: filter(None, [read_tree(db, public_id, owner)])))
+        return trees[0] if trees else None
 
     def calls(self, public_id: str, first: int, last: int) -> list[Entry]:
         """The calls with these numbers, in order, with the notes before each; after the last, all notes.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.storage.history.numbers import Sums
-from decathlon_mcp.storage.history.values import Counts, EpisodeQuery, EpisodeSummary
+from decathlon_mcp.storage.history.values import BranchOrigin, Counts, EpisodeQuery, EpisodeSummary
 from decathlon_mcp.storage.store import Outcome
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import JsonObject, as_json, as_object, is_public_id
 
 LOST, FAILED, LIVE, SUCCEEDED = map(int, Outcome)
 CURVE_POINTS = 50
@@ -21,7 +21,8 @@ MAX_STEPS = 2_000
 _COUNTED = "run IS NOT NULL AND NOT is_derived"
 _SUMMARY = (
     "public_id, suite, task, phase, token, labels, started_at, ended_at, ending, calls, turns, status,"
-    " success, reward, is_derived, pinned, has_files, server, outcome, cause"
+    " success, reward, is_derived, pinned, has_files, server, outcome, cause, branch_of, branch_at,"
+    " differences, exact"
 )
 _ORDER = "started_at DESC, public_id DESC"
 _SCORED_SUMS = "count(reward), total(reward), total(reward * reward)"
@@ -226,6 +227,7 @@ def _conditions(query: EpisodeQuery) -> Iterator[Condition]:
         "task": query.task,
         "phase": query.phase,
         "token": query.owner,
+        "branch_of": query.branch_of,
     }
     yield from ((f"{column} = ?", (value,)) for column, value in columns.items() if value is not None)
     for name, value in query.labels.items():
@@ -270,6 +272,42 @@ def find(connection: sqlite3.Connection, public_id: str) -> FoundEpisode | None:
     return FoundEpisode(_summary(row), handle, launch_time, verdict)
 
 
+def summary(connection: sqlite3.Connection, public_id: str, owner: str | None) -> EpisodeSummary | None:
+    """The episode with this public id, if it is one of that token's."""
+    where, values = _owned(owner)
+    row = connection.execute(
+        f"SELECT {_SUMMARY} FROM episodes WHERE public_id = ?{where}", (public_id, *values)
+    ).fetchone()
+    return None if row is None else _summary(row)
+
+
+def branches(
+    connection: sqlite3.Connection, public_id: str, owner: str | None, limit: int
+) -> list[EpisodeSummary]:
+    """The branches of an episode: the best ones first, then those that play, then lost ones."""
+    where, values = _owned(owner)
+    rows = connection.execute(
+        f"SELECT {_SUMMARY} FROM episodes WHERE branch_of = ?{where}"
+        " ORDER BY reward DESC, outcome DESC, started_at, public_id LIMIT ?",
+        (public_id, *values, limit),
+    )
+    return list(map(_summary, rows))
+
+
+def branch_counts(
+    connection: sqlite3.Connection, public_ids: Sequence[str], owner: str | None
+) -> Mapping[str, int]:
+    """How many branches each of these episodes has, of those that have any."""
+    where, values = _owned(owner)
+    return dict(
+        connection.execute(
+            "SELECT branch_of, count(*) FROM episodes"
+            f" WHERE branch_of IN ({_marks(public_ids)}){where} GROUP BY branch_of",
+            (*public_ids, *values),
+        ).fetchall()
+    )
+
+
 def reason(ending: str | None, status: str | None) -> str:
     """Why an episode was lost, for people."""
     text = ending or "it has not ended yet"
@@ -300,6 +338,19 @@ def _summary(row: tuple[Any, ...]) -> EpisodeSummary:
         pinned=bool(row[15]),
         has_files=bool(row[16]),
         server=row[17],
+        origin=_origin(*row[20:24]),
+    )
+
+
+def _origin(episode: object, at: object, differences: object, exact: object) -> BranchOrigin | None:
+    # The folder may come from somewhere else.
+    if not isinstance(episode, str) or not is_public_id(episode) or not isinstance(at, int):
+        return None
+    return BranchOrigin(
+        episode,
+        at,
+        differences if isinstance(differences, int) else None,
+        None if exact is None else bool(exact),
     )
 
 

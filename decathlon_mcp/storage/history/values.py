@@ -46,7 +46,7 @@ class EpisodeQuery:
     `labels`: those that an episode must have, with these values. `task`: a task's id as clients spell it.
     `live`: it has not finished. `failed`: it has finished without success, lost ones included. `lost`: it has
     finished without a reward. `owner`: name of the token that it belongs to. `with_branches`: also those that
-    replay or branch from another episode.
+    replay or branch from another episode. `branch_of`: only the branches of this episode.
     """
 
     run: str | None = None
@@ -62,6 +62,21 @@ class EpisodeQuery:
     owner: str | None = None
     order: Order = "newest"
     with_branches: bool = False
+    branch_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BranchOrigin:
+    """Where a branch began: as the `episode` stood after its call `at`.
+
+    `differences`: how many replies differed when calls were made again. `exact`: none was made again, because
+    its sandbox is a copy. Both are None until the branch is ready.
+    """
+
+    episode: str
+    at: int
+    differences: int | None
+    exact: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +87,7 @@ class EpisodeSummary:
     `status`, `success`, `reward`, `turns`: of its verdict. `reason`: why it was lost; None if it was not.
     `cause`: the error behind its end, if there was one.
     `is_derived`: it replays or branches from another. `has_files`: its trajectory is still there.
+    `origin`: only of a branch.
     """
 
     public_id: str
@@ -94,6 +110,7 @@ class EpisodeSummary:
     is_derived: bool
     pinned: bool
     has_files: bool
+    origin: BranchOrigin | None
     server: str
     """Name of the server that runs it, or ran it."""
 
@@ -104,6 +121,31 @@ class EpisodeSummary:
     @property
     def is_lost(self) -> bool:
         return not self.is_live and self.reward is None
+
+
+@dataclass(slots=True)
+class TreeNode:
+    """An episode in a tree of branches. `episode`: None if it is not there, or belongs to somebody else.
+
+    `branches`: those that have branches, then the others; of each the best first. `hidden`: how many more.
+    """
+
+    public_id: str
+    episode: EpisodeSummary | None
+    branches: list[TreeNode] = field(default_factory=list["TreeNode"])
+    hidden: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTree:
+    """What an episode branches from, and what branches from that, as far as `history.trees` reads it.
+
+    `episodes`: all that are in it. `is_cut`: others are not. A root that is a branch was cut off there.
+    """
+
+    root: TreeNode
+    episodes: tuple[EpisodeSummary, ...]
+    is_cut: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
