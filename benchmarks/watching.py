@@ -35,6 +35,9 @@ from decathlon_mcp.types import public_id
 
 EPISODES, SHORT_EPISODES = 100_000, 2_000
 RUNS = 50
+SEARCHED = 1_000
+"""The episode of which BRANCHES begin, and BELOW from each of these."""
+BRANCHES, BELOW = 64, 8
 TASKS = 40
 CALLS = 10_000
 LONG_BYTES, SHORT_LONG_BYTES = 256 << 20, 8 << 20
@@ -65,6 +68,7 @@ async def measure_watching(run: Run, figures: Figures) -> None:
             _end(store, 0)
             _end(store, 1)
             copy_rows(state, episodes)
+        _make_branches(state)
         many = _write_trajectory(state, _handle(0), CALLS, 1_000)
         long_bytes = SHORT_LONG_BYTES if is_short else LONG_BYTES
         long = _write_trajectory(state, _handle(1), long_bytes // REPLY_BYTES, REPLY_BYTES)
@@ -147,6 +151,11 @@ async def _measure_pages(
     for name, path, target in (
         (f"page / of {episodes:,} episodes", "/", LIST),
         (f"page of one run of {episodes // RUNS:,}", "/runs/run-7", LIST),
+        (
+            f"page with a tree of {1 + BRANCHES * (1 + BELOW)} of {episodes:,} episodes",
+            f"/e/{public_id(_handle(SEARCHED))}",
+            LIST,
+        ),
         (f"page of {CALLS:,} calls, first", f"/e/{many}", FIRST),
         (f"page of {CALLS:,} calls, later", f"/e/{many}?call=7321", LATER),
         (f"page of {long_mib} MiB, first", f"/e/{long}", FIRST),
@@ -273,6 +282,17 @@ def copy_rows(state: Path, count: int) -> None:
         rows = (_like(template, number) for number in range(2, count))
         marks = ", ".join(f":{column}" for column in columns)
         connection.executemany(f"INSERT INTO episodes ({', '.join(columns)}) VALUES ({marks})", rows)
+
+
+def _make_branches(state: Path) -> None:
+    """Make BRANCHES of an episode, and BELOW of each of these, of rows that are there."""
+    origins = [SEARCHED] * BRANCHES + [2 + number // BELOW for number in range(BRANCHES * BELOW)]
+    assert 2 + len(origins) <= SEARCHED
+    with closing(sqlite3.connect(state / "store.db")) as connection, connection:
+        connection.executemany(
+            "UPDATE episodes SET branch_of = ?, branch_at = 3, is_derived = 1 WHERE id = ?",
+            [(public_id(_handle(origin)), _handle(number)) for number, origin in enumerate(origins, 2)],
+        )
 
 
 def _like(template: dict[str, object], number: int) -> dict[str, object]:
