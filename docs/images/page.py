@@ -1,18 +1,19 @@
 """Makes the pictures of the page in docs/images: python docs/images/page.py
 
 Plays the bundled tasks from their scripts in two runs on a server of its own, one of which leaves out some
-calls, and photographs four pages with the system's Chromium. Takes a few minutes.
+calls, and a search with branches, and photographs pages with the system's Chromium. Takes a few minutes.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
-from decathlon_client import ClientError, Decathlon
+from decathlon_client import ClientError, Decathlon, Episode
 from decathlon_client.script import Step, play_script
 from playwright.async_api import async_playwright
 
@@ -26,6 +27,14 @@ IMAGES = Path(__file__).parent
 RUNS = {"baseline": 2, "with-notes": 0}
 """How many of the last calls a run leaves out in every second attempt."""
 ATTEMPTS = 3
+SEARCH: Mapping[str, Any] = {
+    "temperature=57": {},
+    "temperature=58": {"catalyst=3": {}, "catalyst=5": {"temperature=56": {}, "temperature=59": {}}},
+    "temperature=59": {},
+    "temperature=60": {"catalyst=4": {}, "catalyst=5": {}},
+    "temperature=62": {},
+}
+"""What each branch of a search tries, and the branches of that one."""
 WIDTH, HEIGHT = 1200, 760
 
 
@@ -63,6 +72,10 @@ async def play_and_photograph(url: str, state: Path) -> None:
                     if attempt % 2:
                         steps = steps[: len(steps) - left_out]
                     await play(d, task, steps, {"run": run, "attempt": str(attempt + 1)})
+        async with d.episode("tune-reactor", labels={"run": "search"}) as episode:
+            await play_script(episode, oracle("tune-reactor")[:2], ScriptConsole())
+            await search(d, episode, 2, SEARCH, {"catalyst": 4})
+            await episode.evaluate()
         async with d.episode("tune-reactor", labels={"run": "playing"}):
             key = (state / "page-key").read_text().strip()
             await photograph(url.replace("127.0.0.1", "decathlon.localhost"), key)
@@ -75,6 +88,21 @@ async def play(d: Decathlon, task: str, steps: Sequence[Step], labels: dict[str,
             await episode.evaluate()
     except ClientError as error:
         print(f"{task}: {error}", file=sys.stderr)  # noqa: T201
+
+
+async def search(
+    d: Decathlon, episode: Episode, calls: int, tree: Mapping[str, Any], recipe: Mapping[str, int]
+) -> None:
+    """Branch from an episode after its last call, and from the branches."""
+    for change, below in tree.items():
+        name, _, value = change.partition("=")
+        tried = {**recipe, name: int(value)}
+        async with d.branch(episode, at=calls, labels={name: value}) as branch:
+            await branch.call("lab__run_simulation", {"name": f"run-{calls}", **tried})
+            if tried == {"temperature": 60, "catalyst": 4} and not below:
+                await play_script(branch, oracle("tune-reactor")[2:], ScriptConsole())
+            await search(d, branch, calls + 1, below, tried)
+            await branch.evaluate()
 
 
 async def photograph(url: str, key: str) -> None:
@@ -92,6 +120,9 @@ async def photograph(url: str, key: str) -> None:
         await page.screenshot(path=IMAGES / "page-episode.png")
         await page.goto(f"{url}/compare?a=baseline&b=with-notes")
         await page.screenshot(path=IMAGES / "page-compare.png")
+        await page.goto(f"{url}/episodes?show=branches&label=catalyst%3D4")
+        await page.locator(".list tbody a").first.click()
+        await page.locator("section:has(.tree)").screenshot(path=IMAGES / "page-tree.png")
         await browser.close()
 
 
