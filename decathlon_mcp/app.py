@@ -56,6 +56,7 @@ from decathlon_mcp.sandboxes.inventory import (
 from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
+from decathlon_mcp.sandboxes.snapshots import snapshots_of
 from decathlon_mcp.settings import BUILT_IN_PROVIDERS, ProviderName, Settings
 from decathlon_mcp.storage.disk import DiskSpace, is_full
 from decathlon_mcp.storage.file_cache import FileCache
@@ -115,6 +116,10 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
 
 def check_provider(settings: Settings) -> None:
     """Raises SettingsError for a provider that there is not, or for options that it does not take."""
+    if settings.prepared and settings.snapshot_mib == 0:
+        raise SettingsError(
+            "--prepared saves states of sandboxes, for which --snapshot-mib 0 leaves no space"
+        )
     name = settings.provider
     if name is not None and name not in BUILT_IN_PROVIDERS:
         parse_options(name, load_plugin(name), settings.provider_option)
@@ -304,7 +309,12 @@ async def sandbox_factories(
         for suite in suites:
             name = provider_for(suite, settings)
             if name not in providers:
-                providers[name] = await stack.enter_async_context(create_provider(name, owner, settings))
+                provider = create_provider(name, owner, settings)
+                if settings.prepared and snapshots_of(provider) is None:
+                    raise SettingsError(
+                        f"--prepared: sandboxes of the provider {name} cannot be saved; use --provider gvisor"
+                    )
+                providers[name] = await stack.enter_async_context(provider)
             common = scratch / f"{suite.name}.tar"
             await _write_common_archive(suite, common, settings.state)
             factories[suite.name] = create_sandbox_factory(suite, providers[name], common, settings)
@@ -450,6 +460,7 @@ def create_registry(
             keeps_workspace=settings.keep == "workspace",
             snapshot_bytes=settings.snapshot_mib << 20,
             snapshots_kept=settings.snapshots_kept,
+            prepares=settings.prepared,
         ),
         metrics=metrics,
         spans=spans,

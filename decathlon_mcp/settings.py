@@ -228,6 +228,12 @@ class Settings(BaseModel):
         description="Number of sandboxes opened ahead for agents and graders, of each kind that is used "
         "(image, limits, network). They count against `--max-sandboxes` and give way to episodes.",
     )
+    prepared: bool = Field(
+        False,
+        description="Save the sandbox of the first episode of a task and launch time once it is set up and "
+        "its servers run, and open those of the others as copies. For groups of attempts whose client "
+        "chooses their launch time; requires `--provider gvisor`.",
+    )
     max_queue: int = Field(
         256,
         ge=0,

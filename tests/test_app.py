@@ -82,6 +82,22 @@ def test_an_image_that_the_provider_cannot_use_is_an_error(values: dict[str, Any
         image_for(checkout_of_toolathlon(), settings(**values))
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "^--prepared: sandboxes of the provider local cannot be saved; use --provider gvisor$"),
+        ({"provider": "gvisor", "snapshot_mib": 0}, "^--prepared .*--snapshot-mib 0"),
+    ],
+)
+async def test_tasks_can_be_prepared_only_where_sandboxes_can_be_saved(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        async with bootstrap(settings(prepared=True, state=tmp_path, **values)):
+            pass
+
+
 @pytest.fixture
 def without_slirp4netns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine with the programs for namespaces, and none for a network of their own."""

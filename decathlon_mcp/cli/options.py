@@ -64,6 +64,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "max_sandboxes",
         "max_opening",
         "warm",
+        "prepared",
         "max_queue",
         "max_sessions",
         "share_per_token",

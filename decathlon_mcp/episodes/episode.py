@@ -267,12 +267,13 @@ class Episode:
             suite_changed=revision.changed,
         )
 
-    def note_copy(self, progress: JsonObject, *, exact: bool) -> None:
+    def note_copy(self, progress: JsonObject, *, exact: bool = False, prepared: bool = False) -> None:
         """The agent's sandbox is a copy of another episode's, of whose progress this is a part.
 
-        `exact`: it stands where this one branches.
+        `exact`: it stands where this one branches. `prepared`: the other one had just been set up.
         """
-        self.records.progress = copied_progress(self.records.progress, progress, exact=exact)
+        copied = {"exact": exact, "prepared": prepared, **progress}
+        self.records.progress = copied_progress(self.records.progress, copied)
 
     def note_preprocess_failure(self, failure: str) -> None:
         """Preprocess failed, and the suite plays on."""
@@ -343,6 +344,7 @@ class Episode:
             prompt={"system": self.prompt.system, "task": self.prompt.task},
             suite_revision=progress.suite_revision,
             **({} if progress.image_digest is None else {"image_digest": progress.image_digest}),
+            **({"prepared": True} if progress.prepared else {}),
         )
         self.records.update(Phase.READY, ready_at=datetime.now(UTC), sealed=sealed)
         self.lease.mark_ready()

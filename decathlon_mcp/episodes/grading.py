@@ -149,6 +149,7 @@ def attempt_of(episode: Episode) -> Attempt:
         image_digest=progress.image_digest,
         dense=progress.dense,
         coerced_arguments=progress.coerces_arguments,
+        prepared=progress.prepared,
     )
 
 

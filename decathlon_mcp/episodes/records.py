@@ -37,7 +37,8 @@ class Progress:
     memory can be merged with that of others. `coerces_arguments`: see `tools.coercion`. `sealed`, `captured`:
     the archive of the task's folder after preprocess, and that of the agent's workspace, are in the episode's
     scratch folder. `differences`: replies that differ from those of the episode that this one branches from.
-    `exact`: its sandbox is a copy of that one's, after the call at which it branches.
+    `exact`: its sandbox is a copy of that one's, after the call at which it branches. `prepared`: its sandbox
+    began as a copy of one that another episode had set up.
     """
 
     opened_at: float | None = None
@@ -55,6 +56,7 @@ class Progress:
     captured: bool = False
     differences: int = 0
     exact: bool = False
+    prepared: bool = False
     claim: Claim | None = None
     requested_ending: Ending | None = None
 
@@ -69,9 +71,9 @@ _BRANCH = TypeAdapter(Branch)
 _SANDBOX = TypeAdapter(SandboxSpec)
 
 
-def copied_progress(progress: Progress, copied: JsonObject, *, exact: bool) -> Progress:
+def copied_progress(progress: Progress, copied: JsonObject) -> Progress:
     """The progress with the members that `copied` has. Raises ValueError if these are not valid."""
-    return _PROGRESS.validate_python({**_PROGRESS.dump_python(progress), **copied, "exact": exact})
+    return _PROGRESS.validate_python({**_PROGRESS.dump_python(progress), **copied})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 labels=row.labels,
                 branch=_BRANCH.validate_python(branch) if (branch := spec.get("branch")) else None,
                 snapshots=spec.get("snapshots"),
+                shares_launch_time=bool(spec.get("shares_launch_time")),
             ),
             suite=suite.name,
             phase=Phase(row.phase),
@@ -198,6 +201,7 @@ class EpisodeRecords:
                 "ends_with_response": spec.ends_with_response,
                 **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
                 **({} if spec.snapshots is None else {"snapshots": spec.snapshots}),
+                **({"shares_launch_time": True} if spec.shares_launch_time else {}),
             },
             progress={},
             labels=spec.labels,

@@ -34,6 +34,7 @@ from decathlon_mcp.episodes.specification import (
     Principal,
 )
 from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.task_states import PREPARED_FOLDER, TaskStates
 from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import (
     AtCapacityError,
@@ -79,7 +80,8 @@ class RegistryOptions:
     archives of running episodes. `disk`: their file system. `max_log_bytes`: limit on the calls in one
     episode's trajectory. `drain_seconds`: how long a stopping server waits for gradings. `max_sessions`: how
     many MCP sessions each kind of address may have. `keeps_workspace`: whether what a later grading needs is
-    kept in `journals`. `snapshot_bytes`, `snapshots_kept`: see `SavedStates`.
+    kept in `journals`. `snapshot_bytes`, `snapshots_kept`: see `SavedStates`. `prepares`: whether tasks that
+    are set up are saved for the episodes after them.
     """
 
     reward_policy: RewardPolicy
@@ -93,6 +95,7 @@ class RegistryOptions:
     keeps_workspace: bool = False
     snapshot_bytes: int = 0
     snapshots_kept: int = 1
+    prepares: bool = False
 
 
 class EpisodeRegistry:
@@ -122,6 +125,9 @@ class EpisodeRegistry:
         self._archive = archive
         self._states = SavedStates(
             options.journals, max_bytes=options.snapshot_bytes, kept=options.snapshots_kept
+        )
+        self._task_states = TaskStates(
+            options.scratch / PREPARED_FOLDER, self._states, are_saved=options.prepares
         )
         self.handing_over = False
         """Whether this server ends and leaves its episodes and sessions to the next one."""
@@ -248,6 +254,7 @@ class EpisodeRegistry:
             ends_with_response=ends_with_response,
             labels=labels or {},
             snapshots=snapshots,
+            shares_launch_time=launch_time is not None,
         )
         self._require_snapshots(suite, spec)
         if REPLAY_LABEL in spec.labels and not outside:
@@ -295,6 +302,7 @@ class EpisodeRegistry:
             labels=check_labels({**first.labels, **(labels or {})}),
             branch=Branch(source.public_id, at, on_difference),
             snapshots=snapshots,
+            shares_launch_time=True,
         )
         self._require_snapshots(suite, spec)
         return self._start(suite, spec, self.trajectory(source.id))
@@ -401,6 +409,7 @@ class EpisodeRegistry:
             signer=self.signer,
             scratch=self.options.scratch,
             kept_tools=self._kept_tools,
+            task_states=self._task_states,
             stored=stored,
             source=source,
         )

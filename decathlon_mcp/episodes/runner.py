@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from decathlon_mcp.episodes.records import StoredEpisode
 from decathlon_mcp.episodes.services import EpisodeResources, open_services, read_credentials
 from decathlon_mcp.episodes.set_up import SEALED_FILE, PreparedTask, SetUp
 from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.task_states import TaskStates, Turn
 from decathlon_mcp.episodes.tools.offer import ToolOffer, follow_tool_changes
 from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
@@ -67,11 +68,28 @@ STATUS_WITHOUT_GRADING: dict[Ending, Status] = {
 # nothing; that is not the agent's doing.
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """An agent's sandbox that is set up, with the tools that it offers.
+
+    `tools`: their digest, see `KeptTools`. `sealed`: whether there is an archive of the task's folder. `at`:
+    the call after which the sandbox stands.
+    """
+
+    sandbox: Sandbox
+    driver: DriverClient
+    session: ToolSession
+    tools: str
+    sealed: bool
+    at: int = 0
+
+
 class EpisodeRunner:
     """Runs one episode. An error ends this episode only; a cancelled runner leaves nothing behind.
 
     `stored`: what the store has of an episode that a dead server ran, which `Episode.restore` has got too.
-    `source`: the trajectory of the episode that this one branches from.
+    `source`: the trajectory of the episode that this one branches from. `task_states`: tasks that other
+    episodes have set up.
     """
 
     def __init__(
@@ -82,6 +100,7 @@ class EpisodeRunner:
         signer: Signer,
         scratch: Path,
         kept_tools: KeptTools,
+        task_states: TaskStates,
         stored: StoredEpisode | None = None,
         source: Path | None = None,
     ) -> None:
@@ -92,6 +111,7 @@ class EpisodeRunner:
         self._admission = admission
         self._signer = signer
         self._kept_tools = kept_tools
+        self._task_states = task_states
         self._scratch = scratch / episode.spec.public_id
         # Then the sandbox is paused: the driver does not answer any more.
         self._capture_was_tried = False
@@ -232,85 +252,100 @@ class EpisodeRunner:
     ) -> tuple[Sandbox, DriverClient]:
         """Open and set up the agent's sandbox, and offer its tools; the episode is READY afterwards."""
         episode, branch = self._episode, self._episode.spec.branch
-        if branch is not None and self._source is not None:
-            state = await anyio.to_thread.run_sync(nearest_state, self._source.parent, branch.at)
-            if state is not None:
-                async with self._admission.set_ups:
-                    copied = await self._open_copy(stack, resources, state)
-                if copied is not None:
-                    sandbox, driver, tools = copied
-                    episode.note_copy(state.progress, exact=state.at == branch.at)
-                    session = await self._offer.tool_session(sandbox, driver)
-                    await play_again(episode, branch, session, self._source, copied=state.at)
-                    self._become_ready(session, sealed=state.sealed, tools=tools)
-                    return sandbox, driver
-        async with self._admission.set_ups:
-            prepared = await self._set_up(stack, resources)
-            if prepared.preprocess_failure:
-                log.warning(
-                    "preprocess failed, which its suite ignores",
-                    extra=fields(
-                        episode=episode.spec.public_id,
-                        task=episode.task_name,
-                        why=prepared.preprocess_failure,
-                    ),
-                )
-                episode.note_preprocess_failure(prepared.preprocess_failure)
-            if episode.spec.keeps_workspace and prepared.sealed is not None:
-                await keep_sealed(episode, prepared.sealed, prepared.original)
-            tools = await self._offer.complete(prepared, self._kept_tools)
-            session = await self._offer.tool_session(
-                prepared.sandbox, prepared.driver, running=prepared.servers
-            )
+        begun = await self._begin(stack, resources)
         if branch is not None:
-            await play_again(episode, branch, session, self._source)
-        self._become_ready(session, sealed=prepared.sealed is not None, tools=tools)
-        return prepared.sandbox, prepared.driver
-
-    def _become_ready(self, session: ToolSession, *, sealed: bool, tools: str) -> None:
-        episode = self._episode
-        episode.mark_ready(session, sealed=sealed, tools=tools)
-        self._starts = session.starts
+            await play_again(episode, branch, begun.session, self._source, copied=begun.at)
+        episode.mark_ready(begun.session, sealed=begun.sealed, tools=begun.tools)
+        self._starts = begun.session.starts
         log.info(
             "episode ready",
             extra=fields(episode=episode.spec.public_id, seconds=round(time.time() - episode.started_at, 3)),
         )
+        return begun.sandbox, begun.driver
 
-    async def _open_copy(
-        self, stack: AsyncExitStack, resources: EpisodeResources, state: SavedState
-    ) -> tuple[Sandbox, DriverClient, str] | None:
-        """Open a copy of another episode's sandbox on `stack`, and offer its tools; with their digest.
+    async def _begin(self, stack: AsyncExitStack, resources: EpisodeResources) -> _Begun:
+        """Open the agent's sandbox on `stack` as a copy of what another episode has saved, or set it up."""
+        branch = self._episode.spec.branch
+        if branch is not None and self._source is not None:
+            state = await anyio.to_thread.run_sync(nearest_state, self._source.parent, branch.at)
+            if state is not None:
+                exact = state.at == branch.at
+                if (begun := await self._begin_as_copy(stack, resources, state, exact=exact)) is not None:
+                    return begun
+        async with self._task_states.turn(self._episode, resources.credentials) as turn:
+            if turn.found is not None:
+                begun = await self._begin_as_copy(stack, resources, turn.found, prepared=True)
+                if begun is not None:
+                    return begun
+            async with self._admission.set_ups:
+                return await self._begin_with_set_up(stack, resources, turn)
 
-        None if that is not possible: then the set-up and all calls are made again.
+    async def _begin_with_set_up(
+        self, stack: AsyncExitStack, resources: EpisodeResources, turn: Turn
+    ) -> _Begun:
+        episode = self._episode
+        prepared = await self._set_up(stack, resources)
+        sandbox, driver = prepared.sandbox, prepared.driver
+        if prepared.preprocess_failure:
+            log.warning(
+                "preprocess failed, which its suite ignores",
+                extra=fields(
+                    episode=episode.spec.public_id,
+                    task=episode.task_name,
+                    why=prepared.preprocess_failure,
+                ),
+            )
+            episode.note_preprocess_failure(prepared.preprocess_failure)
+        if episode.spec.keeps_workspace and prepared.sealed is not None:
+            await keep_sealed(episode, prepared.sealed, prepared.original)
+        tools = await self._offer.complete(prepared, self._kept_tools)
+        session = await self._offer.tool_session(sandbox, driver, running=prepared.servers)
+        await self._task_states.save(turn, episode, prepared, session)
+        return _Begun(sandbox, driver, session, tools, sealed=prepared.sealed is not None)
+
+    async def _begin_as_copy(
+        self,
+        stack: AsyncExitStack,
+        resources: EpisodeResources,
+        state: SavedState,
+        *,
+        exact: bool = False,
+        prepared: bool = False,
+    ) -> _Begun | None:
+        """Open a copy of another episode's sandbox on `stack`, and offer its tools.
+
+        None if that is not possible. `exact`, `prepared`: see `Progress`.
         """
         episode = self._episode
         try:
-            async with AsyncExitStack() as opened:
+            async with self._admission.set_ups, AsyncExitStack() as opened:
                 sandbox, driver = await opened.enter_async_context(
                     self._open_sandbox(resources, self._agent_name, None, state)
                 )
                 if state.sealed:
                     await self._copy_sealed(state)
                 tools = await self._offer.copy(OfferedTools.from_json(state.tools), self._kept_tools)
+                episode.note_copy(state.progress, exact=exact, prepared=prepared)
                 await stack.enter_async_context(opened.pop_all())
-                return sandbox, driver, tools
         except (SnapshotError, SandboxLostError, CallTimeoutError, OSError, ValueError, KeyError) as error:
             why = error.message if isinstance(error, DecathlonError) else str(error)
             log.warning(
-                "a saved state cannot be used: all calls are made again",
+                "a saved state cannot be used: the set-up and the calls after it are made again",
                 extra=fields(episode=episode.public_id, at=state.at, why=why),
             )
             # Others would wait for it in vain.
             await anyio.to_thread.run_sync(discard, state)
             return None
+        episode.metrics.copied()
+        session = await self._offer.tool_session(sandbox, driver)
+        return _Begun(sandbox, driver, session, tools, sealed=state.sealed, at=state.at)
 
     async def _copy_sealed(self, state: SavedState) -> None:
         """Copy the task's folder as preprocess left it. Raises OSError, ValueError."""
         sealed = self._scratch / SEALED_FILE
         await anyio.to_thread.run_sync(shutil.copyfile, state.sealed_file, sealed)
         if self._episode.spec.keeps_workspace:
-            assert self._source is not None
-            await keep_sealed(self._episode, sealed, await read_original(self._source.parent))
+            await keep_sealed(self._episode, sealed, await read_original(state.owner))
 
     async def _set_up(self, stack: AsyncExitStack, resources: EpisodeResources) -> PreparedTask:
         """Open the agent's sandbox on `stack` and set it up."""

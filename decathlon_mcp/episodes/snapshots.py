@@ -56,6 +56,32 @@ def why_not_saved(factory: SandboxFactory, states: SavedStates, task: Task) -> s
     return None
 
 
+async def save_state(
+    episode: Episode, folder: Path, at: int, sandbox: SavedSandbox, driver: DriverClient, sealed: Path | None
+) -> SavedState:
+    """Save the sandbox of an episode after call `at`, while none runs, in a new folder.
+
+    The tools must be offered. Raises SnapshotError, CallTimeoutError, SandboxLostError.
+    """
+    # What was sent before has arrived with the answer, and what is sent later would be in the copy too.
+    await driver.ping(saving=True)
+    with driver.quiet():
+        snapshot = await sandbox.snapshot(folder)
+    offered = episode.tools.offered
+    assert offered is not None
+    return SavedState(
+        folder=folder,
+        at=at,
+        provider=episode.sandbox_factory.provider.name,
+        wire_version=wire.VERSION,
+        generation=driver.generation,
+        size_bytes=await anyio.to_thread.run_sync(lambda: snapshot.size_bytes),
+        sealed=sealed is not None,
+        progress=kept_progress(episode.records.progress.to_json()),
+        tools=offered.to_json(),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """What is saved. `sealed`: see `storage.snapshots.SEALED_FILE`."""
@@ -155,33 +181,13 @@ class EpisodeSnapshots:
         folder = await anyio.to_thread.run_sync(self._states.prepare, episode.journal.folder, at)
         if (known := await anyio.to_thread.run_sync(SavedState.read, folder)) is not None:
             return known
-        await source.driver.ping(saving=True)
-        # What is on its way to the driver would be in the copy too.
-        with source.driver.quiet():
-            snapshot = await source.sandbox.snapshot(folder)
-        offered = episode.tools.offered
-        assert offered is not None, "it is ready"
-
-        def keep() -> SavedState:
-            state = SavedState(
-                folder=folder,
-                at=at,
-                provider=episode.sandbox_factory.provider.name,
-                wire_version=wire.VERSION,
-                generation=source.driver.generation,
-                size_bytes=snapshot.size_bytes,
-                sealed=source.sealed is not None,
-                progress=kept_progress(episode.records.progress.to_json()),
-                tools=offered.to_json(),
-            )
-            self._states.add(state, source.sealed)
-            return state
-
+        state = await save_state(episode, folder, at, source.sandbox, source.driver, source.sealed)
         if episode.state.phase is not Phase.READY:
             # What runs in the sandbox may have been killed before it was saved.
             await anyio.to_thread.run_sync(shutil.rmtree, folder)
             raise BadRequestError("the attempt was closed while its state was saved")
         try:
-            return await anyio.to_thread.run_sync(keep)
+            await anyio.to_thread.run_sync(self._states.add, state, source.sealed)
         except OSError as error:
             raise SnapshotError(f"the state cannot be kept: {error.strerror}") from None
+        return state

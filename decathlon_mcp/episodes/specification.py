@@ -112,7 +112,8 @@ class EpisodeSpec:
     repeated request finds it. `keeps_workspace`: what a later grading needs is kept. `ends_with_response`:
     it ends with the response to the request that started it. `labels`: what its client calls it, names to
     short texts; only reports read them. `branch`: the episode whose calls its set-up plays again.
-    `snapshots`: its state is saved after every so many calls; None: only when asked.
+    `snapshots`: its state is saved after every so many calls; None: only when asked. `shares_launch_time`:
+    its client chose the launch time, so that other episodes may have the same.
     """
 
     id: str
@@ -129,6 +130,7 @@ class EpisodeSpec:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     branch: Branch | None = None
     snapshots: int | None = None
+    shares_launch_time: bool = False
 
     @property
     def public_id(self) -> str:

@@ -97,9 +97,9 @@ class Attempt:
     of the files at the set-up; `suite_changed`: not all files that were used are of that revision.
     `suite_release`: of Toolathlon, None for other suites. `preprocess_failure`: how preprocess failed, if the
     suite ignores that. `image_digest`: the agent's image, None without one. `dense`: memory of the agent's
-    sandbox could be merged with that of others. `coerced_arguments`: see `Verdict`. `unlimited`: limits on
-    sandboxes that the provider could not enforce. `labels`: for the verdict alone; nothing that an evaluator
-    reads has them. `branch`: None for an attempt that was played whole.
+    sandbox could be merged with that of others. `coerced_arguments`, `prepared`: see `Verdict`.
+    `unlimited`: limits on sandboxes that the provider could not enforce. `labels`: for the verdict alone;
+    nothing that an evaluator reads has them. `branch`: None for an attempt that was played whole.
     """
 
     episode: str
@@ -126,6 +126,7 @@ class Attempt:
     suite_release: Release | None = None
     dense: bool = False
     coerced_arguments: bool = False
+    prepared: bool = False
     preprocess_failure: str = ""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     branch: BranchPoint | None = None

@@ -36,7 +36,7 @@ MAX_NUMBER = 2.0**53 - 1
 _LEFT_OUT = (
     "branch",
     *("labels", "suite_changed", "suite_release", "dense", "coerced_arguments", "uncaught", "unlimited"),
-    *("preprocess_failure", "web", "regrading", "signature"),
+    *("preprocess_failure", "prepared", "web", "regrading", "signature"),
 )
 """Members of a verdict that its JSON form lacks if they are empty, None or false."""
 
@@ -121,10 +121,11 @@ class Verdict(BaseModel):
     `image_digest` identifies the image of the sandboxes; None if there was none. `unlimited` is present if
     the provider isolates but could not enforce these limits on the sandboxes. `dense` is present and true if
     memory of the agent's sandbox could be merged with that of others. `coerced_arguments` is present and true
-    if arguments that were JSON in strings were replaced by what the schemas of their tools ask for. `web` is
-    present if the task used the recorded web. `branch` is present if the episode began where another stood
-    after one of its calls. `regrading` is present if the attempt was graded again later; the episode's own
-    verdict has none.
+    if arguments that were JSON in strings were replaced by what the schemas of their tools ask for.
+    `prepared` is present and true if the agent's sandbox began as a copy of another one that had been set up
+    for this task. `web` is present if the task used the recorded web. `branch` is present if the episode
+    began where another stood after one of its calls. `regrading` is present if the attempt was graded again
+    later; the episode's own verdict has none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -152,6 +153,7 @@ class Verdict(BaseModel):
     unlimited: tuple[LimitName, ...] = ()
     dense: bool = False
     coerced_arguments: bool = False
+    prepared: bool = False
     agent_network: Network
     grader_network: Network
     evaluator_output: str = ""
@@ -181,7 +183,7 @@ class Verdict(BaseModel):
 
         Without `labels`, `success`, `reward`, `uncaught`, `suite_release`, `preprocess_failure`, `unlimited`,
         `web`, `branch`, `regrading` and `signature` where there are none, and without `suite_changed`,
-        `dense` and `coerced_arguments` unless they are true.
+        `dense`, `coerced_arguments` and `prepared` unless they are true.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         absent |= {name for name in _LEFT_OUT if not getattr(self, name)}
@@ -268,6 +270,7 @@ def build_verdict(
         unlimited=attempt.unlimited,
         dense=attempt.dense,
         coerced_arguments=attempt.coerced_arguments,
+        prepared=attempt.prepared,
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,
         evaluator_output=_without_surrogates(outcome.output[-OUTPUT_CHARACTERS:]),

@@ -1,8 +1,10 @@
-"""The saved states of episodes: snapshots of their sandboxes, with what a branch needs to go on from them.
+"""The saved states of episodes: snapshots of their sandboxes, with what others need to go on from them.
 
 They are in the folders of their episodes, and deleted with these: `snapshots/<call>/` is a sandbox as it was
-after that call, `snapshots/<call>.json` the rest. Without the second file, the first is unfinished. States
-only save time, so that the oldest are deleted where there are too many.
+after that call, `snapshots/<call>.json` the rest. Without the second file, the first is unfinished. The
+states of tasks that are set up (`episodes.prepared`) are kept in the same way, in folders of their own.
+States only save time, so that those that were not used for the longest time are deleted where there are too
+many.
 """
 
 from __future__ import annotations
@@ -57,6 +59,11 @@ class SavedState:
     def sealed_file(self) -> Path:
         return self.folder.with_name(SEALED_FILE)
 
+    @property
+    def owner(self) -> Path:
+        """The folder of the episode, or of the task, that it is a state of."""
+        return self.folder.parent.parent
+
     @classmethod
     def read(cls, folder: Path) -> SavedState | None:
         """The state with this snapshot; None if it is not there, or not complete."""
@@ -81,7 +88,7 @@ class SavedStates:
         self._max_bytes = max_bytes
         self._kept = kept
         self._lock = Lock()
-        # Sizes of all states, the oldest first; None until it is needed.
+        # Sizes of all states, those that were used last at the end; None until it is needed.
         self._sizes: dict[Path, int] | None = None
 
     @property
@@ -121,6 +128,13 @@ class SavedStates:
             while sum(sizes.values()) > self._max_bytes:
                 self._delete(next(iter(sizes)))
 
+    def use(self, state: SavedState) -> None:
+        """It is about to be copied: others are deleted before it."""
+        with self._lock:
+            sizes = self._known_sizes()
+            if state.folder in sizes:
+                sizes[state.folder] = sizes.pop(state.folder)
+
     def _require_room(self, state: SavedState) -> None:
         if state.size_bytes > self._max_bytes:
             raise LimitExceededError(
@@ -149,6 +163,8 @@ class SavedStates:
         try:
             _record(folder).unlink(missing_ok=True)
             shutil.rmtree(folder)
+            if not any(_snapshots(folder.parent)):
+                (folder.parent / SEALED_FILE).unlink(missing_ok=True)
         except OSError as error:
             _log.warning(
                 "a saved state could not be deleted", extra=fields(folder=str(folder), why=error.strerror)
@@ -214,5 +230,6 @@ _KEPT_PROGRESS = frozenset(
         "suite_changed",
         "suite_release",
         "preprocess_failure",
+        "prepared",
     }
 )

@@ -32,13 +32,13 @@ ended. `cancelled`: the client gave up."""
 RecoveryResult = Literal["continued", "graded", "started_over", "ended"]
 """What became of an episode of a dead server."""
 
-Opening = Literal["warm", "cold"]
-"""Whether a sandbox had been opened ahead."""
+Opening = Literal["warm", "copied", "cold"]
+"""Whether a sandbox had been opened ahead, or is a copy of a saved state."""
 
 OUTCOMES: tuple[CallOutcome, ...] = ("ok", "error", "lost", "cancelled")
 RECOVERY_RESULTS: tuple[RecoveryResult, ...] = ("continued", "graded", "started_over", "ended")
 
-OPENINGS: tuple[Opening, ...] = ("warm", "cold")
+OPENINGS: tuple[Opening, ...] = ("warm", "copied", "cold")
 
 TaskKey: TypeAlias = tuple[str, str]
 """A suite's name and a task's id."""
@@ -125,7 +125,8 @@ class Metrics:
         self._swept_sandboxes = counter("decathlon_swept_sandboxes", "Sandboxes that sweeps have removed.")
         self._openings = counter(
             "decathlon_sandbox_openings",
-            "Sandboxes for agents and graders: `warm` if they had been opened ahead.",
+            "Sandboxes for agents and graders: `warm` if they had been opened ahead, `copied` if they are "
+            "copies of saved states.",
             ("opening",),
         )
         for opening in OPENINGS:
@@ -204,6 +205,10 @@ class EpisodeMetrics:
         if self._since is not None:
             self._metrics.opening_seconds.observe(perf_counter() - self._since)
         self._since = None
+
+    def copied(self) -> None:
+        """Its sandbox is a copy of a saved state."""
+        self._metrics.sandbox_taken("copied")
 
     def called(self, outcome: CallOutcome, sent_at: float) -> None:
         """A call has ended that was sent at that time of `perf_counter`."""

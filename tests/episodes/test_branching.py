@@ -23,7 +23,7 @@ from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.storage.logged_calls import Origin
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
-from tests.fakes.provider import FakeProvider
+from tests.fakes.provider import FakeProvider, SavingFakeProvider
 
 pytestmark = pytest.mark.anyio
 
@@ -346,3 +346,92 @@ def test_arguments_that_contradict_each_other_are_refused(arguments: Any, messag
     with pytest.raises(BadRequestError) as caught:
         StartEpisode.from_arguments(arguments)
     assert message in caught.value.message
+
+
+@asynccontextmanager
+async def saving(folder: Path, **options: Any) -> AsyncGenerator[tuple[EpisodeRegistry, Episode, Counters]]:
+    """A registry on sandboxes that can be saved, with one ready episode. `options`: of `start`."""
+    counters = Counters()
+    tools = {
+        "probe": {
+            **counters.tools["probe"],
+            "write": write_note,
+            "read": read_note,
+            "all": counters.count_all,
+        }
+    }
+    provider = SavingFakeProvider(tools=tools, run=exits_with(0))
+    async with running_registry(folder, provider, snapshots_kept=2) as registry:
+        episode = registry.start("made-answer", PLAYER, **options)
+        await episode.ready()
+        yield registry, episode, counters
+
+
+async def write_note(call: FakeCall) -> str:
+    call.tree.write("/note", call.arguments["text"])
+    return "written"
+
+
+async def read_note(call: FakeCall) -> str:
+    return call.tree.text("/note")
+
+
+async def test_a_branch_at_a_saved_state_is_a_copy_of_it(tmp_path: Path) -> None:
+    async with saving(tmp_path) as (registry, source, counters):
+        assert await call(source, "all") == "total 1"
+        await call(source, "write", text="first")
+        assert (await source.snapshots.take()).at == 2
+        await call(source, "write", text="second")
+        copies = [await branch(registry, source.id, 2) for _ in range(2)]
+        for number, made in enumerate(copies):
+            await made.ready()
+            assert await call(made, "read") == "first"
+            await call(made, "write", text=f"copy {number}")
+        assert [await call(made, "read") for made in (*copies, source)] == ["copy 0", "copy 1", "second"]
+        assert counters.total == 1  # no call was made again
+        calls = [line for line in lines(registry, copies[0]) if line["event"] == "call"]
+        assert [line.get("replayed", False) for line in calls] == [True, True, False, False, False]
+        verdict = await copies[0].evaluate()
+        assert verdict.branch is not None
+        assert verdict.branch.to_json() == {
+            "episode": source.public_id,
+            "at": 2,
+            "differences": 0,
+            "exact": True,
+        }
+        # Beyond the state, calls are made again.
+        later = await branch(registry, source.id, 3)
+        await later.ready()
+        assert await call(later, "read") == "second"
+        verdict = await later.evaluate()
+        assert verdict.branch is not None
+        assert not verdict.branch.exact
+
+
+async def test_states_are_saved_after_every_so_many_calls(tmp_path: Path) -> None:
+    async with saving(tmp_path, snapshots=2) as (registry, source, _):
+        for number in range(7):
+            await call(source, "write", text=str(number))
+        await source.snapshots.settled()
+        folder = registry.trajectory(source.id).parent / "snapshots"
+        # The newest two are kept.
+        assert sorted(path.name for path in folder.glob("*.json")) == ["4.json", "6.json"]
+        made = await branch(registry, source.id, 6)
+        await made.ready()
+        assert await call(made, "read") == "5"
+        assert made.records.progress.exact
+
+
+async def test_a_state_that_cannot_be_copied_costs_time_only(tmp_path: Path) -> None:
+    async with saving(tmp_path) as (registry, source, _):
+        await call(source, "write", text="first")
+        state = await source.snapshots.take()
+        (state.folder / "saved").write_text("damaged")
+        made = await branch(registry, source.id, 1)
+        await made.ready()
+        assert await call(made, "read") == "first"
+        assert not made.records.progress.exact
+        assert not state.folder.exists()
+        await source.claim_done(None)
+        with pytest.raises(BadRequestError, match="not open"):
+            await source.snapshots.take()

@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, cast
@@ -58,6 +59,8 @@ class Faults:
     """Servers that do not start, with the end of their stderr."""
     removals_refused: int = 0
     """Number of attempts to remove the sandbox that fail."""
+    snapshot_error: DecathlonError | None = None
+    """Saving the sandbox fails."""
 
 
 class ToolError(Exception):
@@ -144,7 +147,7 @@ class FakeDriver:
     """A driver from boot to the end of its stream. A test provides its tools and processes as callables.
 
     `stream` can lose bytes, but ends only if no server will come any more. `on_start` is called with the
-    name of each server whose start is tried.
+    name of each server whose start is tried. `saved`: what it is a copy of, in the middle of its run.
     """
 
     def __init__(
@@ -156,7 +159,9 @@ class FakeDriver:
         run: Run,
         faults: Faults,
         on_start: Callable[[str], object] = lambda name: None,
+        saved: FakeDriver | None = None,
     ) -> None:
+        self._is_copy = saved is not None
         self._stream = stream
         self._tree = tree
         self._tools = tools
@@ -164,11 +169,11 @@ class FakeDriver:
         self._faults = faults
         self._on_start = on_start
         self._send_lock = anyio.Lock()
-        self._end = DriverEnd(LIMITS)
-        self._used_ids: set[int] = set()
+        self._end: DriverEnd = DriverEnd(LIMITS) if saved is None else deepcopy(saved._end)
+        self._used_ids: set[int] = set() if saved is None else {*saved._used_ids}
         self._requests: dict[int, CancelScope] = {}
-        self._defined: set[str] = set()
-        self._started: set[str] = set()
+        self._defined: set[str] = set() if saved is None else {*saved._defined}
+        self._started: set[str] = set() if saved is None else {*saved._started}
         self._frozen = False
         self.merges = False
         """Whether the server asked to merge memory."""
@@ -192,8 +197,9 @@ class FakeDriver:
 
     async def _serve(self, tasks: TaskGroup) -> None:
         reader = BufferedByteReceiveStream(self._stream)
-        size = int(await reader.receive_until(b"\n", 32))
-        await reader.receive_exactly(size)
+        if not self._is_copy:
+            size = int(await reader.receive_until(b"\n", 32))
+            await reader.receive_exactly(size)
         if self._faults.never_ready:
             await anyio.sleep_forever()
         valid_lines, deadline = 0, anyio.current_time() + wire.LEASE_SECONDS

@@ -21,6 +21,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from copy import deepcopy
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
@@ -30,14 +31,21 @@ from anyio import CancelScope
 from anyio.abc import ByteStream, TaskGroup
 
 from decathlon_mcp.archives.writing import ArchiveSource, save
-from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.errors import (
+    BadRequestError,
+    ProviderUnavailableError,
+    SandboxLostError,
+    SnapshotError,
+)
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding
 from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND
+from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.sandboxes.streams import EndedStream, SocketStream
 from tests.fakes.driver import FakeDriver, FakeProbe, FakeRun, Faults, ProcessExit, Run, Tools
 from tests.fakes.tree import Tree
 
 _CAUSE_SECONDS = 2.0
+SAVED_FILE = "saved"
 
 
 def _succeed(request: FakeRun) -> int:
@@ -117,12 +125,12 @@ class ProcessStream(ByteStream):
 class FakeContainer:
     """What a machine has of one sandbox, whichever provider has it open."""
 
-    def __init__(self, owner: str, spec: SandboxSpec, faults: Faults) -> None:
+    def __init__(self, owner: str, spec: SandboxSpec, faults: Faults, saved_tree: Tree | None = None) -> None:
         self.owner = owner
         self.spec = spec
         self.faults = faults
         self.process_stream = ProcessStream(survives=spec.survives)
-        self.tree = Tree()
+        self.tree = Tree() if saved_tree is None else deepcopy(saved_tree)
         self.tree.make(spec.root)
         self.first_process: FakeDriver | FakeProbe | None = None
         self.exit: ProcessExit | None = None
@@ -196,6 +204,23 @@ class FakeSandbox:
     def image_digest(self) -> str | None:
         return _digest(self.spec.image)
 
+    async def snapshot(self, folder: Path) -> Snapshot:
+        """See `SavedSandbox`, for a first process that is a driver. The machine has what is saved."""
+        self._check(self.root)
+        driver = self.container.first_process
+        assert isinstance(driver, FakeDriver)
+        await anyio.lowlevel.checkpoint()
+        if (error := self.container.faults.snapshot_error) is not None:
+            raise error
+        saved = self._provider.machine.saved
+        await anyio.Path(folder).mkdir(mode=0o700)
+        padding = b" " * self._provider.saved_bytes
+        await anyio.Path(folder / SAVED_FILE).write_bytes(f"{len(saved):<10}".encode() + padding[10:])
+        # A copy of the driver, which goes on.
+        kept = FakeDriver(EndedStream(), self.tree, tools={}, run=_succeed, faults=Faults(), saved=driver)
+        saved.append((deepcopy(self.tree), kept))
+        return Snapshot(folder)
+
     async def reopen(self) -> None:
         self._check(self.root)
         self._provider.check_available()
@@ -261,6 +286,8 @@ class FakeMachine:
 
     def __init__(self) -> None:
         self.sandboxes: dict[str, FakeSandbox] = {}
+        self.saved: list[tuple[Tree, FakeDriver]] = []
+        """Sandboxes as they were saved."""
         self.tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -295,6 +322,7 @@ class FakeProvider:
         machine: FakeMachine | None = None,
         isolation: Isolation = "container",
     ) -> None:
+        self.saved_bytes = 10
         self.isolation: Isolation = isolation
         self.unlimited: tuple[LimitName, ...] = ()
         self.machine = machine or FakeMachine()
@@ -334,6 +362,11 @@ class FakeProvider:
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
+        async with self._open(spec) as sandbox:
+            yield sandbox
+
+    @asynccontextmanager
+    async def _open(self, spec: SandboxSpec, snapshot: Snapshot | None = None) -> AsyncGenerator[FakeSandbox]:
         tasks = self.machine.tasks or self._tasks
         assert tasks is not None, "the provider has not been entered"
         self.check_available()
@@ -343,7 +376,8 @@ class FakeProvider:
         await anyio.sleep(faults.open_seconds)
         if faults.open_error is not None:
             raise faults.open_error
-        container = FakeContainer(self._owner, spec, faults)
+        tree, driver = (None, None) if snapshot is None else self._saved(snapshot)
+        container = FakeContainer(self._owner, spec, faults, tree)
         if spec.command == PROBE_COMMAND:
             first_process = FakeProbe(container.process_stream, container.tree)
         else:
@@ -354,6 +388,7 @@ class FakeProvider:
                 run=self._run,
                 faults=faults,
                 on_start=self.starts.append,
+                saved=driver,
             )
         async with AsyncExitStack() as stack:
             # The first attachment does not wait, so no cancellation can come before `_enter`.
@@ -361,6 +396,12 @@ class FakeProvider:
             tasks.start_soon(container.run, first_process)
             self._enter(stack, sandbox)
             yield sandbox
+
+    def _saved(self, snapshot: Snapshot) -> tuple[Tree, FakeDriver]:
+        try:
+            return self.machine.saved[int((snapshot.folder / SAVED_FILE).read_text())]
+        except (OSError, ValueError):
+            raise SnapshotError("the snapshot is gone or damaged") from None
 
     @asynccontextmanager
     async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
@@ -441,3 +482,16 @@ class FakeProvider:
 
     async def check(self, image: str | None) -> list[Finding]:
         return [finding("fake", True, f"always ready{f' with {image}' if image else ''}")]
+
+
+class SavingFakeProvider(FakeProvider):
+    """A fake provider whose sandboxes can be saved. `saved_bytes`: size of a snapshot."""
+
+    snapshots = True
+
+    @asynccontextmanager
+    async def open(
+        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
+    ) -> AsyncGenerator[FakeSandbox]:
+        async with self._open(spec, snapshot) as sandbox:
+            yield sandbox

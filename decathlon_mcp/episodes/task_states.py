@@ -1,0 +1,206 @@
+"""Tasks that are set up once: the first episode saves its sandbox, and the others begin as copies of it.
+
+It is saved when the task is set up, its answers are sealed and its servers run, before anything of an agent
+can run in it. Episodes of the same task and launch time that come meanwhile wait for it, and so a group of
+them is set up once. Graders get sandboxes of their own, as always.
+
+The states are in the server's scratch folder and end with it. So its suites, its image and its limits are the
+same for all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import shutil
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import cast
+
+import anyio
+import anyio.to_thread
+
+from decathlon_mcp.catalogue.catalogue import SuiteRevision
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.set_up import PreparedTask
+from decathlon_mcp.episodes.snapshots import save_state, why_not_saved
+from decathlon_mcp.episodes.tools.session import ToolSession
+from decathlon_mcp.errors import CallTimeoutError, LimitExceededError, SnapshotError
+from decathlon_mcp.grading.kept_attempt import ORIGINAL_FILE
+from decathlon_mcp.sandboxes.snapshots import SavedSandbox
+from decathlon_mcp.storage.snapshots import SavedState, SavedStates, nearest_state
+from decathlon_mcp.telemetry.logs import fields
+
+PREPARED_FOLDER = "prepared"
+RETRY_SECONDS = 60.0
+"""After a failure no state of the task is saved for so long, and nobody waits for one: what fails for one
+episode mostly fails for all, and they would fail one after the other."""
+MAX_KEYS = 1_000
+"""A server that runs for long has seen many launch times. Beyond this it forgets the oldest."""
+
+_log = logging.getLogger("decathlon.episodes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What episodes have in common that can have the same state. `credentials`: their digest."""
+
+    suite: str
+    task: str
+    revision: str
+    suite_changed: bool
+    launch_time: str
+    credentials: str
+
+
+@dataclass(slots=True)
+class _Entry:
+    """`folder`: of the state, or where it was. `lock`: held while an episode makes the state."""
+
+    folder: Path | None = None
+    retry_at: float = -math.inf
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How an episode begins. `found`: the state of which its sandbox is to be a copy; None: with a set-up.
+
+    `key`, `entry`: what it saves its state for then; None if it saves none.
+    """
+
+    found: SavedState | None = None
+    key: _Key | None = None
+    entry: _Entry | None = None
+
+
+class TaskStates:
+    """The states of one server, in `folder`, if they are saved at all."""
+
+    def __init__(self, folder: Path, states: SavedStates, *, are_saved: bool) -> None:
+        self._folder = folder
+        self._states = states
+        self._are_saved = are_saved
+        self._entries: dict[_Key, _Entry] = {}
+
+    @asynccontextmanager
+    async def turn(
+        self, episode: Episode, credentials: Sequence[tuple[PurePosixPath, bytes]]
+    ) -> AsyncGenerator[Turn]:
+        """Wait until the task's state is saved, or until it is the episode's turn to save it.
+
+        In the latter case others wait until the body is left. `credentials`: those that the set-up unpacks.
+        """
+        key = await self._key(episode, credentials)
+        if key is None:
+            yield Turn()
+            return
+        entry = await self._entry(key)
+        async with entry.lock:
+            found = await anyio.to_thread.run_sync(self._find, entry)
+            if found is None and anyio.current_time() >= entry.retry_at:
+                try:
+                    yield Turn(key=key, entry=entry)
+                except Exception:
+                    entry.retry_at = anyio.current_time() + RETRY_SECONDS
+                    raise
+                if entry.folder is None:
+                    entry.retry_at = anyio.current_time() + RETRY_SECONDS
+                return
+        yield Turn(found)
+
+    async def save(self, turn: Turn, episode: Episode, prepared: PreparedTask, session: ToolSession) -> None:
+        """Start the task's servers that do not run yet, and save the sandbox, if it is the episode's turn.
+
+        What cannot be saved is logged. Raises SandboxLostError.
+        """
+        key, entry, progress = turn.key, turn.entry, episode.records.progress
+        if key is None or entry is None or progress.preprocess_failure:
+            return  # preprocess may succeed the next time
+        if key != replace(key, revision=progress.suite_revision, suite_changed=progress.suite_changed):
+            return  # the suite's files were changed meanwhile
+        await session.starts.start_ahead([*episode.spec.task.needs.servers, *session.starts.optional])
+        folder = self._folder / secrets.token_hex(8)
+        try:
+            at = await anyio.to_thread.run_sync(self._create, folder)
+            sandbox = cast("SavedSandbox", prepared.sandbox)
+            state = await save_state(episode, at, 0, sandbox, prepared.driver, prepared.sealed)
+
+            def keep() -> None:
+                if prepared.sealed is not None and episode.spec.keeps_workspace:
+                    shutil.copyfile(episode.journal.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
+                self._states.add(state, prepared.sealed)
+
+            await anyio.to_thread.run_sync(keep)
+        except (SnapshotError, LimitExceededError, CallTimeoutError, OSError) as error:
+            _log.warning(
+                "a task that is set up could not be saved: its episodes are set up one by one",
+                extra=fields(task=episode.task_name, why=str(error), seconds=RETRY_SECONDS),
+            )
+            await anyio.to_thread.run_sync(_remove, folder)
+            return
+        entry.folder = folder
+        _log.info(
+            "a task that is set up was saved", extra=fields(task=episode.task_name, bytes=state.size_bytes)
+        )
+
+    async def _key(self, episode: Episode, credentials: Sequence[tuple[PurePosixPath, bytes]]) -> _Key | None:
+        """None if no state is saved for such an episode."""
+        factory, spec = episode.sandbox_factory, episode.spec
+        if not (self._are_saved and spec.shares_launch_time):
+            return None
+        if why_not_saved(factory, self._states, spec.task) is not None:
+            return None
+
+        def read() -> _Key:
+            revision = SuiteRevision.read(factory.suite, spec.task, factory.common_digest)
+            return _Key(
+                factory.suite.name,
+                spec.task.id,
+                revision.revision,
+                revision.changed,
+                spec.launch_time.isoformat(),
+                _digest(credentials),
+            )
+
+        return await anyio.to_thread.run_sync(read)
+
+    async def _entry(self, key: _Key) -> _Entry:
+        entry = self._entries[key] = self._entries.pop(key, None) or _Entry()
+        for oldest in [*self._entries][:-MAX_KEYS]:
+            if not self._entries[oldest].lock.locked():
+                await anyio.to_thread.run_sync(_remove, self._entries.pop(oldest).folder)
+        return entry
+
+    def _create(self, folder: Path) -> Path:
+        folder.mkdir(mode=0o700, parents=True)
+        return self._states.prepare(folder, 0)
+
+    def _find(self, entry: _Entry) -> SavedState | None:
+        """The state of an entry, which is about to be used. Blocks."""
+        if entry.folder is None:
+            return None
+        state = nearest_state(entry.folder, 0)
+        if state is None:
+            _remove(entry.folder)
+            entry.folder = None
+            return None
+        self._states.use(state)
+        return state
+
+
+def _remove(folder: Path | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _digest(credentials: Sequence[tuple[PurePosixPath, bytes]]) -> str:
+    digest = sha256()
+    for folder, archive in credentials:
+        digest.update(f"{folder}\0{len(archive)}\0".encode())
+        digest.update(archive)
+    return digest.hexdigest()

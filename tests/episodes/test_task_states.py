@@ -1,0 +1,267 @@
+"""Tasks that are set up once, over the fake provider: who saves, who waits, and what is not shared."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes import task_states
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.errors import SetUpError, SnapshotError
+from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
+from tests.episodes.environment import ended, running_registry, suite_with
+from tests.fakes.driver import FakeCall, FakeRun, Faults, RunReply
+from tests.fakes.provider import SavingFakeProvider
+
+pytestmark = pytest.mark.anyio
+
+PLAYER = Principal()
+WHEN = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+
+
+async def write(call: FakeCall) -> str:
+    call.tree.write("/note", call.arguments["text"])
+    return "written"
+
+
+async def read(call: FakeCall) -> str:
+    return call.tree.text("/note") if "/note" in call.tree else "nothing"
+
+
+class Machine:
+    """A provider that counts the runs of preprocess; each may wait or fail."""
+
+    def __init__(self, **options: Any) -> None:
+        self.preprocessed = 0
+        self.release: anyio.Event | None = None
+        self.reply: int | RunReply = 0
+        self.provider = SavingFakeProvider(
+            tools={"probe": {"write": write, "read": read}}, run=self._run, **options
+        )
+
+    async def _run(self, request: FakeRun) -> int | RunReply:
+        if "preprocess" not in " ".join(request.argv):
+            return 0
+        self.preprocessed += 1
+        if self.release is not None:
+            await self.release.wait()
+        return self.reply
+
+    async def has_begun(self, count: int) -> None:
+        """Wait until preprocess has begun so many times."""
+        with anyio.fail_after(10):
+            while self.preprocessed < count:  # noqa: ASYNC110  (nothing announces it)
+                await anyio.sleep(0.001)
+
+    @asynccontextmanager
+    async def registry(self, folder: Path, **settings: Any) -> AsyncGenerator[EpisodeRegistry]:
+        async with running_registry(folder, self.provider, prepared=True, **settings) as registry:
+            yield registry
+
+
+def start(registry: EpisodeRegistry, when: datetime | None = WHEN, task: str = "made-answer") -> Episode:
+    return registry.start(task, PLAYER, launch_time=when)
+
+
+def saved(folder: Path, name: str = "") -> list[Path]:
+    return list((folder / "scratch" / task_states.PREPARED_FOLDER).glob(f"*/{name}"))
+
+
+async def call(episode: Episode, tool: str, **arguments: Any) -> str:
+    reply = (await episode.calls.call(f"probe__{tool}", CallParams.of(arguments))).decoded()
+    return reply["result"]["content"][0]["text"]
+
+
+async def prepared(episode: Episode) -> bool:
+    await episode.ready()
+    return episode.records.progress.prepared
+
+
+async def test_episodes_that_come_at_once_are_set_up_once(tmp_path: Path) -> None:
+    machine = Machine()
+    async with machine.registry(tmp_path) as registry:
+        episodes = [start(registry) for _ in range(5)]
+        assert [await prepared(episode) for episode in episodes].count(True) == 4
+        assert machine.preprocessed == 1
+        assert machine.provider.starts == ["probe"]
+        for number, episode in enumerate(episodes):
+            assert await call(episode, "read") == "nothing"
+            await call(episode, "write", text=f"of {number}")
+        for number, episode in enumerate(episodes):
+            assert await call(episode, "read") == f"of {number}"
+        # What was played is in no state.
+        assert await call(start(registry), "read") == "nothing"
+        for episode in episodes:
+            shown = (await episode.evaluate()).to_json().get("prepared")
+            assert shown is (True if episode.records.progress.prepared else None)
+
+
+async def test_only_episodes_with_the_same_launch_time_and_task_share_a_state(tmp_path: Path) -> None:
+    machine = Machine()
+    async with machine.registry(tmp_path) as registry:
+        assert not await prepared(start(registry))
+        assert await prepared(start(registry))
+        for other in (
+            start(registry, WHEN + timedelta(seconds=1)),
+            start(registry, WHEN.astimezone(timezone(timedelta(hours=1)))),  # its prompt shows another time
+            start(registry, task="find-answer"),
+            # The present time, which no other episode has.
+            start(registry, None),
+            start(registry, None),
+        ):
+            assert not await prepared(other)
+        assert await prepared(start(registry, WHEN + timedelta(seconds=1)))
+        # One that others branch from chooses their launch time.
+        source = start(registry, None)
+        await call(source, "write", text="first")
+        made = await start_episode(
+            registry, StartEpisode.from_arguments({"branch_of": source.id, "at": 1}), PLAYER
+        )
+        assert not await prepared(made)
+        again = await start_episode(
+            registry, StartEpisode.from_arguments({"branch_of": source.id, "at": 1}), PLAYER
+        )
+        assert await prepared(again)
+        assert await call(again, "read") == "first"
+        verdict = await again.evaluate()
+        assert verdict.branch is not None
+        assert not verdict.branch.exact  # the call was made again
+
+
+async def test_a_changed_suite_is_set_up_again(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path)
+    machine = Machine()
+    async with machine.registry(tmp_path, suite=suite) as registry:
+        await start(registry).ready()
+        assert await prepared(start(registry))
+        (suite / "tasks/probe/made-answer/docs/task.md").write_text("Another task.")
+        changed = start(registry)
+        assert not await prepared(changed)
+        assert await prepared(start(registry))
+
+
+async def test_the_next_one_is_set_up_if_the_first_ends_early(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.release = anyio.Event()
+    async with machine.registry(tmp_path) as registry:
+        first = start(registry)
+        await machine.has_begun(1)
+        others = [start(registry) for _ in range(3)]
+        await anyio.wait_all_tasks_blocked()
+        assert machine.preprocessed == 1
+        first.close()
+        await ended(first)
+        machine.release.set()
+        assert sorted([await prepared(episode) for episode in others]) == [False, True, True]
+        assert machine.preprocessed == 2
+
+
+async def test_what_fails_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    machine.reply = RunReply(exit_code=1, stderr="no luck")
+    async with machine.registry(tmp_path) as registry:
+        first = start(registry)
+        with pytest.raises(SetUpError, match="no luck"):
+            await first.ready()
+        # These do not wait for each other, although the first of them could be saved.
+        machine.reply, machine.release = 0, anyio.Event()
+        others = [start(registry) for _ in range(3)]
+        await machine.has_begun(4)
+        machine.release.set()
+        assert [await prepared(episode) for episode in others] == [False] * 3
+        monkeypatch.setattr(task_states, "RETRY_SECONDS", 0.0)
+        machine.reply = RunReply(exit_code=1)
+        with pytest.raises(SetUpError):
+            await start(registry, WHEN + timedelta(seconds=1)).ready()
+        machine.reply = 0
+        assert not await prepared(start(registry, WHEN + timedelta(seconds=1)))
+        assert await prepared(start(registry, WHEN + timedelta(seconds=1)))
+
+
+@pytest.mark.parametrize("error", [SnapshotError("no room"), None])
+async def test_a_state_that_cannot_be_saved_costs_time_only(
+    tmp_path: Path, error: SnapshotError | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Without an error of the provider, the state is too large.
+    settings = {} if error is not None else {"snapshot_mib": 1}
+    machine = Machine(faults=Faults(snapshot_error=error))
+    if error is None:
+        machine.provider.saved_bytes = (1 << 20) + 1
+    async with machine.registry(tmp_path, **settings) as registry:
+        episodes = [start(registry) for _ in range(3)]
+        assert [await prepared(episode) for episode in episodes] == [False] * 3
+        assert (await episodes[0].evaluate()).reward == 1.0
+        assert saved(tmp_path) == []
+    assert "could not be saved" in caplog.text
+
+
+async def test_a_damaged_state_costs_time_only(tmp_path: Path) -> None:
+    machine = Machine()
+    async with machine.registry(tmp_path) as registry:
+        await start(registry).ready()
+        (file,) = saved(tmp_path, "snapshots/0/saved")
+        file.write_text("damaged")
+        assert not await prepared(start(registry))
+        # It has been deleted, and the next one saves another.
+        assert not await prepared(start(registry))
+        assert await prepared(start(registry))
+
+
+async def test_a_failure_of_preprocess_that_the_suite_ignores_is_not_copied(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.reply = 1
+    suite = suite_with(tmp_path, preprocess_must_succeed=False)
+    async with machine.registry(tmp_path, suite=suite) as registry:
+        failed = start(registry)
+        await failed.ready()
+        machine.reply = 0
+        assert not await prepared(start(registry))
+        assert (await failed.evaluate()).preprocess_failure
+
+
+async def test_kept_workspaces_can_be_graded_again(tmp_path: Path) -> None:
+    machine = Machine()
+    async with machine.registry(tmp_path, keep="workspace") as registry:
+        episodes = [start(registry), start(registry)]
+        for episode in episodes:
+            await episode.ready()
+            await episode.claim_done(None)
+            await episode.evaluate()
+        kept = [
+            sorted(path.name for path in (tmp_path / "state/episodes" / episode.id).iterdir())
+            for episode in episodes
+        ]
+        assert kept[0] == kept[1]
+        assert {"sealed.json", "sealed.tar.gz"} <= {*kept[1]}
+
+
+async def test_old_launch_times_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_states, "MAX_KEYS", 2)
+    machine = Machine()
+    async with machine.registry(tmp_path) as registry:
+        for second in (0, 1, 0, 2):
+            await start(registry, WHEN + timedelta(seconds=second)).ready()
+        assert len(saved(tmp_path)) == 2
+        assert await prepared(start(registry))
+        assert not await prepared(start(registry, WHEN + timedelta(seconds=1)))
+
+
+async def test_states_give_way_to_newer_ones(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.provider.saved_bytes = 1 << 20
+    async with machine.registry(tmp_path, snapshot_mib=2) as registry:
+        for second in (0, 1, 0, 2):
+            await start(registry, WHEN + timedelta(seconds=second)).ready()
+        # The second one was not used for the longest time.
+        assert await prepared(start(registry))
+        assert await prepared(start(registry, WHEN + timedelta(seconds=2)))
+        assert not await prepared(start(registry, WHEN + timedelta(seconds=1)))
