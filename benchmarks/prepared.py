@@ -61,20 +61,19 @@ class Group:
 
 
 @asynccontextmanager
-async def serving(options: argparse.Namespace, way: str, episodes: int) -> AsyncGenerator[Decathlon]:
+async def serving(
+    options: argparse.Namespace, way: str, task: str, episodes: int
+) -> AsyncGenerator[Decathlon]:
     provider, more = WAYS[way]
     image = options.docker_image if provider == "docker" else str(options.image)
     limits = {f"{name}_seconds": LONG_SECONDS for name in ("idle", "first_use", "servers", "set_up")}
     places = {"max_sandboxes": episodes + WARM, "max_queue": episodes, "drain_seconds": 5}
     with tempfile.TemporaryDirectory() as state:
-        settings: dict[str, Any] = {
-            "state": state,
-            "image": image,
-            "snapshot_mib": 1 << 16,
-            **limits,
-            **places,
-            **more,
-        }
+        settings: dict[str, Any] = {**limits, **places, **more, "state": state, "image": image}
+        settings |= {"snapshot_mib": 1 << 16}
+        if task == "bare":
+            # There is no tool to be called, and otherwise nothing waits until the task is set up.
+            settings |= {"servers": "eager"}
         async with Decathlon.embedded(str(options.suite), provider, **settings) as d:
             yield d
 
@@ -87,7 +86,7 @@ async def call_servers(e: Episode, calls: Mapping[str, Mapping[str, Any]]) -> No
 
 async def measure_group(options: argparse.Namespace, way: str, task: str, episodes: int) -> Group:
     calls = {**CALLS, **dict(options.call)}
-    async with serving(options, way, episodes) as d:
+    async with serving(options, way, task, episodes) as d:
         # The tool list is known from an earlier episode, and the pool is full.
         async with d.episode(task) as e:
             await call_servers(e, calls)
