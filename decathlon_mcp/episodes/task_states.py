@@ -123,7 +123,9 @@ class TaskStates:
             return  # preprocess may succeed the next time
         if key != replace(key, revision=progress.suite_revision, suite_changed=progress.suite_changed):
             return  # the suite's files were changed meanwhile
-        await session.starts.start_ahead([*episode.spec.task.needs.servers, *session.starts.optional])
+        async with anyio.create_task_group() as tasks:
+            for name in (*episode.spec.task.needs.servers, *session.starts.optional):
+                tasks.start_soon(session.starts.start_ahead, [name])
         folder = self._folder / secrets.token_hex(8)
         try:
             at = await anyio.to_thread.run_sync(self._create, folder)

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes import task_states
 from decathlon_mcp.episodes.episode import Episode
@@ -64,7 +65,8 @@ class Machine:
 
     @asynccontextmanager
     async def registry(self, folder: Path, **settings: Any) -> AsyncGenerator[EpisodeRegistry]:
-        async with running_registry(folder, self.provider, prepared=True, **settings) as registry:
+        values: dict[str, Any] = {"prepared": True, **settings}
+        async with running_registry(folder, self.provider, **values) as registry:
             yield registry
 
 
@@ -103,6 +105,25 @@ async def test_episodes_that_come_at_once_are_set_up_once(tmp_path: Path) -> Non
         for episode in episodes:
             shown = (await episode.evaluate()).to_json().get("prepared")
             assert shown is (True if episode.records.progress.prepared else None)
+
+
+async def test_nothing_is_saved_unless_that_is_set(tmp_path: Path) -> None:
+    async with Machine().registry(tmp_path, prepared=False) as registry:
+        assert [await prepared(start(registry)) for _ in range(2)] == [False, False]
+        assert saved(tmp_path) == []
+
+
+async def test_servers_that_would_start_with_a_call_run_in_all_copies(tmp_path: Path) -> None:
+    machine = Machine()
+    async with machine.registry(tmp_path, caches=True) as registry:
+        await start(registry, None).ready()
+        assert not await prepared(start(registry, None))
+        assert machine.provider.starts == ["probe"]
+        episodes = [start(registry) for _ in range(3)]
+        assert sorted([await prepared(episode) for episode in episodes]) == [False, True, True]
+        for episode in episodes:
+            assert await call(episode, "read") == "nothing"
+        assert machine.provider.starts == ["probe"] * 2
 
 
 async def test_only_episodes_with_the_same_launch_time_and_task_share_a_state(tmp_path: Path) -> None:
@@ -147,6 +168,38 @@ async def test_a_changed_suite_is_set_up_again(tmp_path: Path) -> None:
         changed = start(registry)
         assert not await prepared(changed)
         assert await prepared(start(registry))
+
+
+async def test_a_set_up_during_which_the_suite_changes_is_not_copied(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path)
+    machine = Machine()
+    file = suite / "tasks/probe/made-answer/docs/task.md"
+    text = file.read_text()
+    read = SuiteRevision.read
+    revisions: list[SuiteRevision] = []
+
+    def change(*arguments: Any) -> SuiteRevision:
+        # The second time, the set-up of the first episode reads it.
+        file.write_text("Another task." if len(revisions) == 1 else text)
+        revisions.append(read(*arguments))
+        return revisions[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SuiteRevision, "read", change)
+        async with machine.registry(tmp_path, suite=suite) as registry:
+            await start(registry).ready()
+            assert saved(tmp_path) == []
+    assert revisions[0] != revisions[1]
+
+
+async def test_other_credentials_are_another_state(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path, servers={"probe": {"files": {"/etc/probe.key": "keys/probe"}}})
+    (suite / "keys").mkdir()
+    (suite / "keys/probe").write_text("first")
+    async with Machine().registry(tmp_path, suite=suite) as registry:
+        assert [await prepared(start(registry)) for _ in range(2)] == [False, True]
+        (suite / "keys/probe").write_text("second")
+        assert [await prepared(start(registry)) for _ in range(2)] == [False, True]
 
 
 async def test_the_next_one_is_set_up_if_the_first_ends_early(tmp_path: Path) -> None:
@@ -201,6 +254,12 @@ async def test_a_state_that_cannot_be_saved_costs_time_only(
         assert [await prepared(episode) for episode in episodes] == [False] * 3
         assert (await episodes[0].evaluate()).reward == 1.0
         assert saved(tmp_path) == []
+        # Nor do the next ones wait for each other.
+        begun, machine.release = machine.preprocessed, anyio.Event()
+        for _ in range(3):
+            start(registry)
+        await machine.has_begun(begun + 3)
+        machine.release.set()
     assert "could not be saved" in caplog.text
 
 
@@ -214,6 +273,7 @@ async def test_a_damaged_state_costs_time_only(tmp_path: Path) -> None:
         # It has been deleted, and the next one saves another.
         assert not await prepared(start(registry))
         assert await prepared(start(registry))
+        assert len(saved(tmp_path)) == 1
 
 
 async def test_a_failure_of_preprocess_that_the_suite_ignores_is_not_copied(tmp_path: Path) -> None:
@@ -255,6 +315,23 @@ async def test_old_launch_times_are_forgotten(tmp_path: Path, monkeypatch: pytes
         assert not await prepared(start(registry, WHEN + timedelta(seconds=1)))
 
 
+async def test_a_state_that_is_being_saved_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_states, "MAX_KEYS", 1)
+    machine = Machine()
+    machine.release = anyio.Event()
+    async with machine.registry(tmp_path) as registry:
+        first = [start(registry)]
+        await machine.has_begun(1)
+        start(registry, WHEN + timedelta(seconds=1))
+        await machine.has_begun(2)
+        first.append(start(registry))
+        await anyio.wait_all_tasks_blocked()
+        machine.release.set()
+        assert [await prepared(episode) for episode in first] == [False, True]
+
+
 async def test_states_give_way_to_newer_ones(tmp_path: Path) -> None:
     machine = Machine()
     machine.provider.saved_bytes = 1 << 20
@@ -262,6 +339,8 @@ async def test_states_give_way_to_newer_ones(tmp_path: Path) -> None:
         for second in (0, 1, 0, 2):
             await start(registry, WHEN + timedelta(seconds=second)).ready()
         # The second one was not used for the longest time.
+        assert len(saved(tmp_path, "snapshots/0.json")) == 2
+        assert len(saved(tmp_path, "snapshots/sealed.tar")) == 2
         assert await prepared(start(registry))
         assert await prepared(start(registry, WHEN + timedelta(seconds=2)))
         assert not await prepared(start(registry, WHEN + timedelta(seconds=1)))
