@@ -2,7 +2,7 @@
 
     python -m benchmarks.prepared --image DIR                          # the suite of the benchmarks
     python -m benchmarks.prepared --image DIR --tasks four --episodes 16 64
-    python -m benchmarks.prepared --image DIR --suite SUITE --tasks TASK --call TOOL='{"url": "..."}'
+    python -m benchmarks.prepared --image DIR --tasks browser          # an image with Playwright's server
 
 All episodes of a group are opened at once, and each server of each is called once. Prints a table. Nothing
 else may run on the machine: CPU time and memory are those of all of it.
@@ -11,7 +11,6 @@ else may run on the machine: CPU time and memory are those of all of it.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "plain__echo": {"text": "x"},
     "excel__get_workbook_metadata": {"filepath": "x.xlsx"},
     "git__git_status": {"repo_path": "."},
+    "playwright__browser_close": {},
 }
 """One tool of each server. Its reply may be an error: the server has started."""
 WARM = 8
@@ -74,22 +74,21 @@ async def serving(
         if task == "bare":
             # There is no tool to be called, and otherwise nothing waits until the task is set up.
             settings |= {"servers": "eager"}
-        async with Decathlon.embedded(str(options.suite), provider, **settings) as d:
+        async with Decathlon.embedded(str(SUITE), provider, **settings) as d:
             yield d
 
 
-async def call_servers(e: Episode, calls: Mapping[str, Mapping[str, Any]]) -> None:
+async def call_servers(e: Episode) -> None:
     for tool in e.tools:
-        if tool.name in calls:
-            await e.call(tool.name, dict(calls[tool.name]))
+        if tool.name in CALLS:
+            await e.call(tool.name, CALLS[tool.name])
 
 
 async def measure_group(options: argparse.Namespace, way: str, task: str, episodes: int) -> Group:
-    calls = {**CALLS, **dict(options.call)}
     async with serving(options, way, task, episodes) as d:
         # The tool list is known from an earlier episode, and the pool is full.
         async with d.episode(task) as e:
-            await call_servers(e, calls)
+            await call_servers(e)
         await anyio.sleep(WARM if WAYS[way][1].get("warm") else 1)
         memory, cpu, start = available_memory_mib(), busy_cpu_seconds(), time.perf_counter()
         # A launch time of its own: nothing of it is saved yet.
@@ -98,7 +97,7 @@ async def measure_group(options: argparse.Namespace, way: str, task: str, episod
                 raise RuntimeError(f"{len(failures)} of {episodes} episodes were not opened: {failures[0]}")
             async with anyio.create_task_group() as tasks:
                 for slot in slots:
-                    tasks.start_soon(call_servers, slot.episode, calls)
+                    tasks.start_soon(call_servers, slot.episode)
             seconds = time.perf_counter() - start
             return Group(seconds, busy_cpu_seconds() - cpu, (memory - available_memory_mib()) / episodes)
 
@@ -122,20 +121,13 @@ def page(rows: list[str]) -> Iterator[str]:
     yield from rows
 
 
-def _call(text: str) -> tuple[str, Mapping[str, Any]]:
-    tool, _, arguments = text.partition("=")
-    return tool, json.loads(arguments or "{}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--image", type=Path, metavar="DIR", required=True)
     parser.add_argument("--docker-image", default="decathlon-test:latest")
-    parser.add_argument("--suite", type=Path, default=SUITE)
     parser.add_argument("--tasks", nargs="+", default=TASKS)
     parser.add_argument("--episodes", nargs="+", type=int, default=(64,))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
-    parser.add_argument("--call", action="append", type=_call, default=[], metavar="TOOL=JSON")
     for line in anyio.run(measure, parser.parse_args()):
         sys.stdout.write(f"{line}\n")
 
