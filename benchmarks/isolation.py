@@ -22,11 +22,11 @@ from statistics import median
 
 import anyio
 
-from benchmarks.machine import available_memory_mib, machine
+from benchmarks.machine import available_memory_mib, busy_cpu_seconds, machine
 from benchmarks.samples import Measurement, Samples, measure_in_turns
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError
-from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
+from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import (
     HostProvider,
     why_no_own_network,
@@ -42,7 +42,9 @@ from decathlon_mcp.types import JsonObject, Network
 
 WARM_UP = 3
 SIDE_BY_SIDE = 8
-"""Sandboxes whose memory is measured together."""
+"""Sandboxes whose memory and CPU time are measured together."""
+SETTLE_SECONDS, WAITING_SECONDS = 3.0, 10.0
+"""Until what was removed, or was started, has come to rest; and how long CPU time is then counted."""
 SERVER = """
 from mcp.server import MCPServer
 server = MCPServer("echo")
@@ -178,16 +180,13 @@ async def measure_images(image: Path, rounds: int) -> dict[str, dict[str, float]
         for step in (*PROGRAMS, *_SERVER_STEPS):
             if step in steps:
                 results[f"{step}, ms"] = {name: median(values) for name, values in steps[step].items()}
-        results["memory of one, MiB"] = {}
         for provider, name in available.items():
-            async with AsyncExitStack() as opened:
-                before = available_memory_mib()
-                for _ in range(SIDE_BY_SIDE):
-                    spec = SandboxSpec(f"{owner}-{next(numbers)}", BOOT_COMMAND, PurePosixPath("/e"), name)
-                    sandbox = await opened.enter_async_context(provider.open(spec))
-                    await opened.enter_async_context(connect(sandbox))
-                used = (before - available_memory_mib()) / SIDE_BY_SIDE
-            results["memory of one, MiB"][provider.name] = used
+            specs = (
+                SandboxSpec(f"{owner}-{next(numbers)}", BOOT_COMMAND, PurePosixPath("/e"), name)
+                for _ in itertools.count()
+            )
+            for step, value in (await _waiting(provider, specs)).items():
+                results.setdefault(step, {})[provider.name] = value
     return results
 
 
@@ -215,6 +214,41 @@ async def _steps(provider: Provider, spec: SandboxSpec, folder: Path) -> dict[st
     return found
 
 
+async def _waiting(provider: Provider, specs: Iterator[SandboxSpec]) -> dict[str, float]:
+    """What one sandbox of SIDE_BY_SIDE takes while nothing is asked of it, without and with a server."""
+    found: dict[str, float] = {}
+    for kind, servers in (("one", []), ("one with a server on the MCP SDK", SERVERS[:1])):
+        await anyio.sleep(SETTLE_SECONDS)
+        async with AsyncExitStack() as opened:
+            before = available_memory_mib()
+            for spec in itertools.islice(specs, SIDE_BY_SIDE):
+                sandbox = await opened.enter_async_context(provider.open(spec))
+                driver = await opened.enter_async_context(connect(sandbox))
+                await _define_servers(driver, sandbox)
+                try:
+                    await driver.start(servers, deadline_seconds=120)
+                except DriverError:
+                    return found
+            await anyio.sleep(SETTLE_SECONDS)
+            found[f"memory of {kind}, MiB"] = (before - available_memory_mib()) / SIDE_BY_SIDE
+            cpu_seconds = busy_cpu_seconds()
+            await anyio.sleep(WAITING_SECONDS)
+            used = (busy_cpu_seconds() - cpu_seconds) / WAITING_SECONDS / SIDE_BY_SIDE
+            found[f"CPU time of {kind} that waits, ms/s"] = used * 1e3
+    return found
+
+
+async def _define_servers(driver: DriverClient, sandbox: Sandbox) -> None:
+    settings: JsonObject = {
+        "command": "python3",
+        "args": ["-c", SERVER],
+        "env": {},
+        "inherit": "all",
+        "cwd": str(sandbox.root),
+    }
+    await driver.define([{"name": name, **settings} for name in SERVERS])
+
+
 async def _program_steps(provider: Provider, spec: SandboxSpec) -> dict[str, float]:
     """Seconds that programs of the image and four servers take; nothing for what the image does not have."""
     found: dict[str, float] = {}
@@ -228,14 +262,7 @@ async def _program_steps(provider: Provider, spec: SandboxSpec) -> dict[str, flo
                 continue
             if result.exit_code == 0:
                 found[step] = time.perf_counter() - moment
-        settings: JsonObject = {
-            "command": "python3",
-            "args": ["-c", SERVER],
-            "env": {},
-            "inherit": "all",
-            "cwd": root,
-        }
-        await driver.define([{"name": name, **settings} for name in SERVERS])
+        await _define_servers(driver, sandbox)
         moment = time.perf_counter()
         try:
             await driver.start(SERVERS, deadline_seconds=120)
@@ -259,7 +286,7 @@ def image_page(results: dict[str, dict[str, float]], rounds: int) -> Iterator[st
     yield from (f"- {name}: {value}" for name, value in machine().items())
     yield ""
     yield f"{rounds} sandboxes of each kind, {PROGRAM_ROUNDS} for programs and servers, in turns; medians."
-    yield f"Memory: of {SIDE_BY_SIDE} side by side, each with its driver alone; only on an idle machine."
+    yield f"Memory and CPU time of the machine, {SIDE_BY_SIDE} sandboxes side by side: only on an idle one."
     yield ""
     yield f"| step | {' | '.join(names)} |"
     yield f"| --- |{' ---: |' * len(names)}"

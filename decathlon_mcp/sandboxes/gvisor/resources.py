@@ -35,7 +35,7 @@ SAVED_FOLDER = "saved"
 PAUSED_FILE = "paused"
 """In a sandbox's folder, once it is to be paused."""
 OVERHEAD_MIB = 512
-"""Memory of gVisor's kernel (60 MiB in a small sandbox), and what a sandbox may fill above its limit until
+"""Memory of gVisor's kernel (25 MiB in a small sandbox), and what a sandbox may fill above its limit until
 the driver has noticed it."""
 HOST_THREADS, MORE_THREADS = 8, 256
 """Threads on this machine for each process inside, and for gVisor's own: a limit that only a fault reaches,
