@@ -275,7 +275,7 @@ async def bootstrap(
         registry.metrics.set_generation(1 if store is None else store.generation)
         swept = [*providers.values(), *([_other_local(lock.name, settings)] if "local" in providers else [])]
         recovery = Recovery(registry, lock, swept, scratch)
-        stack.callback(recovery.forget_owners)
+        stack.push_async_callback(run_alone, recovery.finish)
         await stack.enter_async_context(registry.running())
         await recovery.run()
         tasks = await stack.enter_async_context(background_tasks())

@@ -46,8 +46,8 @@ class Recovery:
     lock: InstanceLock
     providers: Collection[Provider]
     scratch: Path
-    _unswept: set[str] = field(default_factory=set[str], init=False)
-    """Dead servers that may have sandboxes, because an engine did not answer."""
+    _owners: set[str] = field(default_factory=set[str], init=False)
+    """Dead servers that may have sandboxes: of episodes that were continued, or not yet swept."""
 
     async def run(self) -> None:
         """Continue every episode that can be continued, and remove what else the dead servers left.
@@ -78,40 +78,55 @@ class Recovery:
             continued = [episode for episode in ready if self._recover(episode)]
             rows = [row for episode in stored for row in episode.sandboxes]
             keep = {name for episode in (*continued, *others) for name in episode.surviving_sandboxes}
-            if await self._sweep({*self.lock.dead, *(row.owner for row in rows)}, keep) and store is not None:
+            self._owners.update(self.lock.dead, (row.owner for row in rows))
+            if await self._sweep(keep):
+                self._forget_owners({row.owner for row in rows if row.name in keep})
                 # The names of pooled sandboxes do not come again, so that no later row would replace these.
                 for row in rows:
-                    if row.name not in keep:
+                    if store is not None and row.name not in keep:
                         store.delete_sandbox(row.name)
             for episode in others:
                 self._recover(episode)
         finally:
             self.registry.recovering = False
-        self.forget_owners()
 
     async def reconcile(self) -> None:
         """Remove sandboxes that no episode has, from time to time, until cancelled."""
         while True:
             await anyio.sleep(RECONCILE_SECONDS)
-            store = self.registry.store
             try:
                 self.lock.mark_alive()
-                keep = set[str]() if store is None else {row.name for row in store.sandboxes()}
-                owners = (self.lock.name, *self.lock.dead)
-                if await self._sweep_once(owners, keep, "removed sandboxes that no episode had"):
-                    self._unswept.clear()
-                    self.forget_owners()
+                await self._sweep_without_episode()
             except (DecathlonError, OSError) as error:
                 # A damaged store, which the episodes do not need at once.
                 log.warning("sandboxes could not be swept", extra=fields(why=str(error)))
 
-    def forget_owners(self) -> None:
-        """Remove the lock files of dead servers none of whose sandboxes is in use."""
+    async def finish(self) -> None:
+        """Remove what the dead servers still have, at the end of this one, after that of its episodes.
+
+        An episode that ends before its sandbox was taken back leaves it running, without a row. The next
+        server removes what this one cannot remove in time.
+        """
+        if self._owners:
+            with anyio.move_on_after(ENGINE_SECONDS, shield=True):
+                await self._sweep_without_episode()
+
+    async def _sweep_without_episode(self) -> None:
+        """Remove the sandboxes of this server and the dead ones that no episode has."""
         store = self.registry.store
-        in_use: set[str] = set() if store is None else {row.owner for row in store.sandboxes()}
-        for owner in self.lock.dead:
-            if owner not in in_use and owner not in self._unswept:
-                self.lock.forget(owner)
+        rows = [] if store is None else store.sandboxes()
+        owners, keep = (self.lock.name, *self._owners), {row.name for row in rows}
+        if await self._sweep_once(owners, keep, "removed sandboxes that no episode had"):
+            self._forget_owners({row.owner for row in rows})
+
+    def _forget_owners(self, in_use: Collection[str]) -> None:
+        """Remove the lock files of the swept dead servers, except those `in_use` when the sweep began.
+
+        An episode that has ended since then may have left its sandbox, which the sweep still spared.
+        """
+        for owner in self._owners.difference(in_use).intersection(self.lock.dead):
+            self.lock.forget(owner)
+        self._owners.intersection_update(in_use)
 
     def _ended_servers(self, store: Store) -> set[str]:
         """The servers without a file that have left episodes: their start failed, or their store was full."""
@@ -187,16 +202,15 @@ class Recovery:
                         archives.rename(self.scratch / episode.spec.public_id)
                 shutil.rmtree(folder, ignore_errors=True)
 
-    async def _sweep(self, owners: Collection[str], keep: Collection[str]) -> bool:
+    async def _sweep(self, keep: Collection[str]) -> bool:
         """Remove the sandboxes of dead servers; waits some time for an engine that is gone for a moment.
 
         Returns whether they are gone.
         """
         deadline = anyio.current_time() + ENGINE_SECONDS
-        while not await self._sweep_once(owners, keep, "removed sandboxes of a server that died"):
+        while not await self._sweep_once(self._owners, keep, "removed sandboxes of a server that died"):
             if anyio.current_time() > deadline:
-                self._unswept.update(owners)  # `reconcile` goes on with it
-                return False
+                return False  # `reconcile` goes on with it
             await anyio.sleep(ENGINE_RETRY_SECONDS)
         return True
 

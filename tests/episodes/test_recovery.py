@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -132,7 +132,7 @@ async def recovered(
         async with provider, registry.running():
             await recovery.run()
             yield registry
-        recovery.forget_owners()
+        await recovery.finish()
         assert store.live_episodes() == []
         assert lock.dead == []
     assert provider.machine.sandboxes == {}
@@ -501,6 +501,46 @@ async def test_call_that_comes_before_the_trajectory_was_read_is_not_run_again(
                 await anyio.wait_all_tasks_blocked()
                 resume.set()
         assert outcomes == ["ran as two"]
+
+
+@pytest.mark.parametrize("ends", ["while dead servers are swept", "with its server"])
+async def test_sandbox_of_an_episode_that_ends_before_it_was_taken_back_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    taking, sweep, end_episode = anyio.Event(), FakeProvider.sweep, Store.end_episode
+    over = anyio.Event()
+
+    @asynccontextmanager
+    async def take_back(*_: object) -> AsyncGenerator[FakeSandbox]:
+        taking.set()
+        if ends == "with its server":
+            await anyio.sleep_forever()
+        raise ProviderUnavailableError("no engine answers")
+        yield
+
+    async def sweep_slowly(provider: FakeProvider, owner: str, *, keep: Collection[str] = ()) -> int:
+        count = await sweep(provider, owner, keep=keep)
+        if owner == "dead":
+            await (taking if ends == "with its server" else over).wait()
+        return count
+
+    def end_first(store: Store, episode: str, ending: str, **more: Any) -> None:
+        end_episode(store, episode, ending, **more)
+        over.set()
+
+    monkeypatch.setattr(FakeProvider, "take_back", take_back)
+    monkeypatch.setattr(FakeProvider, "sweep", sweep_slowly)
+    monkeypatch.setattr(Store, "end_episode", end_first)
+    with anyio.fail_after(10):
+        async with (
+            sandbox_of_the_dead_server(tmp_path) as (agent, machine),
+            recovered(tmp_path, Phase.READY, READY, agent=agent, machine=machine),
+        ):
+            assert over.is_set() is (ends != "with its server")
+            assert list(machine.sandboxes) == ["agent"]
+            assert (tmp_path / "state" / "servers" / "dead").exists()
+        # `recovered` finds neither the sandbox nor the lock file of the dead server afterwards.
+        assert over.is_set()
 
 
 async def test_call_whose_sandbox_cannot_be_reached_fails_in_time_and_its_reply_can_be_had_later(
