@@ -60,6 +60,7 @@ async def test_session_goes_on_after_two_kills_between_calls(tmp_path: Path, add
 @pytest.mark.long
 async def test_many_calls_in_flight_at_a_kill_return_their_own_results(tmp_path: Path) -> None:
     async with killable_server(tmp_path) as server, connected(f"{server.url}/mcp") as client:
+        await open_episode(client, "mcp")
         texts = [f"call {number}" for number in range(16)]
         results: dict[str, bool] = {}
 
