@@ -78,7 +78,7 @@ async def require_ready(registry: EpisodeRegistry, max_sandboxes: int) -> None:
     """Log what is wrong on this machine; raise ProviderUnavailableError if no server can work here."""
     async with aclosing(_problems(registry, max_sandboxes)) as problems:
         async for problem in problems:
-            if problem.required:
+            if problem.required and not problem.ok:
                 raise ProviderUnavailableError(problem.sentence)
             _log(problem)
 
@@ -92,7 +92,7 @@ async def log_problems(registry: EpisodeRegistry, max_sandboxes: int) -> None:
 async def _problems(registry: EpisodeRegistry, max_sandboxes: int) -> AsyncGenerator[Finding]:
     factories = {suite.name: registry.sandbox_factory(suite.name) for suite in registry.catalogue.suites}
     async for result in check_readiness(registry.catalogue, factories, max_sandboxes):
-        if not result.ok:
+        if result.is_problem:
             yield result
 
 
@@ -104,9 +104,10 @@ def _log(problem: Finding) -> None:
 def format_finding(result: Finding) -> Text:
     """One finding for a terminal: its mark, its detail, and below it what to do."""
     first, *details = result.detail.splitlines()
-    text = Text.assemble(
-        ("ok  ", "green") if result.ok else ("✗   ", "bold red"), (f"{result.what}: ", "bold"), first
-    )
+    mark = ("✗   ", "bold red")
+    if result.ok:
+        mark = ("!   ", "bold yellow") if result.is_problem else ("ok  ", "green")
+    text = Text.assemble(mark, (f"{result.what}: ", "bold"), first)
     for detail in details:
         text.append(f"\n      {detail}", "dim")
     if result.cure and result.cure not in result.detail:

@@ -136,7 +136,8 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
             Console(highlight=False).print(line, soft_wrap=True)
     if not names:
         _say_that_none_fits(catalogue, filters)
-    return 1 if not names or any(missing.values()) or any(result.required for result in problems) else 0
+    cannot_serve = any(result.required and not result.ok for result in problems)
+    return 1 if not names or any(missing.values()) or cannot_serve else 0
 
 
 def _say_that_none_fits(catalogue: Catalogue, filters: Draw) -> None:
@@ -156,7 +157,7 @@ async def _check_sandboxes(catalogue: Catalogue, settings: Settings) -> list[Fin
             return [
                 result
                 async for result in check_readiness(catalogue, factories, settings.max_sandboxes)
-                if not result.ok
+                if result.is_problem
             ]
 
 

@@ -195,7 +195,7 @@ def ended_from_inside(error: SandboxLostError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `doctor`. `cure` says what to do; it is empty if `ok`.
+    """One line of `doctor`. `cure` says what to do; one that is `ok` and has a cure is a warning.
 
     `required`: whether a server does not start unless this is `ok`.
     """
@@ -205,6 +205,11 @@ class Finding:
     detail: str
     cure: str = ""
     required: bool = True
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether there is something to do: also for a warning, after which a server works."""
+        return not self.ok or bool(self.cure)
 
     @property
     def sentence(self) -> str:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from decathlon_mcp.app import bootstrap
+from decathlon_mcp.cli.doctor import doctor
+from decathlon_mcp.cli.readiness import require_ready
+from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
+from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.settings import Settings
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.slow
@@ -151,6 +157,28 @@ def test_kernel_limits_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "kernel" / "pid_max").write_text("64\n")
     assert "kernel.pid_max is 64, 128 are needed" in check_kernel_limits(2, tmp_path).detail
     assert check_kernel_limits(1, tmp_path).ok
+
+
+@pytest.mark.anyio
+async def test_a_warning_is_marked_and_keeps_no_server_from_starting(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def check(*_: object) -> list[Finding]:
+        return [Finding("isolation", True, "weak", "choose another")]
+
+    monkeypatch.setattr(LocalProvider, "check", check)
+    settings = Settings.model_validate({"isolation": "none", "state": tmp_path / "state"})
+    assert await doctor(settings, "127.0.0.1", 0, as_json=False) == 0
+    output = capsys.readouterr().out
+    assert "\n!   local isolation: weak\n    → choose another\n" in output
+    assert "\nReady: " in output
+    async with bootstrap(settings) as episodes:
+        await require_ready(episodes, settings.max_sandboxes)
+    logged = [record.__dict__["fields"] for record in caplog.records if record.levelname == "WARNING"]
+    assert {"what": "local isolation", "why": "weak", "cure": "choose another"} in logged
 
 
 def test_missing_requirements_are_summarized_by_kind(shell: Shell) -> None:

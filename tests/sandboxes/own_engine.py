@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,12 @@ from typing import Self
 import anyio
 import pytest
 from anyio import to_thread
+
+RUNTIMES = {
+    "runsc": {"path": "/usr/bin/runsc"},
+    "sandboxed": {"path": "/opt/bin/runsc", "runtimeArgs": ["--overlay2=none"]},
+}
+"""The engine's other runtimes, as for its `daemon.json`. It does not look for their programs."""
 
 
 class OwnEngine:
@@ -30,7 +37,10 @@ class OwnEngine:
         self.host = f"unix://{folder}/sock"
 
     async def start(self) -> Self:
+        configuration = self._folder / "daemon.json"
+        configuration.write_text(json.dumps({"runtimes": RUNTIMES}))
         options = {
+            "--config-file": configuration,
             "--data-root": self._folder / "data",
             "--exec-root": self._folder / "exec",
             "--pidfile": self._folder / "pid",

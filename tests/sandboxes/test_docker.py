@@ -27,7 +27,7 @@ from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes import base
-from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
+from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec
 from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.docker import image as docker_image
@@ -35,9 +35,10 @@ from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
 from decathlon_mcp.sandboxes.docker.engine import regular_file
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE, missing_image_error
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider
+from decathlon_mcp.sandboxes.docker.provider import DockerProvider, check_runtime
 from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
 from decathlon_mcp.suites.loading import load_suite
+from decathlon_mcp.types import JsonObject
 from tests.sandboxes.conftest import Bench
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -201,6 +202,37 @@ async def test_missing_runtime_is_reported(docker: Bench) -> None:
             async with provider.open(docker.spec()):
                 pytest.fail("it opened")
     assert "runc" in findings["runtime"].cure
+
+
+@pytest.mark.parametrize(
+    ("runtime", "keeps_files"),
+    [
+        ({"path": "runc"}, None),
+        ({"path": "/usr/bin/runsc"}, "no"),
+        ({"path": "/usr/bin/runsc", "runtimeArgs": ["--debug", "--overlay2=root:self"]}, "no"),
+        ({"path": "/usr/bin/runsc", "runtimeArgs": ["--overlay2=none"]}, "yes"),
+        ({"path": "/usr/bin/runsc", "runtimeArgs": ["-overlay2", "none"]}, "yes"),
+        # What a script or a shim passes to gVisor, the engine does not know.
+        ({"path": "/usr/bin/runsc-with-options"}, "perhaps"),
+        ({"path": "", "runtimeType": "io.containerd.runsc.v1"}, "perhaps"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("chosen", ["mine", None], ids=["chosen", "the engine's default"])
+def test_runtime_of_gvisor_is_recognised_by_its_program(
+    runtime: JsonObject, keeps_files: str | None, chosen: str | None
+) -> None:
+    facts: JsonObject = {"Runtimes": {"mine": runtime}, "DefaultRuntime": "mine"}
+    findings = check_runtime(facts, chosen)
+    if keeps_files is None:
+        assert findings == ([] if chosen is None else [Finding("runtime", True, "mine")])
+        return
+    files, isolation = findings
+    assert (files.what, files.ok, bool(files.cure)) == ("runtime", keeps_files != "no", keeps_files != "yes")
+    assert files.required
+    assert "overlay2" in files.detail
+    assert (isolation.what, isolation.ok) == ("isolation", True)
+    assert "--provider gvisor" in isolation.cure
 
 
 MANY_PROCESSES = """

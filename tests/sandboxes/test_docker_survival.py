@@ -253,6 +253,26 @@ async def test_server_and_engine_die_together(own_engine: OwnEngine, test_image:
             await sandbox.get(sandbox.root, tmp_path / "out.tar", 1 << 20)
 
 
+# An engine with other runtimes
+
+
+@pytest.mark.slow
+async def test_runtime_of_gvisor_comes_with_its_warnings(own_engine: OwnEngine) -> None:
+    cures: dict[str, list[tuple[str, bool, str]]] = {}
+    for name in ("runc", "runsc", "sandboxed"):
+        async with DockerProvider("none", runtime=name) as provider:
+            findings = await provider.check(None)
+        cures[name] = [(finding.what, finding.ok, finding.cure) for finding in findings if finding.is_problem]
+    warning = ("isolation", True, cures["sandboxed"][0][2])
+    assert cures == {
+        "runc": [],
+        "runsc": [("runtime", False, cures["runsc"][0][2]), warning],
+        "sandboxed": [warning],
+    }
+    assert "--overlay2=none" in cures["runsc"][0][2]
+    assert "--provider gvisor" in warning[2]
+
+
 async def count(sandbox: Sandbox, expected: int) -> None:
     await sandbox.stream.send(b"line\n")
     assert await receive_line(sandbox) == f"{expected} line"

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import shutil
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Any, Self
 
@@ -42,7 +44,7 @@ from decathlon_mcp.sandboxes.docker.events import EXIT_EVENTS, OWNER_LABEL, SAND
 from decathlon_mcp.sandboxes.docker.image import find_image, install_hint
 from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject
+from decathlon_mcp.types import JsonObject, as_object
 
 REMOVE_SECONDS = 30.0
 """Limit on the time that the engine may take to remove one container, all tries together.
@@ -292,20 +294,7 @@ class DockerProvider(BaseProvider):
         """Whether the engine that answers can be used. Runs in a thread."""
         version = Finding("engine", True, f"Docker {api.version().get('Version')} at {self.engine.address}")
         facts = api.info()
-        return [version, *self._check_runtime(facts), *check_disk(facts)]
-
-    def _check_runtime(self, facts: JsonObject) -> list[Finding]:
-        """Whether the engine has the configured runtime. `facts`: its answer to `info`."""
-        if self.runtime is None:
-            return []
-        names = sorted(facts.get("Runtimes") or {})
-        cure = (
-            f"add it to the engine's daemon.json (gVisor: `runsc install`) and restart the engine, or choose "
-            f"another --docker-runtime: {', '.join(names)}"
-        )
-        has = self.runtime in names
-        detail = self.runtime if has else f"the engine has no runtime {self.runtime}"
-        return [finding("runtime", has, detail, cure)]
+        return [version, *check_runtime(facts, self.runtime), *check_disk(facts)]
 
     def check_network(self, api: Api) -> Finding:
         """Whether there is the network for sandboxes with outbound access. Runs in a thread."""
@@ -334,6 +323,46 @@ async def containers_of(engine: Engine, owner: str) -> list[JsonObject]:
         return await engine.run(lambda api: api.containers(all=True, filters=filters))
     except APIError as error:
         raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
+
+
+def check_runtime(facts: JsonObject, name: str | None) -> list[Finding]:
+    """Whether the engine has this runtime, and what sandboxes lack if it is gVisor's, under whatever name.
+
+    `facts`: the engine's answer to `info`. `name`: None for the engine's default runtime.
+    """
+    runtimes = as_object(facts.get("Runtimes")) or {}
+    if name is not None and name not in runtimes:
+        cure = (
+            f"add it to the engine's daemon.json (gVisor: `runsc install`) and restart the engine, or choose "
+            f"another --docker-runtime: {', '.join(sorted(runtimes))}"
+        )
+        return [Finding("runtime", False, f"the engine has no runtime {name}", cure)]
+    used = name or str(facts.get("DefaultRuntime"))
+    runtime = as_object(runtimes.get(used)) or {}
+    program = PurePosixPath(str(runtime.get("path", ""))).name
+    # A runtime has a path, or the type of a containerd shim: `io.containerd.runsc.v1`.
+    if not re.search("runsc|gvisor", f"{used} {program} {runtime.get('runtimeType', '')}", re.IGNORECASE):
+        return [] if name is None else [Finding("runtime", True, used)]
+    arguments = [str(argument) for argument in runtime.get("runtimeArgs") or ()]
+    if "overlay2 none" in " ".join(arguments).replace("=", " "):
+        keeps_files = Finding("runtime", True, f"{used} {' '.join(arguments)}")
+    else:
+        # A script can give the option too, and a shim has it in a file of its own.
+        keeps_files = Finding(
+            "runtime",
+            program != "runsc",
+            f"{used}: without --overlay2=none, gVisor keeps what a container writes where no grader finds it",
+            f'set "runtimeArgs": ["--overlay2=none"] for {used} in the engine\'s daemon.json, and restart it',
+        )
+    return [
+        keeps_files,
+        Finding(
+            "isolation",
+            True,
+            f"{used} is gVisor: an agent that is root in a container can write to the driver's connection",
+            "unless you trust the agents to look for no reward there: --provider gvisor, or another runtime",
+        ),
+    ]
 
 
 def check_disk(facts: JsonObject, program: str = "docker") -> list[Finding]:
