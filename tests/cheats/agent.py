@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 from mcp import Client
@@ -70,17 +70,27 @@ class Agent:
         return content.text
 
 
+class OpenEpisode(Protocol):
+    """Starts an episode of a task; see `open_episode`."""
+
+    def __call__(self, served: Served, task: str) -> AbstractAsyncContextManager[Agent]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class CheatServer:
-    """A server with a second, honest agent, the bystander. No cheat may affect it."""
+    """A server with a second, honest agent, the bystander. No cheat may affect it.
+
+    `open`: how the episodes of the cheats start.
+    """
 
     served: Served
     bystander: Agent
+    open: OpenEpisode
 
     @asynccontextmanager
     async def episode(self, task: str) -> AsyncGenerator[Agent]:
         """Start an episode of this task."""
-        async with open_episode(self.served, task) as agent:
+        async with self.open(self.served, task) as agent:
             yield agent
 
     @asynccontextmanager
@@ -91,7 +101,7 @@ class CheatServer:
 
         `or_forfeited`: that status is right too. Also check that the bystander can still play.
         """
-        async with open_episode(self.served, task) as agent:
+        async with self.open(self.served, task) as agent:
             yield agent
             verdict = await agent.verdict()
         assert verdict["status"] in (status, *["forfeited"] * or_forfeited), verdict
@@ -148,7 +158,7 @@ async def cheat_server(served: Served) -> AsyncGenerator[CheatServer]:
     The check covers the bystander's episode and a new one.
     """
     async with open_episode(served, "sum-prices") as bystander:
-        yield CheatServer(served, bystander)
+        yield CheatServer(served, bystander, open_episode)
         async with open_episode(served, "sum-prices") as newcomer:
             for agent in (bystander, newcomer):
                 await agent.shell(SOLUTIONS["sum-prices"])

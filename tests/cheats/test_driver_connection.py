@@ -76,8 +76,11 @@ def look(number):
         path = f"/proc/{{number}}/fd/{{descriptor}}"
         try:
             with open(os.open(path, os.O_RDWR | os.O_NONBLOCK), "wb", 0) as file:
-                file.write(forged)
-            print("opened", os.readlink(path), file=found)
+                target = os.readlink(path)
+                print("opened", target, file=found)
+                # Not into the pipe of its own server, which would end.
+                if not target.startswith("pipe:"):
+                    file.write(forged)
         except OSError:
             pass
 if os.fork() == 0:
@@ -90,19 +93,22 @@ if os.fork() == 0:
 """Looks for the driver's threads: each has an entry in /proc, which is not listed."""
 
 
-async def test_agent_cannot_reach_the_drivers_connection_by_its_threads(
-    cheats: CheatServer, provider: str
-) -> None:
+async def start_threads(agent: Agent, count: int = 20) -> None:
+    for _ in range(count):
+        # The driver shortens it in a thread.
+        await agent.shell("head -c 1000000 /dev/zero | tr '\\0' x")
+
+
+async def test_agent_cannot_reach_the_drivers_connection_by_its_threads(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
         await agent.python(WATCH_THREADS)
-        for _ in range(20):
-            # The driver shortens it in a thread.
-            await agent.shell("head -c 1000000 /dev/zero | tr '\\0' x")
+        await start_threads(agent)
         await agent.shell("touch enough")
         found = set((await agent.shell("sort -u found")).splitlines())
         assert "thread" in found
         # gVisor lets it open what stays in the sandbox: files, and pipes between processes.
-        connection = "opened host:" if provider == "gvisor" else "opened"
+        provider = cheats.served.find(agent.episode_id).sandbox_factory.provider
+        connection = "opened host:" if provider.name == "gvisor" else "opened"
         assert not any(line.startswith(connection) for line in found), found
         assert await agent.echo("alive") == "alive"
 
