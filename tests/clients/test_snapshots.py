@@ -11,15 +11,20 @@ import anyio
 import pytest
 from decathlon_client import Decathlon, EpisodeEndedError, NotRunnableError, RequestError, SetUpError
 
+from decathlon_mcp.grading.kept_attempt import KEPT_SEALED, ORIGINAL_FILE
 from tests.probe.serving import SUITE, folder_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 NEXT_UUID = {"command": "python3 -c 'import uuid; print(uuid.uuid4())'"}
+CHANGING = ("episode", "started_at", "claimed_at", "scored_at", "seconds", "signature", "metrics", "branch")
+"""Members of verdicts that differ from episode to episode."""
+IDS = {"operation", "session", "client_request"}
 
 
 @pytest.fixture
 async def d(tmp_path: Path, runsc: str, unpacked_image: str) -> AsyncGenerator[Decathlon]:
     settings: dict[str, Any] = {"image": unpacked_image, "state": tmp_path, "drain_seconds": 5}
+    settings["keep"] = "workspace"
     async with Decathlon.embedded(SUITE, "gvisor", snapshots_kept=2, **settings) as d:
         yield d
 
@@ -30,14 +35,15 @@ def lines(state: Path, episode: str, event: str) -> list[dict[str, Any]]:
 
 
 async def test_branches_are_copies_of_the_state_that_was_saved(d: Decathlon, tmp_path: Path) -> None:
-    async with d.episode("find-answer", snapshots=2) as e:
+    async with d.episode("find-answer", snapshots=3) as e:
         first = (await e.call("probe__shell", NEXT_UUID)).text
+        assert (await e.call("probe__fail")).is_error
         await e.call("probe__shell", {"command": "echo 41 > answer.txt"})
         await e.call("probe__shell", {"command": "echo 42 > answer.txt"})
-        assert await d.snapshot(e) == 3
+        assert await d.snapshot(e) == 4
         verdicts: list[Any] = []
         # Made again, the first call would have another reply.
-        async with d.branch(e, at=2, count=3) as branches:
+        async with d.branch(e, at=3, count=3) as branches:
             assert [slot.failure for slot in branches] == [None] * 3
             for number, slot in enumerate(branches):
                 b = slot.episode
@@ -48,20 +54,27 @@ async def test_branches_are_copies_of_the_state_that_was_saved(d: Decathlon, tmp
         assert (await e.call("probe__read", {"path": "answer.txt"})).text == "42\n"
         # A claim does not wait for a state that is being saved.
         await e.claim_done()
-        assert (await e.evaluate()).reward == 1.0
-    assert [verdict.reward for verdict in verdicts] == [0.0, 1.0, 0.0]
+        whole = await e.evaluate()
+    assert [verdict.reward for verdict in (whole, *verdicts)] == [1.0, 0.0, 1.0, 0.0]
+    assert {**whole.raw, **dict.fromkeys(CHANGING)} == {**verdicts[1].raw, **dict.fromkeys(CHANGING)}
+    assert whole.raw["suite_revision"]
+    assert whole.raw["image_digest"]
     for verdict in verdicts:
-        assert verdict.metrics["calls"] == 4
-        assert verdict.raw["branch"] == {"episode": e.public_id, "at": 2, "differences": 0, "exact": True}
+        assert (verdict.metrics["calls"], verdict.metrics["failed_calls"]) == (5, 1)
+        assert verdict.raw["branch"] == {"episode": e.public_id, "at": 3, "differences": 0, "exact": True}
         calls = lines(tmp_path, verdict.raw["episode"], "call")
         assert [(call["seq"], call.get("replayed", False)) for call in calls] == [
             (1, True),
             (2, True),
-            (3, False),
+            (3, True),
             (4, False),
+            (5, False),
         ]
+        # By the ids of its requests, a client finds a call in the episode in which it was made.
+        assert not calls[0].keys() & IDS
         replies = lines(tmp_path, verdict.raw["episode"], "reply")
         assert replies[0]["result"]["content"][0]["text"] == first
+    assert lines(tmp_path, whole.raw["episode"], "call")[0].keys() & IDS
 
 
 async def test_the_calls_after_the_newest_state_are_made_again(d: Decathlon, tmp_path: Path) -> None:
@@ -86,6 +99,14 @@ async def test_the_calls_after_the_newest_state_are_made_again(d: Decathlon, tmp
     assert replayed.raw["branch"] == {"episode": e.public_id, "at": 3, "differences": 0}
     assert exact.raw["branch"] == {"episode": b.public_id, "at": 3, "differences": 0, "exact": True}
     assert exact.metrics["calls"] == 6
+    # What `regrade` needs, as if preprocess had run in the copy.
+    source, *others = (
+        folder_of(tmp_path, public_id) for public_id in (e.public_id, b.public_id, exact.raw["episode"])
+    )
+    for folder in others:
+        for name in (ORIGINAL_FILE, KEPT_SEALED):
+            assert (folder / name).exists()
+        assert (folder / ORIGINAL_FILE).read_bytes() == (source / ORIGINAL_FILE).read_bytes()
     # The state outlives its episode, and one that is damaged costs time only.
     async with d.branch(e.id, at=1):
         pass

@@ -197,6 +197,19 @@ async def test_what_a_stream_does_not_take_at_once_is_written_before_anything_el
             assert [(await peer.receive())["method"] for _ in range(3)] == ["one", "two", "three"]
 
 
+async def test_what_is_sent_in_a_quiet_moment_is_written_at_its_end() -> None:
+    async with surviving() as (link, source, tasks), anyio.create_task_group() as requests:
+        driver = DriverClient(link, tasks)
+        with link.quiet():
+            requests.start_soon(driver.ping)
+            with anyio.move_on_after(0.1) as scope:
+                await source.peer.receive()
+            assert scope.cancelled_caught
+        with anyio.fail_after(1):
+            request = await source.peer.receive()
+        await source.peer.reply(request, {})
+
+
 async def test_request_over_a_broken_stream_ends_with_the_connection() -> None:
     outcomes: list[Any] = []
     async with narrow_connection() as (link, stream, _):

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import anyio
 import pytest
 
 from decathlon_mcp.driver_client.driver import DriverClient, Survival, connect
 from decathlon_mcp.errors import SnapshotError
-from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.bubblewrap.mounts import SandboxUser
 from decathlon_mcp.sandboxes.conformance.probe import Probe, receive_line
 from decathlon_mcp.sandboxes.gvisor import saving
 from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
+from decathlon_mcp.sandboxes.gvisor.resources import SAVED_FOLDER
+from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from tests.sandboxes.conftest import Bench
 
@@ -28,6 +35,10 @@ async def test_what_runsc_does_not_restore_is_refused(
     assert isinstance(provider, GvisorProvider)
     async with provider.open(spec) as sandbox:
         snapshot = await sandbox.snapshot(tmp_path / "saved")
+        # What was saved in vain takes no room while the sandbox runs on.
+        with pytest.raises(SnapshotError, match="Directory not empty"):
+            await sandbox.snapshot(tmp_path / "saved")
+        assert not list((gvisor.scratch / GVISOR_FOLDER / spec.name / SAVED_FOLDER).iterdir())
         await Probe(sandbox).ping()
     description = snapshot.folder / saving.DESCRIPTION_FILE
     content = json.loads(description.read_text())
@@ -50,6 +61,41 @@ async def test_what_runsc_does_not_restore_is_refused(
                 pass
         assert refused.value.__notes__
     await gvisor.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        ({"version": "runsc 2"}, "made by runsc 1, and only that can open it; here is runsc 2"),
+        ({"image": {"digest": "sha256:2"}}, "of a sandbox with another image"),
+        ({"image": {"digest": None}}, "of a sandbox with another image"),
+        ({"image": {"user": SandboxUser(1000, 1000)}}, "of a sandbox with another image"),
+        ({"spec": {"command": ("python3", "-V")}}, "another image, root, command or limits"),
+        ({"spec": {"limits": Limits(pids=7)}}, "another image, root, command or limits"),
+        ({"spec": {"name": "copy", "survives": True}}, None),
+        ({"file": "pages.img"}, "damaged"),
+        ({"file": "pages_meta.img"}, "damaged"),
+        ({"file": "checkpoint.img"}, "damaged"),
+    ],
+    ids=str,
+)
+def test_snapshot_is_of_one_kind_of_sandbox(
+    tmp_path: Path, change: dict[str, Any], message: str | None
+) -> None:
+    for name in saving.IMAGE_FILES:
+        (tmp_path / name).write_text(name)
+    program = tmp_path / "usr/bin/python3"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    spec = SandboxSpec("original", ("python3", "-c", ""), PurePosixPath("/root"))
+    image = replace(ImageFolder.read(tmp_path), digest="sha256:1")
+    saving.describe(tmp_path, spec, image, "runsc 1")
+    if "file" in change:
+        (tmp_path / change["file"]).write_text("changed")
+    spec, image = replace(spec, **change.get("spec", {})), replace(image, **change.get("image", {}))
+    with nullcontext() if message is None else pytest.raises(SnapshotError, match=message):
+        saving.check(Snapshot(tmp_path), spec, image, change.get("version", "runsc 1"))
 
 
 async def test_copies_are_protected_as_what_they_copy(gvisor: Bench, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,15 @@ def test_the_oldest_states_of_all_make_room_also_after_a_restart(tmp_path: Path)
     assert not (a / "snapshots" / "3").exists()
     assert kept(a, b) == [[2], [2]]
     assert not SavedStates(tmp_path, max_bytes=0, kept=1).are_saved
+
+
+def test_states_that_were_deleted_with_their_episode_take_no_room(tmp_path: Path) -> None:
+    states = SavedStates(tmp_path, max_bytes=100, kept=9)
+    for name in ("a", "b"):
+        save(states, tmp_path / name, 1, 50)
+    shutil.rmtree(tmp_path / "b")
+    save(states, tmp_path / "c", 1, 50)
+    assert kept(tmp_path / "a", tmp_path / "c") == [[1], [1]]
 
 
 def test_an_unfinished_state_is_none_and_is_removed(tmp_path: Path) -> None:

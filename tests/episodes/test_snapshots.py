@@ -1,0 +1,260 @@
+"""When the states of episodes are saved, over a fake provider whose sandboxes can be saved."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes import sandbox_factory
+from decathlon_mcp.episodes import snapshots as snapshots_module
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.snapshots import EpisodeSnapshots
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.errors import BadRequestError, NotRunnableError, SnapshotError
+from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
+from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.sandboxes.streams import SocketStream
+from tests.driver.peer import until
+from tests.episodes.environment import exits_with, running_registry, suite_with
+from tests.fakes.driver import FakeCall
+from tests.fakes.provider import FakeSandbox, SavingFakeProvider
+from tests.probe.serving import SUITE
+
+pytestmark = pytest.mark.anyio
+
+PLAYER = Principal()
+
+
+class CountingProvider(SavingFakeProvider):
+    """Counts the copies that were to be opened. With `silent_copies`, their drivers do not answer."""
+
+    copies = 0
+    silent_copies = False
+
+    @asynccontextmanager
+    async def open(
+        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
+    ) -> AsyncGenerator[FakeSandbox]:
+        async with super().open(spec, snapshot=snapshot) as sandbox, AsyncExitStack() as stack:
+            self.copies += snapshot is not None
+            if snapshot is not None and self.silent_copies:
+                await sandbox.stream.aclose()
+                sandbox.stream, nobody = map(SocketStream, socket.socketpair())
+                stack.push_async_callback(nobody.aclose)
+            yield sandbox
+
+
+@dataclass
+class Saving:
+    """What happens at a saving. `meanwhile`: awaited during it. `release`: ends slow calls."""
+
+    registry: EpisodeRegistry
+    provider: CountingProvider
+    release: anyio.Event = field(default_factory=anyio.Event)
+    drivers: list[DriverClient] = field(default_factory=list[DriverClient])
+    events: list[str] = field(default_factory=list[str])
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    def folder(self, episode: Episode) -> Path:
+        return self.registry.trajectory(episode.id).parent / "snapshots"
+
+
+async def call(episode: Episode, tool: str = "echo") -> str:
+    reply = (await episode.calls.call(f"probe__{tool}", CallParams.of({}))).decoded()
+    return reply["result"]["content"][0]["text"]
+
+
+@asynccontextmanager
+async def saving(
+    folder: Path, patch: pytest.MonkeyPatch, *, suite: Path | str = SUITE, **settings: Any
+) -> AsyncGenerator[Saving]:
+    """A registry that saves states."""
+
+    async def echo(_: FakeCall) -> str:
+        return "echo"
+
+    async def slow(_: FakeCall) -> str:
+        await state.release.wait()
+        return "slow"
+
+    in_body, ping, save = EpisodeSnapshots.saving, DriverClient.ping, FakeSandbox.snapshot
+
+    async def snapshot(self: FakeSandbox, folder: Path) -> Snapshot:
+        state.events.append("saved")
+        saved = await save(self, folder)
+        if state.meanwhile is not None:
+            await state.meanwhile()
+        return saved
+
+    def note_driver(
+        self: EpisodeSnapshots, sandbox: Sandbox, driver: DriverClient, sealed: Path | None
+    ) -> AbstractAsyncContextManager[None]:
+        state.drivers.append(driver)
+        return in_body(self, sandbox, driver, sealed)
+
+    async def note_ping(self: DriverClient, *, saving: bool = False) -> None:
+        if saving:
+            state.events.append("announced")
+        await ping(self, saving=saving)
+
+    patch.setattr(FakeSandbox, "snapshot", snapshot)
+    patch.setattr(EpisodeSnapshots, "saving", note_driver)
+    patch.setattr(DriverClient, "ping", note_ping)
+    provider = CountingProvider(tools={"probe": {"echo": echo, "slow": slow}}, run=exits_with(0))
+    async with running_registry(folder, provider, suite=suite, **settings) as registry:
+        state = Saving(registry, provider)
+        yield state
+
+
+async def started(state: Saving, snapshots: int | None = None) -> Episode:
+    episode = state.registry.start("find-answer", PLAYER, snapshots=snapshots)
+    await episode.ready()
+    return episode
+
+
+async def branched(state: Saving, source: Episode, at: int) -> Episode:
+    arguments = {"branch_of": source.id, "at": at}
+    made = await start_episode(state.registry, StartEpisode.from_arguments(arguments), PLAYER)
+    await made.ready()
+    return made
+
+
+async def test_the_driver_hears_of_a_saving_and_of_nothing_during_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is sent would be in each copy too, and the clock of a copy shows all the time since then."""
+    async with saving(tmp_path, monkeypatch) as state:
+        episode = await started(state)
+        await call(episode)
+
+        pinged = anyio.Event()
+
+        async def ping() -> None:
+            await state.drivers[0].ping()
+            pinged.set()
+
+        async def send() -> None:
+            tasks.start_soon(ping)
+            with anyio.move_on_after(0.2):
+                await pinged.wait()
+            state.events.append("sent" if pinged.is_set() else "nothing sent")
+
+        state.meanwhile = send
+        async with anyio.create_task_group() as tasks:
+            assert (await episode.snapshots.take()).at == 1
+            assert state.events == ["announced", "saved", "nothing sent"]
+        assert await call(episode) == "echo"
+
+
+async def test_a_state_is_not_saved_while_a_call_runs_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots_module, "STILL_SECONDS", 0.1)
+    async with saving(tmp_path, monkeypatch) as state, anyio.create_task_group() as tasks:
+        episode = await started(state)
+        tasks.start_soon(call, episode, "slow")
+        while not episode.calls.sent:
+            await anyio.lowlevel.checkpoint()
+        with pytest.raises(SnapshotError, match="a call has run for more than"):
+            await episode.snapshots.take()
+        assert state.events == []
+        # Nothing is held any more.
+        with anyio.fail_after(10):
+            assert await call(episode) == "echo"
+            state.release.set()
+
+
+async def test_a_state_is_saved_once_for_all_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with saving(tmp_path, monkeypatch) as state:
+        episode = await started(state)
+        await call(episode)
+        state.meanwhile = anyio.wait_all_tasks_blocked
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(episode.snapshots.take)
+        assert state.events == ["announced", "saved"]
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "after every call"])
+async def test_a_state_is_not_kept_of_an_attempt_that_was_closed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    async with saving(tmp_path, monkeypatch) as state:
+        episode = await started(state, snapshots=None if asked else 1)
+        over = anyio.Event()
+
+        async def claim() -> None:
+            await episode.claim_done(None)
+            over.set()
+
+        state.meanwhile = claim
+        with anyio.fail_after(10):
+            await call(episode)
+            if asked:
+                with pytest.raises(BadRequestError, match="closed while its state was saved"):
+                    await episode.snapshots.take()
+            await over.wait()
+            assert (await episode.evaluate()).reward == 1.0
+        assert state.events == ["announced", "saved"]
+        assert not [path for path in state.folder(episode).iterdir() if path.name.endswith(".json")]
+
+
+async def test_what_is_outside_of_a_sandbox_is_not_saved_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = suite_with(tmp_path, conflicts=[["find-answer", "made-answer"]])
+    async with saving(tmp_path, monkeypatch, suite=suite) as state:
+        with pytest.raises(NotRunnableError, match="outside of its sandbox: the conflict group"):
+            await started(state, snapshots=1)
+        episode = await started(state)
+        with pytest.raises(NotRunnableError, match="outside of its sandbox: the conflict group"):
+            await episode.snapshots.take()
+        assert state.events == []
+
+
+@pytest.mark.parametrize("member", ["wire_version", "provider"])
+async def test_a_state_of_another_kind_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, member: str
+) -> None:
+    async with saving(tmp_path, monkeypatch) as state:
+        episode = await started(state)
+        await call(episode)
+        saved = await episode.snapshots.take()
+        record = saved.folder.with_suffix(".json")
+        content = json.loads(record.read_text())
+        record.write_text(json.dumps({**content, member: 99 if member == "wire_version" else "other"}))
+        made = await branched(state, episode, 1)
+        assert state.provider.copies == 0
+        assert not made.records.progress.exact
+    assert "a saved state cannot be used" in caplog.text
+
+
+async def test_a_copy_whose_driver_does_not_answer_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sandbox_factory, "COPY_SECONDS", 0.2)
+    async with saving(tmp_path, monkeypatch, warm=1) as state:
+        state.provider.silent_copies = True
+        episode = await started(state)
+        await call(episode)
+        saved = await episode.snapshots.take()
+        # One that was opened ahead is no copy.
+        await until(lambda: state.registry.pool.idle == 1)
+        with anyio.fail_after(10):
+            made = await branched(state, episode, 1)
+        assert state.provider.copies == 1
+        assert not made.records.progress.exact
+        assert not saved.folder.exists()
+    assert "has not answered within 0.2 s" in caplog.records[-1].__dict__["fields"]["why"]
