@@ -72,10 +72,11 @@ class Recovery:
         try:
             stored = [] if store is None else self._adopt(store, dead)
             await anyio.to_thread.run_sync(self._move_scratch, stored)
-            # Those that are in play first: removing the sandboxes of the others can take seconds.
+            # Those that are in play first: removing the sandboxes and files of the others can take seconds.
             ready = [episode for episode in stored if episode.phase is Phase.READY]
             others = [episode for episode in stored if episode.phase is not Phase.READY]
             continued = [episode for episode in ready if self._recover(episode)]
+            await anyio.to_thread.run_sync(self._remove_scratch)
             rows = [row for episode in stored for row in episode.sandboxes]
             keep = {name for episode in (*continued, *others) for name in episode.surviving_sandboxes}
             self._owners.update(self.lock.dead, (row.owner for row in rows))
@@ -193,14 +194,20 @@ class Recovery:
         return True
 
     def _move_scratch(self, stored: Sequence[StoredEpisode]) -> None:
-        """Move the archives of the episodes into this server's folder and delete the dead servers'."""
-        for owner in self.lock.dead:
-            for folder in self.scratch.parent.glob(f"{owner}-*"):
-                for episode in stored:
-                    archives = folder / episode.spec.public_id
-                    if archives.is_dir():
-                        archives.rename(self.scratch / episode.spec.public_id)
-                shutil.rmtree(folder, ignore_errors=True)
+        """Move the archives of the episodes into this server's folder."""
+        for folder in self._dead_scratch():
+            for episode in stored:
+                archives = folder / episode.spec.public_id
+                if archives.is_dir():
+                    archives.rename(self.scratch / episode.spec.public_id)
+
+    def _remove_scratch(self) -> None:
+        """Delete what else the dead servers had: gigabytes, if they saved tasks that were set up."""
+        for folder in self._dead_scratch():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _dead_scratch(self) -> list[Path]:
+        return [folder for owner in self.lock.dead for folder in self.scratch.parent.glob(f"{owner}-*")]
 
     async def _sweep(self, keep: Collection[str]) -> bool:
         """Remove the sandboxes of dead servers; waits some time for an engine that is gone for a moment.

@@ -25,7 +25,12 @@ from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, e
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all
 from decathlon_mcp.sandboxes.conformance.target import LastStep
-from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider, find_runsc, runsc_version
+from decathlon_mcp.sandboxes.gvisor.provider import (
+    TIMER_SLACK_NS,
+    GvisorProvider,
+    find_runsc,
+    runsc_version,
+)
 from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER
 from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, read_process
 from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
@@ -133,6 +138,22 @@ async def test_sandboxes_of_a_killed_server_end_after_their_survival_time(
     assert sandboxes_with_processes(GvisorProvider.label(owner)) == set()
     async with gvisor.create_second() as provider:
         assert await provider.sweep(owner) == len(names)
+
+
+async def test_its_kernel_may_be_late_and_the_server_may_not(gvisor: Bench) -> None:
+    """Otherwise a sandbox in which nothing runs takes a fortieth of a core."""
+    before = timer_slacks(os.getpid())
+    async with gvisor.provider.open(gvisor.new_spec()) as sandbox:
+        leader = read_process(gvisor.scratch / GVISOR_FOLDER / sandbox.spec.name / LEADER_FILE)
+        assert leader is not None
+        assert timer_slacks(leader.pid) == {TIMER_SLACK_NS}
+    assert TIMER_SLACK_NS not in before | timer_slacks(os.getpid())
+
+
+def timer_slacks(pid: int) -> set[int]:
+    """Those of the threads of a process, in ns."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return {int(Path(f"/proc/{thread.name}/timerslack_ns").read_text()) for thread in threads}
 
 
 def user_namespaces(*pids: str) -> set[str]:
