@@ -54,7 +54,7 @@ POLL_SECONDS = 0.005
 TIMER_SLACK_NS = 5_000_000
 """How late a timer of gVisor's kernel may be. With the 50 us of other processes it wakes up a thousand times
 a second, also while nothing runs in it (https://github.com/google/gvisor/pull/13470), and takes 26 ms of a
-core each second instead of 0.3. A sleep of 1 ms in a sandbox takes some 6 ms; calls are not slower."""
+core each second instead of 0.6. A sleep of 1 ms in a sandbox takes some 6 ms; calls are not slower."""
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 
 _libc = ctypes.CDLL(None)
