@@ -143,12 +143,17 @@ class TaskStates:
                 "a task that is set up could not be saved: its episodes are set up one by one",
                 extra=fields(task=episode.task_name, why=str(error), seconds=RETRY_SECONDS),
             )
-            await anyio.to_thread.run_sync(_remove, folder)
-            return
-        entry.folder = folder
-        _log.info(
-            "a task that is set up was saved", extra=fields(task=episode.task_name, bytes=state.size_bytes)
-        )
+        else:
+            entry.folder = folder
+            _log.info(
+                "a task that is set up was saved",
+                extra=fields(task=episode.task_name, bytes=state.size_bytes),
+            )
+        finally:
+            if entry.folder != folder:
+                # Also of an episode that ends meanwhile.
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(_remove, folder)
 
     async def _key(self, episode: Episode, credentials: Sequence[tuple[PurePosixPath, bytes]]) -> _Key | None:
         """None if no state is saved for such an episode."""

@@ -19,9 +19,10 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import SetUpError, SnapshotError
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
+from decathlon_mcp.sandboxes.snapshots import Snapshot
 from tests.episodes.environment import ended, running_registry, suite_with
 from tests.fakes.driver import FakeCall, FakeRun, Faults, RunReply
-from tests.fakes.provider import SavingFakeProvider
+from tests.fakes.provider import FakeSandbox, SavingFakeProvider
 
 pytestmark = pytest.mark.anyio
 
@@ -216,6 +217,38 @@ async def test_the_next_one_is_set_up_if_the_first_ends_early(tmp_path: Path) ->
         machine.release.set()
         assert sorted([await prepared(episode) for episode in others]) == [False, True, True]
         assert machine.preprocessed == 2
+
+
+async def test_nothing_is_left_of_a_saving_that_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving, snapshot = anyio.Event(), FakeSandbox.snapshot
+
+    async def hang(sandbox: FakeSandbox, folder: Path) -> Snapshot:
+        result = await snapshot(sandbox, folder)
+        if not saving.is_set():
+            saving.set()
+            await anyio.sleep_forever()
+        return result
+
+    monkeypatch.setattr(FakeSandbox, "snapshot", hang)
+    async with Machine().registry(tmp_path) as registry:
+        first = start(registry)
+        await saving.wait()
+        assert len(saved(tmp_path)) == 1
+        first.close()
+        await ended(first)
+        assert saved(tmp_path) == []
+        assert [await prepared(start(registry)) for _ in range(2)] == [False, True]
+
+
+async def test_tasks_that_are_graded_in_place_can_be_copied(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path, tasks={"made-answer": {"in_place": True}})
+    async with Machine().registry(tmp_path, suite=suite) as registry:
+        episodes = [start(registry) for _ in range(2)]
+        assert sorted([await prepared(episode) for episode in episodes]) == [False, True]
+        verdicts = [await episode.evaluate() for episode in episodes]
+        assert [(verdict.in_place, verdict.reward) for verdict in verdicts] == [(True, 1.0)] * 2
 
 
 async def test_what_fails_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
