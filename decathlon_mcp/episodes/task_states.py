@@ -38,7 +38,7 @@ from decathlon_mcp.telemetry.logs import fields
 PREPARED_FOLDER = "prepared"
 RETRY_SECONDS = 60.0
 """After a failure no state of the task is saved for so long, and nobody waits for one: what fails for one
-episode mostly fails for all, and they would fail one after the other."""
+episode mostly fails for all, and they would fail one after the other. Longer than most set-ups take."""
 MAX_KEYS = 1_000
 """A server that runs for long has seen many launch times. Beyond this it forgets the oldest."""
 
