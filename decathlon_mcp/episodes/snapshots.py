@@ -61,7 +61,7 @@ async def save_state(
 ) -> SavedState:
     """Save the sandbox of an episode after call `at`, while none runs, in a new folder.
 
-    The tools must be offered. Raises SnapshotError, CallTimeoutError, SandboxLostError.
+    The tools must be offered. Raises SnapshotError, CallTimeoutError, SandboxLostError, OSError.
     """
     # What was sent before has arrived with the answer, and what is sent later would be in the copy too.
     await driver.ping(saving=True)
@@ -181,12 +181,12 @@ class EpisodeSnapshots:
         folder = await anyio.to_thread.run_sync(self._states.prepare, episode.journal.folder, at)
         if (known := await anyio.to_thread.run_sync(SavedState.read, folder)) is not None:
             return known
-        state = await save_state(episode, folder, at, source.sandbox, source.driver, source.sealed)
-        if episode.state.phase is not Phase.READY:
-            # What runs in the sandbox may have been killed before it was saved.
-            await anyio.to_thread.run_sync(shutil.rmtree, folder)
-            raise BadRequestError("the attempt was closed while its state was saved")
         try:
+            state = await save_state(episode, folder, at, source.sandbox, source.driver, source.sealed)
+            if episode.state.phase is not Phase.READY:
+                # What runs in the sandbox may have been killed before it was saved.
+                await anyio.to_thread.run_sync(shutil.rmtree, folder)
+                raise BadRequestError("the attempt was closed while its state was saved")
             await anyio.to_thread.run_sync(self._states.add, state, source.sealed)
         except OSError as error:
             raise SnapshotError(f"the state cannot be kept: {error.strerror}") from None

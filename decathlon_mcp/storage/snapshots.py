@@ -2,9 +2,9 @@
 
 They are in the folders of their episodes, and deleted with these: `snapshots/<call>/` is a sandbox as it was
 after that call, `snapshots/<call>.json` the rest. Without the second file, the first is unfinished. The
-states of tasks that are set up (`episodes.prepared`) are kept in the same way, in folders of their own.
-States only save time, so that those that were not used for the longest time are deleted where there are too
-many.
+states of tasks that are set up (`episodes.task_states`) are kept in the same way, in folders of their own.
+States only save time, so that the oldest are deleted where there are too many; one of a task counts as new
+when it is copied.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SavedStates:
         self._max_bytes = max_bytes
         self._kept = kept
         self._lock = Lock()
-        # Sizes of all states, those that were used last at the end; None until it is needed.
+        # Sizes of all states, the oldest first; None until it is needed.
         self._sizes: dict[Path, int] | None = None
 
     @property
@@ -129,7 +129,7 @@ class SavedStates:
                 self._delete(next(iter(sizes)))
 
     def use(self, state: SavedState) -> None:
-        """It is about to be copied: others are deleted before it."""
+        """Count it as new, because it is about to be copied: others are deleted before it."""
         with self._lock:
             sizes = self._known_sizes()
             if state.folder in sizes:

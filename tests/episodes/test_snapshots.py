@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -258,3 +259,19 @@ async def test_a_copy_whose_driver_does_not_answer_is_given_up(
         assert not made.records.progress.exact
         assert not saved.folder.exists()
     assert "has not answered within 0.2 s" in caplog.records[-1].__dict__["fields"]["why"]
+
+
+async def test_a_state_that_cannot_be_read_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Snapshot) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Snapshot, "size_bytes", property(fail))
+    async with saving(tmp_path, monkeypatch) as state:
+        episode = await started(state, snapshots=1)
+        await call(episode)
+        await episode.snapshots.settled()
+        with pytest.raises(SnapshotError, match="cannot be kept: Input/output error"):
+            await episode.snapshots.take()
+        assert await call(episode) == "echo"
