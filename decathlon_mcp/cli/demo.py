@@ -25,6 +25,7 @@ from decathlon_mcp.errors import DecathlonError, UnknownTaskError
 from decathlon_mcp.own_command import shell_path, this_command
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.starter import oracle, oracle_ids
+from decathlon_mcp.storage.store import SCHEMA_VERSION
 from decathlon_mcp.types import JsonObject
 
 DEFAULT_TASK = "tune-reactor"
@@ -50,8 +51,11 @@ async def demo(task: str | None, all_tasks: bool) -> int:
 
 
 def demo_state() -> Path:
-    """The state folder of demos, where what they played can be looked at later."""
-    return default_state() / "demo"
+    """The state folder of demos, where what they played can be looked at later.
+
+    Each version of the store has its own, since none reads another's.
+    """
+    return default_state() / f"demo-{SCHEMA_VERSION}"
 
 
 async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:

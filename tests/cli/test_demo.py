@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from decathlon_mcp.storage.store import SCHEMA_VERSION
 from tests.cli.conftest import COMMAND
 from tests.probe.leftovers import processes_marked
 
@@ -43,7 +44,7 @@ def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
     assert "\x1b[" not in output
     # The command works as it is printed, with this environment on the path or not.
     command, _, rest = output.splitlines()[-1].removeprefix("  look      ").partition(" view --open ")
-    assert rest.endswith("decathlon-mcp/demo")
+    assert rest.endswith(f"decathlon-mcp/demo-{SCHEMA_VERSION}")
     helped = subprocess.run(
         f"{command} view --help",
         shell=True,
@@ -73,6 +74,6 @@ def test_a_signal_also_stops_the_server(shell: Shell, tmp_path_factory: pytest.T
             if "· minute 6 of 60" in line:
                 demo.terminate()
         assert demo.wait(60) == 128 + signal.SIGTERM
-    state = temporary / "decathlon-mcp" / "demo"
+    state = temporary / "decathlon-mcp" / f"demo-{SCHEMA_VERSION}"
     assert processes_marked(state) == []
     assert list(state.glob("episodes/*/trajectory.jsonl"))
