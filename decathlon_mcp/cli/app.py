@@ -510,7 +510,12 @@ def export_tasks(
 
 @app.command(sort_key=7)
 def view(
-    states: Annotated[tuple[Path, ...], Parameter(metavar="STATE", negative=())] = (),
+    states: Annotated[
+        tuple[Path, ...],
+        Parameter(
+            metavar="STATE", negative=(), show_default=False, env_var="DECATHLON_STATE", show_env_var=False
+        ),
+    ] = (),
     /,
     *,
     port: Annotated[int | None, Parameter(validator=check_port)] = None,

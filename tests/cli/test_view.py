@@ -50,6 +50,13 @@ def test_the_address_of_a_servers_page_has_its_key(shell: Shell, tmp_path: Path)
     assert done.stdout == f"http://decathlon.localhost:9999/#key={key}\n"
 
 
+def test_the_folder_of_the_variable_is_shown_if_none_is_named(shell: Shell, tmp_path: Path) -> None:
+    shell.environment["DECATHLON_STATE"] = str(tmp_path)
+    done = shell.run("view", "--address")
+    key = (tmp_path / "page-key").read_text().strip()
+    assert done.stdout.endswith(f"/#key={key}\n")
+
+
 def test_a_folder_that_there_is_not_is_named(shell: Shell) -> None:
     done = shell.run("view", "/no/such/folder")
     assert done.returncode == 1
