@@ -62,7 +62,7 @@ MAX_WAITING = 256
 """Requests of one session that wait for their answers."""
 LEAVING_SECONDS = 0.5
 """How long the answer to a cancelled request waits for its client to leave. The Python client often closes
-its connection after a cancellation, and fails if an answer comes while it does."""
+its connection after a cancellation, and complains of an answer that comes while it does."""
 LEAVING_CHECKS = 10
 Serve = Callable[[ToolRequest], Awaitable[Result]]
 StartSoon = Callable[..., None]
@@ -300,6 +300,9 @@ class Exchange(ToolRequest):
             if await self.is_gone():
                 break
             await anyio.sleep(LEAVING_SECONDS / LEAVING_CHECKS)
+        # With an event before it, the answer is one as well: a JSON body that comes while the Python client
+        # closes its connection fails the whole client (`_handle_json_response` of mcp 2.3.0).
+        await self._send_event(PING)
         return self._error(ErrorData(code=REQUEST_CANCELLED, message="Request cancelled"))
 
     async def _end_with_session(self) -> None:
