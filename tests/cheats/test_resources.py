@@ -46,11 +46,13 @@ while True:
     os.wait()
 """
 FILL_HOME = """
-# In gVisor files remain when the driver has ended who wrote them: nothing else has the memory then.
-import os
-with open(os.path.expanduser("~/large"), "wb") as file:
-    while True:
-        file.write(b"x" * (1 << 20))
+# In gVisor files remain when the driver has ended who wrote them: nothing else has the memory then. Each
+# write doubles the file, so that the last one exceeds the limit by more than what is free without its writer.
+import mmap, os
+file = os.open(os.path.expanduser("~/large"), os.O_CREAT | os.O_RDWR | os.O_APPEND)
+os.write(file, b"x" * (1 << 20))
+while True:
+    os.write(file, mmap.mmap(file, 0))
 """
 KILLERS = {"docker": SHARED_MEMORY_BOMB, "bubblewrap": SHARED_MEMORY_BOMB, "gvisor": FILL_HOME}
 """Programs that end the driver of a sandbox, by provider."""
