@@ -447,8 +447,10 @@ class RestartableServer:
     ("words", "variables"),
     [
         (["--url", "http://127.0.0.1:1"], {}),
-        (["--url=http://127.0.0.1:1"], {"DECATHLON_URL": "http://127.0.0.1:2"}),
-        ([], {"DECATHLON_URL": "http://127.0.0.1:1"}),
+        pytest.param(
+            ["--url=http://127.0.0.1:1"], {"DECATHLON_URL": "http://127.0.0.1:2"}, marks=pytest.mark.long
+        ),
+        pytest.param([], {"DECATHLON_URL": "http://127.0.0.1:1"}, marks=pytest.mark.long),
     ],
 )
 async def test_the_bridge_runs_without_the_servers_packages(

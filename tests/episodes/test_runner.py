@@ -486,7 +486,7 @@ def turns_before(step: int) -> int:
     return step * 3 if step < 300 else step * 3 + (step - 300) * 100
 
 
-@pytest.mark.parametrize("task", ["find-answer", "made-answer"])
+@pytest.mark.parametrize("task", ["find-answer", pytest.param("made-answer", marks=pytest.mark.long)])
 async def test_an_episode_closed_at_any_moment_leaves_nothing(tmp_path: Path, task: str) -> None:
     """Each round closes the episode a few steps later, until one is closed only after it was scored."""
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
@@ -534,7 +534,7 @@ def new_episode(
     )
 
 
-@pytest.mark.parametrize("task", ["find-answer", "made-answer"])
+@pytest.mark.parametrize("task", ["made-answer", pytest.param("find-answer", marks=pytest.mark.long)])
 async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, task: str) -> None:
     """Each round cancels the runner some steps later, until one is cancelled only after the score."""
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))

@@ -19,7 +19,12 @@ from decathlon_client import Decathlon
 
 from decathlon_mcp.cli.app import run
 
-pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.docker,
+    pytest.mark.long,  # for the sake of the image's build
+    pytest.mark.timeout(900),
+]
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "decathlon-mcp:test"
@@ -129,7 +134,6 @@ def network() -> Iterator[str]:
     docker("network", "rm", name)
 
 
-@pytest.mark.long
 def test_an_exported_task_is_played_beside_its_sidecar_and_only_its_verdict_is_rewarded(
     container_image: str, test_image: str, network: str, tmp_path: Path
 ) -> None:

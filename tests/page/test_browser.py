@@ -88,7 +88,13 @@ def test_the_scripts_are_few_and_their_types_fit(node: list[str], node_modules: 
 
 
 @pytest.mark.parametrize(
-    ("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
+    ("scheme", "width"),
+    [
+        ("light", 1280),
+        ("dark", 390),
+        pytest.param("dark", 1280, marks=pytest.mark.long),
+        pytest.param("light", 390, marks=pytest.mark.long),
+    ],
 )
 def test_every_page_is_accessible_and_fits(
     chromium: Browser, watched: Watched, node_modules: Path, scheme: Literal["light", "dark"], width: int

@@ -118,6 +118,11 @@ async def test_stopped_server_leaves_nothing(real: Bench, tmp_path: Path) -> Non
     await real.assert_nothing_left()
 
 
+@pytest.mark.parametrize(
+    "real",
+    ["local", pytest.param("docker", marks=(pytest.mark.docker, pytest.mark.long))],
+    indirect=True,
+)
 @pytest.mark.slow
 async def test_sweep_after_a_server_that_was_killed_at_any_moment_leaves_nothing(
     real: Bench, tmp_path: Path
