@@ -199,16 +199,17 @@ async def test_same_call_joins_one_whose_connection_broke(play: Play, operation:
             await relay.cut()
 
             async def finish() -> None:
-                await until(lambda: "joined" in events() if operation else True)
-                await anyio.sleep(0.3)
+                await until(lambda: waiting() == 2)
                 play.tools.finish.set()
 
-            def events() -> str:
-                return (play.served.find(play.id).journal.folder / "trajectory.jsonl").read_text()
+            def waiting() -> int:
+                (call,) = play.served.find(play.id).calls.unanswered
+                return len(call._callers)  # pyright: ignore[reportPrivateUsage]
 
             tasks.start_soon(finish)
             assert await play.call("slow", operation, era="handshake") == "run 1"
             if operation:
+                assert "joined" in (play.served.find(play.id).journal.folder / "trajectory.jsonl").read_text()
                 assert await play.call("slow", operation, era="handshake") == "run 1"
         tasks.cancel_scope.cancel()
     assert (play.tools.runs, play.tools.cancelled) == (1, 0)

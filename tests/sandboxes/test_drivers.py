@@ -129,10 +129,10 @@ async def test_sweep_after_a_server_that_was_killed_at_any_moment_leaves_nothing
 ) -> None:
     """Sandboxes that survive, and none of another owner's."""
     async with real.provider.open(real.spec()) as other:
-        for step in range(12):
+        for step in range(6):
             specs = [real.new_spec(survives=True) for _ in range(4)]
             async with killed_server(real.former_owner, tmp_path, specs, wait_for="opening") as server:
-                await anyio.sleep(step * (0.002 if real.engine is None else 0.05))
+                await anyio.sleep(step * (0.004 if real.engine is None else 0.1))
                 server.kill()
                 await server.wait()
             # The engine may still be creating a container that the dead server has requested.
