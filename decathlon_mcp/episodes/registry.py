@@ -124,7 +124,10 @@ class EpisodeRegistry:
         self.store = store
         self._archive = archive
         self._states = SavedStates(
-            options.journals, max_bytes=options.snapshot_bytes, kept=options.snapshots_kept
+            options.journals,
+            max_bytes=options.snapshot_bytes,
+            kept=options.snapshots_kept,
+            disk=options.disk,
         )
         self._task_states = TaskStates(
             options.scratch / PREPARED_FOLDER, self._states, are_saved=options.prepares
@@ -294,7 +297,7 @@ class EpisodeRegistry:
             task_name=first.task_name,
             owner=principal,
             launch_time=self.catalogue.launch_time(suite, task, first.launch_time),
-            policy=first.policy,
+            policy=choose_policy(first.policy, self.reward_policy, principal),
             limits=first.limits,
             keeps_workspace=self.options.keeps_workspace,
             operation=operation,

@@ -178,11 +178,12 @@ class EpisodeSnapshots:
         episode, source = self._episode, self._source
         if source is None or episode.state.phase is not Phase.READY:
             raise BadRequestError("the attempt is not open: its state cannot be saved")
-        folder = await anyio.to_thread.run_sync(self._states.prepare, episode.journal.folder, at)
-        if (known := await anyio.to_thread.run_sync(SavedState.read, folder)) is not None:
-            return known
         try:
-            state = await save_state(episode, folder, at, source.sandbox, source.driver, source.sealed)
+            folder = await anyio.to_thread.run_sync(self._states.prepare, episode.journal.folder, at)
+            if (known := await anyio.to_thread.run_sync(SavedState.read, folder)) is not None:
+                return known
+            async with self._states.room(source.sandbox.max_snapshot_bytes):
+                state = await save_state(episode, folder, at, source.sandbox, source.driver, source.sealed)
             if episode.state.phase is not Phase.READY:
                 # What runs in the sandbox may have been killed before it was saved.
                 await anyio.to_thread.run_sync(shutil.rmtree, folder)

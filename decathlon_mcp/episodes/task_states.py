@@ -130,7 +130,8 @@ class TaskStates:
         try:
             at = await anyio.to_thread.run_sync(self._create, folder)
             sandbox = cast("SavedSandbox", prepared.sandbox)
-            state = await save_state(episode, at, 0, sandbox, prepared.driver, prepared.sealed)
+            async with self._states.room(sandbox.max_snapshot_bytes):
+                state = await save_state(episode, at, 0, sandbox, prepared.driver, prepared.sealed)
 
             def keep() -> None:
                 if prepared.sealed is not None and episode.spec.keeps_workspace:

@@ -28,6 +28,11 @@ class Snapshot:
 class SavedSandbox(Sandbox, Protocol):
     """A sandbox that can be saved."""
 
+    @property
+    def max_snapshot_bytes(self) -> int:
+        """No snapshot takes more, whatever the sandbox's processes do."""
+        ...
+
     async def snapshot(self, folder: Path) -> Snapshot:
         """Save the sandbox in a new folder, which only the server and the sandbox's user can enter.
 

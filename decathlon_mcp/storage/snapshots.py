@@ -13,16 +13,17 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 
+import anyio
 from pydantic import TypeAdapter
 
 from decathlon_mcp.errors import LimitExceededError
-from decathlon_mcp.storage.disk import new_file, open_regular
+from decathlon_mcp.storage.disk import DiskSpace, new_file, open_regular
 from decathlon_mcp.storage.retention import UNFINISHED_FILE
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json
@@ -32,6 +33,8 @@ SEALED_FILE = "sealed.tar"
 """Archive of the task's folder after preprocess, the same for all states of an episode."""
 _STATE_BYTES = 64 << 20
 """A state has the definitions of all tools."""
+ROOM_SECONDS = 60.0
+"""How long a sandbox waits for the room that others may need, which are being saved. Its calls wait too."""
 
 _log = logging.getLogger("decathlon.storage")
 
@@ -78,15 +81,19 @@ _STATE = TypeAdapter(SavedState)
 
 
 class SavedStates:
-    """Those of all episodes in a folder. All methods block.
+    """Those of all episodes in a folder. All methods but `room` block.
 
-    `max_bytes`: of all together; with 0 none is saved. `kept`: how many of each episode.
+    `max_bytes`: of all together; with 0 none is saved. `kept`: how many of each episode. `disk`: of the
+    folder.
     """
 
-    def __init__(self, episodes: Path, *, max_bytes: int, kept: int) -> None:
+    def __init__(self, episodes: Path, *, max_bytes: int, kept: int, disk: DiskSpace | None = None) -> None:
         self._episodes = episodes
         self._max_bytes = max_bytes
         self._kept = kept
+        self._disk = disk
+        self._promised_bytes = 0
+        self._given_back = anyio.Event()
         self._lock = Lock()
         # Sizes of all states, the oldest first; None until it is needed.
         self._sizes: dict[Path, int] | None = None
@@ -94,6 +101,34 @@ class SavedStates:
     @property
     def are_saved(self) -> bool:
         return self._max_bytes > 0
+
+    @asynccontextmanager
+    async def room(self, size_bytes: int) -> AsyncGenerator[None]:
+        """In the body, a snapshot of at most so many bytes may be written.
+
+        How large it is shows only when it is there, and what is in a sandbox is the agent's: without this, it
+        could fill the disk, and end the attempts of others. Waits while others are written, for up to
+        ROOM_SECONDS. Raises LimitExceededError if the disk has no room, and OSError.
+        """
+        with anyio.move_on_after(ROOM_SECONDS):
+            while self._promised_bytes and not self._has_room(size_bytes):
+                await self._given_back.wait()
+        if not self._has_room(size_bytes):
+            raise LimitExceededError(
+                f"the state of this sandbox may take {size_bytes >> 20} MiB, for which the server's disk has "
+                "no room above `--min-free-mib`; with a lower `--memory-mib` it takes less"
+            )
+        self._promised_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._promised_bytes -= size_bytes
+            given_back, self._given_back = self._given_back, anyio.Event()
+            given_back.set()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        disk = self._disk
+        return disk is None or self._promised_bytes + size_bytes <= disk.free_bytes() - disk.floor_bytes
 
     def prepare(self, episode: Path, at: int) -> Path:
         """A free path for the snapshot after a call, in the folder of an episode."""

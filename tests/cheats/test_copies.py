@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import os
+import subprocess
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from tests.cheats import test_driver_connection as on_the_driver
 from tests.cheats import test_secrets
-from tests.cheats.agent import LOW_LIMITS, SUITE, Agent, CheatServer, cheat_server, open_episode
+from tests.cheats.agent import (
+    LOW_LIMITS,
+    SOLUTIONS,
+    SUITE,
+    Agent,
+    CheatServer,
+    cheat_server,
+    open_episode,
+)
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 
@@ -104,3 +116,59 @@ async def test_attacks_that_go_on_while_a_copy_is_opened_fail_in_it(copies: Chea
             assert await agent.shell("sort -u attacks") == "again\n"
             assert await agent.echo("alive") == "alive"
         assert await original.echo("alive") == "alive"
+
+
+FILL_SANDBOX = """
+import os, time
+for file in ("/dev/shm/x", "/tmp/x", "/episode/x"):
+    with open(file, "wb") as content:
+        content.write(os.urandom(30 << 20))
+if os.fork() == 0:
+    os.setsid()
+    for descriptor in range(3):
+        os.close(descriptor)
+    kept = os.urandom(80 << 20)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Generator[Path]:
+    """A file system in memory that one sandbox could fill."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=150m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system requires root")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+async def test_saving_a_full_sandbox_does_not_fill_the_disk(
+    runsc: str, unpacked_image: str, disk: Path
+) -> None:
+    """A full disk would end the attempt of a neighbour, whose calls could not be written."""
+    settings: dict[str, Any] = {"provider": "gvisor", "image": unpacked_image, "min_free_mib": 32}
+    async with (
+        serving(disk, suite=(SUITE,), **settings, **LOW_LIMITS) as served,
+        open_episode(served, "sum-prices") as honest,
+        connected(served.lobby) as lobby,
+    ):
+        start = {"task": "sum-prices", "snapshots": 1}
+        started: Any = await lobby.call_tool("start_episode", start)
+        handle = started.structured_content["episode"]
+        async with connected(served.episode(handle)) as client, anyio.create_task_group() as tasks:
+            agent = Agent(client, handle)
+            await agent.python(FILL_SANDBOX)
+
+            async def play() -> None:
+                while True:
+                    assert await honest.echo("still open") == "still open"
+
+            tasks.start_soon(play)
+            for _ in range(5):
+                await agent.echo("save me")
+            tasks.cancel_scope.cancel()
+        await honest.shell(SOLUTIONS["sum-prices"])
+        verdict = await honest.verdict()
+        assert (verdict["reward"], verdict["truncated"]) == (1.0, False)

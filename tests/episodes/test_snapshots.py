@@ -22,11 +22,13 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.snapshots import EpisodeSnapshots
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.errors import BadRequestError, NotRunnableError, SnapshotError
+from decathlon_mcp.errors import BadRequestError, LimitExceededError, NotRunnableError, SnapshotError
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.sandboxes.streams import SocketStream
+from decathlon_mcp.storage.disk import DiskSpace
+from decathlon_mcp.storage.snapshots import SavedStates
 from tests.driver.peer import until
 from tests.episodes.environment import exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeCall
@@ -275,3 +277,41 @@ async def test_a_state_that_cannot_be_read_is_not_kept(
         with pytest.raises(SnapshotError, match="cannot be kept: Input/output error"):
             await episode.snapshots.take()
         assert await call(episode) == "echo"
+
+
+async def test_a_state_whose_folder_cannot_be_made_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, which a neighbour can fill."""
+
+    def refuse(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SavedStates, "prepare", refuse)
+    async with saving(tmp_path, monkeypatch) as state:
+        episode = await started(state, snapshots=1)
+        await call(episode)
+        await episode.snapshots.settled()
+        with pytest.raises(SnapshotError, match="cannot be kept: No space left"):
+            await episode.snapshots.take()
+        assert await call(episode) == "echo"
+
+
+async def test_sandboxes_that_could_fill_the_disk_are_saved_one_after_the_other_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def free_bytes(_: DiskSpace) -> int:
+        return (512 << 20) + 15
+
+    monkeypatch.setattr(DiskSpace, "free_bytes", free_bytes)
+    async with saving(tmp_path, monkeypatch, min_free_mib=512) as state, anyio.create_task_group() as tasks:
+        episodes = [await started(state) for _ in range(3)]
+        state.meanwhile = anyio.wait_all_tasks_blocked
+        for episode in episodes:
+            tasks.start_soon(episode.snapshots.take)
+        await until(lambda: len(state.events) == 6)
+        assert state.events == ["announced", "saved"] * 3
+        state.provider.saved_bytes = 16
+        with pytest.raises(LimitExceededError, match="no room above `--min-free-mib`"):
+            await (await started(state)).snapshots.take()
+        assert len(state.events) == 6

@@ -204,6 +204,10 @@ class FakeSandbox:
     def image_digest(self) -> str | None:
         return _digest(self.spec.image)
 
+    @property
+    def max_snapshot_bytes(self) -> int:
+        return self._provider.saved_bytes
+
     async def snapshot(self, folder: Path) -> Snapshot:
         """See `SavedSandbox`, for a first process that is a driver. The machine has what is saved."""
         self._check(self.root)

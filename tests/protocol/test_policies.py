@@ -277,6 +277,21 @@ async def test_a_controllers_token_can_start_an_episode_with_a_more_open_policy(
                 assert started["policy"] == policy
 
 
+async def test_a_branch_is_not_more_open_than_its_server(tmp_path: Path) -> None:
+    """Otherwise one open episode of earlier gives as many evaluations as its player likes."""
+    async with with_tokens(tmp_path, survives=True) as (served, secrets):
+        async with connected(served.lobby, token=secrets["ada"]) as lobby:
+            first = await call(lobby, "start_episode", task="find-answer")
+            await call(lobby, "close_episode", episode=first["episode"])
+    async with with_tokens(tmp_path, survives=True, reward="controller") as (served, secrets):
+        branch = {"branch_of": first["episode"], "at": 0}
+        async with connected(served.lobby, token=secrets["ada"]) as lobby:
+            with pytest.raises(MCPError, match="only a controller's token"):
+                await lobby.call_tool("start_episode", branch)
+        async with connected(served.lobby, token=secrets["root"]) as lobby:
+            assert (await call(lobby, "start_episode", **branch))["policy"] == "visible"
+
+
 async def test_only_the_agent_address_needs_no_token(tmp_path: Path) -> None:
     """An agent with a token could start other episodes and evaluate guesses there."""
     async with with_tokens(tmp_path) as (served, secrets):

@@ -25,13 +25,13 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
-from decathlon_mcp.sandboxes.bubblewrap.mounts import writable_folders
+from decathlon_mcp.sandboxes.bubblewrap.mounts import DEFAULT_MEMORY_MIB, writable_folders
 from decathlon_mcp.sandboxes.bubblewrap.resources import as_user, user_of
 from decathlon_mcp.sandboxes.bubblewrap.sandbox import BubblewrapSandbox, files_do_not_fit
 from decathlon_mcp.sandboxes.gvisor import saving
 from decathlon_mcp.sandboxes.gvisor.command import CONTAINER, SAVED, inner_command, inside_command
 from decathlon_mcp.sandboxes.gvisor.inside import FAILED, FULL, STOP_SECONDS, STOPPED
-from decathlon_mcp.sandboxes.gvisor.resources import GvisorResources, close_program
+from decathlon_mcp.sandboxes.gvisor.resources import OVERHEAD_MIB, GvisorResources, close_program
 from decathlon_mcp.sandboxes.processes.signals import SIGNAL_SECONDS, ProcessSignaller
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.telemetry.logs import fields
@@ -95,6 +95,11 @@ class GvisorSandbox(BubblewrapSandbox):
         user = self._image.user
         arguments = ("own", str(user.home), str(user.user), str(user.group))
         await self._run(lambda: self._run_as_root(arguments, ("CAP_CHOWN", *_READ)))
+
+    @property
+    def max_snapshot_bytes(self) -> int:
+        """See `SavedSandbox`: what its processes and files may take of the memory, with gVisor's own."""
+        return ((self.spec.limits.memory_mib or DEFAULT_MEMORY_MIB) + OVERHEAD_MIB) << 20
 
     async def snapshot(self, folder: Path) -> Snapshot:
         """See `SavedSandbox`."""
