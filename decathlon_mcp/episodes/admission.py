@@ -44,6 +44,8 @@ LOOK_SECONDS = 1.0
 """How often the queue looks for descriptors while it waits for them."""
 CAPTURES_PER_OPENING = 8
 """A capture mostly waits, for servers to end. But hundreds at once take longer than one of them may."""
+MAX_READERS = 2
+"""A trajectory of 256 MiB takes half a second of Python's lock. With more of them at once, others wait."""
 
 
 @dataclass(eq=False)
@@ -115,6 +117,8 @@ class Admission:
         self.set_ups = anyio.CapacityLimiter(SET_UPS_PER_OPENING * max_opening)
         """Hold it while an episode is set up, `opening` included. It bounds how many scripts of tasks run and
         how many of their servers start at once."""
+        self.readers = anyio.CapacityLimiter(MAX_READERS)
+        """Hold it while the trajectory of a branch's source is checked, before the branch has a ticket."""
         self._server_starts = anyio.CapacityLimiter(SET_UPS_PER_OPENING * max_opening)
 
     @asynccontextmanager

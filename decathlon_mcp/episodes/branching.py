@@ -63,8 +63,11 @@ def refuse_shared(factory: SandboxFactory, task: Task, task_name: str) -> None:
         )
 
 
-async def check_source(trajectory: Path, at: int) -> None:
-    """Check that an episode can be branched from after call `at`. Raises BadRequestError."""
+async def check_source(trajectory: Path, at: int, readers: anyio.CapacityLimiter) -> None:
+    """Check that an episode can be branched from after call `at`. Raises BadRequestError.
+
+    `readers`: limits how many trajectories are read at once.
+    """
 
     def check() -> None:
         try:
@@ -72,7 +75,7 @@ async def check_source(trajectory: Path, at: int) -> None:
         except OSError as error:
             raise BadRequestError(f"the calls of this episode cannot be read: {error.strerror}") from None
 
-    await anyio.to_thread.run_sync(check)
+    await anyio.to_thread.run_sync(check, limiter=readers)
 
 
 async def play_again(

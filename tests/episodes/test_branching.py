@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes import branching
+from decathlon_mcp.episodes.admission import MAX_READERS
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Caller
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -21,6 +23,8 @@ from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.storage.logged_calls import Origin
+from decathlon_mcp.storage.recorded import RecordedEpisode
+from tests.driver.peer import until
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider, SavingFakeProvider
@@ -435,3 +439,33 @@ async def test_a_state_that_cannot_be_copied_costs_time_only(tmp_path: Path) -> 
         await source.claim_done(None)
         with pytest.raises(BadRequestError, match="not open"):
             await source.snapshots.take()
+
+
+async def test_many_branches_of_a_long_trajectory_are_checked_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All threads would read it otherwise, before any of the branches has a ticket."""
+    reading, most, release = 0, 0, threading.Event()
+
+    class LongEpisode(RecordedEpisode):
+        def __init__(self, trajectory: Path) -> None:
+            nonlocal reading, most
+            reading += 1
+            most = max(most, reading)
+            release.wait(10)
+            super().__init__(trajectory)
+            reading -= 1
+
+    monkeypatch.setattr(branching, "RecordedEpisode", LongEpisode)
+    async with playing(tmp_path) as (registry, source), anyio.create_task_group() as tasks:
+
+        async def refused() -> None:
+            with pytest.raises(BadRequestError, match="there is no call 9"):
+                await branch(registry, source.id, 9)
+
+        for _ in range(9):
+            tasks.start_soon(refused)
+        await until(lambda: reading > 0)
+        await anyio.wait_all_tasks_blocked()
+        release.set()
+    assert most == MAX_READERS
