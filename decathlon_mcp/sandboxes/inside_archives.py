@@ -7,47 +7,61 @@ Sent to the sandbox as text, before the text of the program itself: Python 3.10,
 import os
 
 CHUNK = 1 << 16
+MAX_LEVELS = 1000
+"""How deep folders may lie, as in `archives.folder_cursor`."""
 
 
 def unpack_archive(stream, root):
     """Unpack the tar that `stream` has into `root`, created if missing; follows no links below it."""
     # Imported here, as below: most runs need it not, and importing it takes as long as the rest.
+    import resource
     import tarfile
 
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.makedirs(root, exist_ok=True)
+    place, source = Place(root), Place(root)
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
             if member.isdir():
-                descriptor = enter(root, parts)
+                descriptor = place.enter(parts)
                 os.fchmod(descriptor, member.mode & 0o7777)
                 os.utime(descriptor, (member.mtime, member.mtime))
-                os.close(descriptor)
-                continue
-            parent = enter(root, parts[:-1])
+            else:
+                unpack_member(archive, member, source, parts[-1], place.enter(parts[:-1]))
+
+
+class Place:
+    """A folder at or below `top`; follows no links.
+
+    The folders above it stay open: to enter the next folder of an archive from `top` takes as many calls as
+    it is deep, for every member.
+    """
+
+    def __init__(self, top):
+        self.parts = []
+        self.descriptors = [os.open(top, os.O_RDONLY | os.O_DIRECTORY)]
+
+    def enter(self, parts):
+        """The descriptor of another folder, created if missing; it is closed by the next call."""
+        common = 0
+        while common < min(len(parts), len(self.parts)) and parts[common] == self.parts[common]:
+            common += 1
+        while len(self.descriptors) > common + 1:
+            os.close(self.descriptors.pop())
+        for part in parts[common:]:
             try:
-                unpack_member(archive, member, root, parts[-1], parent)
-            finally:
-                os.close(parent)
+                os.mkdir(part, 0o755, dir_fd=self.descriptors[-1])
+            except FileExistsError:
+                pass
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            self.descriptors.append(os.open(part, flags, dir_fd=self.descriptors[-1]))
+        self.parts = parts
+        return self.descriptors[-1]
 
 
-def enter(top, parts):
-    """A descriptor of a folder below `top`, created where it is missing; follows no links."""
-    descriptor = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
-    for part in parts:
-        try:
-            os.mkdir(part, 0o755, dir_fd=descriptor)
-        except FileExistsError:
-            pass
-        try:
-            child = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
-        finally:
-            os.close(descriptor)
-        descriptor = child
-    return descriptor
-
-
-def unpack_member(archive, member, root, name, parent):
+def unpack_member(archive, member, source, name, parent):
     try:
         os.unlink(name, dir_fd=parent)
     except FileNotFoundError:
@@ -56,11 +70,8 @@ def unpack_member(archive, member, root, name, parent):
         os.symlink(member.linkname, name, dir_fd=parent)
     elif member.islnk():
         target = [part for part in member.linkname.split("/") if part not in ("", ".")]
-        source = enter(root, target[:-1])
-        try:
-            os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
-        finally:
-            os.close(source)
+        folder = source.enter(target[:-1])
+        os.link(target[-1], name, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
     else:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         body = archive.extractfile(member)
@@ -74,20 +85,38 @@ def unpack_member(archive, member, root, name, parent):
 def pack_archive(root, target):
     """Write the tar of what is in `root` to `target`, a file or what has its `write`.
 
-    It has no members if `root` is no folder. What cannot be read is left out.
+    It has no members if `root` is no folder. What cannot be read is left out. Raises OverflowError if folders
+    are more than MAX_LEVELS deep. Changes the current folder.
     """
     import tarfile
 
     archive = tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT)
-    if os.path.isdir(root):
-        for top, folders, files in os.walk(root):
-            relative = os.path.relpath(top, root)
-            here = "." if relative == "." else f"./{relative}"
-            links = [name for name in folders if os.path.islink(f"{top}/{name}")]
-            pack_member(archive, top, here)
-            for name in sorted(files + links):
-                pack_member(archive, f"{top}/{name}", f"{here}/{name}")
+    # Not by `os.walk`, which before Python 3.12 fails at a thousand folders in each other.
+    pending = [(root, ".")] if os.path.isdir(root) else []
+    while pending:
+        top, here = pending.pop()
+        pack_member(archive, top, here)
+        if here.count("/") > MAX_LEVELS:
+            raise OverflowError(f"folders are more than {MAX_LEVELS} levels deep")
+        for name, is_folder in enter_folder(top):
+            if is_folder:
+                pending.append((f"{top}/{name}", f"{here}/{name}"))
+            else:
+                pack_member(archive, name, f"{here}/{name}")
     archive.close()
+
+
+def enter_folder(path):
+    """Make a folder the current one, by whose name paths are short.
+
+    Returns the names of its entries, and whether each is a folder and no link; none if it cannot be read.
+    """
+    try:
+        os.chdir(path)
+        with os.scandir() as entries:
+            return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    except OSError:
+        return []
 
 
 def pack_member(archive, path, name):

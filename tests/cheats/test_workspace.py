@@ -98,6 +98,11 @@ async def test_unusual_file_names_do_not_affect_the_reward(cheats: CheatServer, 
     assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict
 
 
+async def test_folders_too_deep_to_be_copied_pay_nothing(cheats: CheatServer) -> None:
+    async with cheats.unrewarded_episode(or_forfeited=True) as agent:
+        await agent.python("import os\nfor _ in range(1_500): os.mkdir('d'); os.chdir('d')")
+
+
 async def test_workspace_with_thousands_of_files_is_graded(cheats: CheatServer) -> None:
     async with cheats.episode("sum-prices") as agent:
         await agent.python("import os\nfor n in range(5_000): os.mknod(f'{n}')")

@@ -183,6 +183,9 @@ if __name__ == "__main__":
     command, *rest = sys.argv[1:]
     try:
         {"first": first, "unpack": unpack, "pack": pack, "own": own, "stop": stop}[command](*rest)
+    except OverflowError as error:
+        print(error, file=sys.stderr)
+        sys.exit(FAILED)
     except OSError as error:
         print(f"{error.filename or ''}: {error.strerror}".strip(": "), file=sys.stderr)
         sys.exit(FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else FAILED)

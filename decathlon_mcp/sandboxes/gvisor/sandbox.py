@@ -19,6 +19,7 @@ from decathlon_mcp.archives.unpacking import with_owner
 from decathlon_mcp.archives.writing import ArchiveSource, save
 from decathlon_mcp.errors import (
     BadRequestError,
+    LimitExceededError,
     ProviderUnavailableError,
     SandboxLostError,
     SnapshotError,
@@ -88,7 +89,9 @@ class GvisorSandbox(BubblewrapSandbox):
     def _pack(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         with self._program("pack", str(folder), capabilities=_READ) as program:
             save(program.received(), archive, limit_bytes)
-            self._check(program.finish())
+            if (code := program.finish()) == FAILED:
+                raise LimitExceededError(f"cannot copy {folder}: {program.reason}")
+            self._check(code)
 
     async def give_home(self) -> None:
         """Give the image's user what the image has in that user's home: it belongs to root inside."""
