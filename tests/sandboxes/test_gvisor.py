@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import suppress
@@ -22,9 +23,11 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, ended_from_inside
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import CONFIG_FILE, ROOT_FOLDER, ImageFolder
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all
 from decathlon_mcp.sandboxes.conformance.target import LastStep
+from decathlon_mcp.sandboxes.gvisor.command import inside_command
 from decathlon_mcp.sandboxes.gvisor.provider import (
     TIMER_SLACK_NS,
     GvisorProvider,
@@ -268,3 +271,18 @@ async def test_missing_program_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_
     async with GvisorProvider("owner", tmp_path) as provider:
         (found,) = await provider.check("/images/mine")
     assert found.cure.startswith("install runsc of 2024-07-29 or later")
+
+
+def test_python_of_the_home_runs_no_program_of_the_server(tmp_path: Path) -> None:
+    """An agent could replace it by one that fails, and its attempt would have no reward instead of 0."""
+    for name in ("root/.pyenv/shims/python3", "usr/bin/python3"):
+        program = tmp_path / ROOT_FOLDER / name
+        program.parent.mkdir(parents=True)
+        program.touch(0o755)
+    path = {"PATH": "/linked:/root/.pyenv/shims:/usr/bin"}
+    (tmp_path / ROOT_FOLDER / "linked").symlink_to("/root/.pyenv/shims")
+    (tmp_path / CONFIG_FILE).write_text(json.dumps({"version": 1, "env": path}))
+    assert inside_command(ImageFolder.read(tmp_path), "pack")[0] == "/usr/bin/python3"
+    program.unlink()
+    with pytest.raises(ImageError, match="no python3 on its PATH outside of the home folder"):
+        inside_command(ImageFolder.read(tmp_path), "pack")

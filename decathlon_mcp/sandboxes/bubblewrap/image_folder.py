@@ -86,12 +86,18 @@ class ImageFolder:
             None if config.get("digest") is None else str(config["digest"]),
         )
 
-    def find_program(self, name: str) -> Path | None:
-        """The file that a program's name means inside; None if there is none that can be executed."""
+    def find_program(self, name: str, *, outside: PurePosixPath | None = None) -> Path | None:
+        """The file that a program's name means inside; None if there is none that can be executed.
+
+        `outside`: what is in this folder does not count.
+        """
+        excluded = None if outside is None else self.resolve(outside)
         folders = [""] if "/" in name else self.environment["PATH"].split(":")
         for folder in folders:
             file = self.resolve(PurePosixPath("/", folder, name))
-            if file is not None and file.is_file() and os.access(file, os.X_OK):
+            if file is None or (excluded is not None and file.is_relative_to(excluded)):
+                continue
+            if file.is_file() and os.access(file, os.X_OK):
                 return file
         return None
 

@@ -97,10 +97,13 @@ def inner_command(namespaces: Sequence[tuple[str, int]], *arguments: str) -> lis
 
 def inside_command(image: ImageFolder, *arguments: str) -> list[str]:
     """A command line of `inside.py` in a sandbox. Raises ImageError if the image has no Python."""
-    python = image.find_program(PYTHON)
+    # In the home an agent could replace it. Nothing else of the image can be changed: this is Python.
+    python = image.find_program(PYTHON, outside=image.user.home)
     if python is None:
-        raise ImageError(f"image {image.location} has no {PYTHON} on its PATH", image=str(image.location))
-    # What is in the image cannot be changed by the sandbox: this is Python.
+        raise ImageError(
+            f"image {image.location} has no {PYTHON} on its PATH outside of the home folder",
+            image=str(image.location),
+        )
     return [f"/{python.relative_to(image.root)}", "-I", "-S", "-c", _PROGRAM, *arguments]
 
 
