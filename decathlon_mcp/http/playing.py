@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import cast
 
 import anyio
-import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks, run_for_ever
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
+from decathlon_mcp.http.server import Server
 
 PATH = "/mcp"
 
@@ -39,40 +37,17 @@ class PlayingApp:
         await self._app(inner, receive, send)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers."""
-
-    def __init__(self, config: uvicorn.Config, ready: anyio.Event) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready.set()
-
-
 @asynccontextmanager
 async def playing(app: ASGIApp, listener: socket.socket, limits: ConnectionLimits) -> AsyncGenerator[None]:
     """Serve on a listening socket, which is closed on exit with all its connections."""
     connections = Connections(limits)
-    config = uvicorn.Config(
-        app,
-        # A function instead of a class, which uvicorn calls in the same way.
-        http=cast("type[asyncio.Protocol]", connections.protocol),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-    )
     ready = anyio.Event()
-    server = _Server(config, ready)
+    server = Server(app, connections, ready.set, lifespan=False)
 
     async def serve() -> None:
         # Never cancelled: it would leave its socket and connections to the event loop.
         with anyio.CancelScope(shield=True):
-            # Not `serve`, which handles signals.
-            await server._serve(sockets=[listener])  # pyright: ignore[reportPrivateUsage]
+            await server.serve(sockets=[listener])
 
     async with background_tasks() as tasks:
         tasks.start_soon(run_for_ever, connections.sweep)

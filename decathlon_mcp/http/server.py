@@ -33,10 +33,23 @@ COLLECT_SECONDS = 30.0
 """Time between two collections of all garbage, which the thresholds make rare."""
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn without its signal handlers, and with a callback once it accepts connections."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, connections: Connections, on_ready: Callable[[], None], *, lifespan: bool
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            # A function instead of a class, which uvicorn calls in the same way.
+            http=cast("type[asyncio.Protocol]", connections.protocol),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="on" if lifespan else "off",
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            server_header=False,
+        )
         super().__init__(config)
         self._on_ready = on_ready
 
@@ -48,7 +61,6 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        tune_interpreter()
         self._on_ready()
 
     def stop_accepting(self) -> None:
@@ -97,20 +109,14 @@ async def serve_http(
     where connections are counted.
     """
     connections = Connections(limits or ConnectionLimits(), metrics)
-    config = uvicorn.Config(
-        app,
-        # A function instead of a class, which uvicorn calls in the same way.
-        http=cast("type[asyncio.Protocol]", connections.protocol),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=GRACE_SECONDS,
-        server_header=False,
-    )
-    server = _Server(config, on_ready)
     stopped = stop or anyio.Event()
     handing_over = anyio.Event()
+
+    def ready() -> None:
+        tune_interpreter()
+        on_ready()
+
+    server = Server(app, connections, ready, lifespan=True)
 
     async def drain_and_stop() -> None:
         await stopped.wait()
