@@ -195,11 +195,14 @@ async def _remove(
     """Remove, or with `dry_run` count, the sandboxes and the archives of one server."""
     sandboxes = failed = 0
     for inventory in inventories:
-        found = len(await inventory.sandboxes(owner))
-        if found:
-            removed = found if dry_run else await inventory.remove(owner)
-            sandboxes += removed
-            failed += max(0, found - removed)
+        found, left = len(await inventory.sandboxes(owner)), 0
+        if found and not dry_run:
+            try:
+                await inventory.remove(owner)
+            except ProviderUnavailableError:
+                left = len(await inventory.sandboxes(owner))
+        sandboxes += found - left
+        failed += left
     folders = [folder for folder in scratch if folder.name.startswith(f"{owner}-")]
     if not dry_run:
         for folder in folders:

@@ -6,6 +6,7 @@ purpose (`--hand-over`). What it had written into the store before is all that t
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 from collections.abc import Collection, Sequence
@@ -222,16 +223,16 @@ class Recovery:
         return True
 
     async def _sweep_once(self, owners: Collection[str], keep: Collection[str], message: str) -> bool:
-        """Remove sandboxes, and log `message` with their number; whether every provider could look."""
+        """Remove sandboxes, and log `message` with their number; whether none is left."""
         count, complete = 0, True
-        for provider in self.providers:
+        for provider, owner in itertools.product(self.providers, owners):
             try:
-                for owner in owners:
-                    count += await provider.sweep(owner, keep=keep)
+                count += await provider.sweep(owner, keep=keep)
             except Exception as error:  # noqa: BLE001  (its failure ends neither the server nor other sweeps)
                 complete = False
                 log.warning(
-                    "sandboxes could not be swept", extra=fields(provider=provider.name, why=str(error))
+                    "sandboxes could not be swept",
+                    extra=fields(provider=provider.name, server=owner, why=str(error)),
                 )
         self.registry.metrics.swept(count)
         if count:

@@ -19,7 +19,7 @@ import anyio
 from anyio.abc import ByteStream, TaskGroup
 
 from decathlon_mcp.archives.writing import ArchiveSource
-from decathlon_mcp.errors import BadRequestError, SandboxLostError
+from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.types import JsonObject, Network
 
 Isolation = Literal["none", "container", "namespaces"]
@@ -326,13 +326,22 @@ class Provider(Protocol):
         Except those that this object has opened or taken back, and those with a name in `keep`. Sandboxes
         that this object could not remove at their end are removed too.
 
-        Raises ProviderUnavailableError.
+        Raises ProviderUnavailableError if the engine does not answer, or if some could not be removed: all
+        have been tried then.
         """
         ...
 
     async def check(self, image: str | None) -> list[Finding]:
         """Whether this machine can open sandboxes (of that image). Takes at most 3 s, never raises."""
         ...
+
+
+def check_swept(remaining: Collection[str]) -> None:
+    """Raise ProviderUnavailableError if a sweep could not remove some sandboxes, given by name or id."""
+    if remaining:
+        raise ProviderUnavailableError(
+            f"{len(remaining)} sandboxes could not be removed, {min(remaining)} among them: see the log"
+        )
 
 
 class BaseProvider:

@@ -38,11 +38,8 @@ class Inventory(Protocol):
         """
         ...
 
-    async def remove(self, owner: str) -> int:
-        """Remove the sandboxes labelled with `owner`; returns their number.
-
-        Raises ProviderUnavailableError.
-        """
+    async def remove(self, owner: str) -> None:
+        """Remove the sandboxes labelled with `owner`. Raises ProviderUnavailableError if some are left."""
         ...
 
 
@@ -75,8 +72,9 @@ class ProcessInventory:
             found |= set((await anyio.to_thread.run_sync(_owners, folder)).values())
         return found
 
-    async def remove(self, owner: str) -> int:
-        return sum([await provider(owner, folder).sweep(owner) for provider, folder in self._folders.items()])
+    async def remove(self, owner: str) -> None:
+        for provider, folder in self._folders.items():
+            await provider(owner, folder).sweep(owner)
 
 
 def _owners(folder: Path) -> dict[str, str]:
@@ -108,6 +106,6 @@ class DockerInventory:
             for container in await containers_of(self._engine, owner)
         }
 
-    async def remove(self, owner: str) -> int:
+    async def remove(self, owner: str) -> None:
         async with DockerProvider(owner) as provider:
-            return await provider.sweep(owner)
+            await provider.sweep(owner)

@@ -23,6 +23,7 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client import link as link_module
 from decathlon_mcp.driver_client.driver import Survival, connect
 from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes import recovery as recovery_module
 from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
@@ -33,7 +34,7 @@ from decathlon_mcp.episodes.regrading import is_open
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
-from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.journal import Journal
@@ -541,6 +542,32 @@ async def test_sandbox_of_an_episode_that_ends_before_it_was_taken_back_is_remov
             assert (tmp_path / "state" / "servers" / "dead").exists()
         # `recovered` finds neither the sandbox nor the lock file of the dead server afterwards.
         assert over.is_set()
+
+
+async def test_a_server_whose_sandbox_cannot_be_removed_is_not_forgotten_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery_module, "ENGINE_SECONDS", 0)
+    swept = list[str]()
+
+    async def refuse(_: FakeProvider, owner: str, *, keep: Collection[str] = ()) -> int:
+        swept.append(owner)
+        check_swept(["agent"] if owner in ("first", "second") else [])
+        return 0
+
+    monkeypatch.setattr(FakeProvider, "sweep", refuse)
+    state = tmp_path / "state"
+    (state / "servers").mkdir(parents=True)
+    for name in ("first", "second"):
+        (state / "servers" / name).write_text('{"survives": true}')
+    (scratch := state / "scratch" / "own").mkdir(parents=True)
+    settings, provider = Settings.model_validate({"state": state}), FakeProvider()
+    with instance_lock(state, survives=True) as lock, Store.open(state, lock.name) as store:
+        registry = create_registry(Catalogue([]), {}, settings, scratch, store)
+        async with provider, registry.running():
+            await Recovery(registry, lock, [provider], scratch).run()
+        assert set(swept) == {lock.name, "first", "second"}
+    assert {"first", "second"} <= {file.name for file in (state / "servers").iterdir()}
 
 
 async def test_call_whose_sandbox_cannot_be_reached_fails_in_time_and_its_reply_can_be_had_later(

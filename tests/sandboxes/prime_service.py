@@ -292,10 +292,12 @@ class PrimeService:
         return JSONResponse({"status": "ok"})
 
     async def bulk_delete(self, request: Request) -> Response:
-        ids = (await request.json())["sandbox_ids"]
-        for name in ids:
+        ids: list[str] = (await request.json())["sandbox_ids"]
+        kept = ids[:1] if self._failure("bulk_delete") else []
+        for name in ids[len(kept) :]:
             self._end(self.machines[name], "TERMINATED")
-        return JSONResponse({"succeeded": ids, "failed": [], "message": ""})
+        failed = [{"sandbox_id": name, "error": "busy"} for name in kept]
+        return JSONResponse({"succeeded": ids[len(kept) :], "failed": failed, "message": ""})
 
     async def auth(self, request: Request) -> Response:
         if failure := self._failure("auth"):

@@ -18,7 +18,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from decathlon_mcp.driver_client.driver import connect
-from decathlon_mcp.errors import BadRequestError, ImageError, SandboxLostError
+from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
@@ -444,8 +444,10 @@ async def test_folder_that_could_not_be_deleted_is_deleted_by_the_next_sweep(
 
     with monkeypatch.context() as patch:
         patch.setattr(resources, "remove_folder", refuse)
-        async with local.provider.open(local.new_spec()):
+        async with local.provider.open(spec := local.new_spec()):
             pass
+        with pytest.raises(ProviderUnavailableError, match=f"1 sandboxes could not be removed, {spec.name}"):
+            await local.provider.sweep(local.owner)
     assert await local.provider.sweep(local.owner) == 1
     await local.assert_nothing_left()
 

@@ -361,6 +361,16 @@ async def test_a_removal_that_fails_ends_nothing_else_and_is_done_by_the_next_sw
     await check_step(prime, PrimeProvider, "_delete", caplog, errors)
 
 
+async def test_a_sandbox_that_the_service_could_not_delete_is_reported(
+    prime: Bench, service: PrimeService
+) -> None:
+    async with prime.create_second() as second, second.open(prime.new_spec()):
+        service.fail_next("bulk_delete", 500)
+        with pytest.raises(ProviderUnavailableError, match="could not be removed"):
+            await prime.provider.sweep(prime.owner)
+        assert await prime.provider.sweep(prime.owner) == 1
+
+
 async def test_a_creation_whose_answer_is_lost_creates_one_sandbox(
     prime: Bench, service: PrimeService, caplog: pytest.LogCaptureFixture
 ) -> None:

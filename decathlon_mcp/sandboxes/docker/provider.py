@@ -35,6 +35,7 @@ from decathlon_mcp.sandboxes.base import (
     LimitName,
     SandboxSpec,
     check_python,
+    check_swept,
     finding,
     limited_check,
 )
@@ -243,23 +244,24 @@ class DockerProvider(BaseProvider):
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         containers = await containers_of(self.engine, owner)
         spared = {*self._open_names, *keep}
-        orphans = [
+        orphans = {
             str(container["Id"])
             for container in containers
             if container["Labels"].get(SANDBOX_LABEL) not in spared
-        ]
-        removed: list[str] = []
+        }
+        removed: set[str] = set()
 
         async def remove(container_id: str) -> None:
             async with self._removals:
                 if await self._try_to_remove(
                     lambda api: remove_container(api, container_id), REMOVE_SECONDS, id=container_id
                 ):
-                    removed.append(container_id)
+                    removed.add(container_id)
 
         async with anyio.create_task_group() as tasks:
             for container_id in orphans:
                 tasks.start_soon(run_alone, remove, container_id)
+        check_swept(orphans - removed)
         return len(removed)
 
     async def check(self, image: str | None) -> list[Finding]:

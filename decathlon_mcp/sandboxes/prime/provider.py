@@ -34,6 +34,7 @@ from decathlon_mcp.sandboxes.base import (
     Isolation,
     LimitName,
     SandboxSpec,
+    check_swept,
     finding,
 )
 from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin
@@ -271,9 +272,12 @@ class PrimeProvider(BaseProvider):
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         spared = {f"{SANDBOX_LABEL}={name}" for name in {*self._open_names, *keep}}
         doomed = [facts.id for facts in await self._find(owner) if not spared & set(facts.labels)]
+        removed: set[str] = set()
         with self._sdk.errors(opening=True):
             for start in range(0, len(doomed), BULK):
-                await self.client.bulk_delete(doomed[start : start + BULK])
+                answer = await self.client.bulk_delete(doomed[start : start + BULK])
+                removed.update(answer.succeeded)
+        check_swept(set(doomed) - removed)
         return len(doomed)
 
     async def check(self, image: str | None) -> list[Finding]:

@@ -19,7 +19,7 @@ from anyio import CancelScope, CapacityLimiter, Semaphore, to_thread
 
 from decathlon_mcp.background import finish, run_alone
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
-from decathlon_mcp.sandboxes.base import BaseProvider, SandboxSpec
+from decathlon_mcp.sandboxes.base import BaseProvider, SandboxSpec, check_swept
 from decathlon_mcp.sandboxes.processes.first_process import FirstProcess
 from decathlon_mcp.sandboxes.processes.resources import (
     OWNER_FILE,
@@ -213,15 +213,17 @@ class ProcessProvider(BaseProvider, ABC, Generic[Resources, Opened]):
         return False
 
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
-        removed: list[str] = []
+        orphans = await to_thread.run_sync(self._orphans_of, owner, set(keep))
+        removed: set[str] = set()
 
         async def remove(name: str) -> None:
             if await self._remove(self._resources(owner, name)):
-                removed.append(name)
+                removed.add(name)
 
         async with anyio.create_task_group() as tasks:
-            for name in await to_thread.run_sync(self._orphans_of, owner, set(keep)):
+            for name in orphans:
                 tasks.start_soon(run_alone, remove, name)
+        check_swept(orphans - removed)
         return len(removed)
 
     def _orphans_of(self, owner: str, keep: set[str]) -> set[str]:
