@@ -8,7 +8,7 @@ import stat
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -96,7 +96,7 @@ class NotRegularError(OSError):
     """There is a link, a FIFO, a folder or a device in the place of a file."""
 
 
-def open_regular(file: Path, *, follow: bool = False) -> BinaryIO:
+def open_regular(file: Path, *, follow: bool = False) -> BufferedReader:
     """Open a file of a state folder to read it. Raises NotRegularError, OSError.
 
     The folder may come from somewhere else: a link could lead out of it (`follow` allows that), and to open a

@@ -13,10 +13,12 @@ import os
 import stat
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from decathlon_mcp.archives.writing import append_from_checkout
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.storage.disk import open_regular
 
 log = logging.getLogger("decathlon.suites")
 
@@ -88,7 +90,7 @@ _STATUS = ("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=
 def revision(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
     """The commit of a git checkout, with a digest of changed files among `parts` appended if there are any.
 
-    Without git it is a digest of all files in `parts`. Digests are over each file's path, size and time.
+    Without git it is a digest of all files in `parts`.
     """
     parts = list(parts)
     if (checkout / ".git").exists():
@@ -103,15 +105,36 @@ def revision(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
 
 
 def digest(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
-    """A digest of every file in these paths; a path that does not exist counts by its name."""
+    """A digest of path and content of every file in these paths; one that does not exist counts by its name.
+
+    A file is read again only if its size, time or inode has changed.
+    """
     total = hashlib.sha256()
     for part in parts:
         total.update(f"{part}\n".encode())
         for path in walk(checkout, part):
             status = (checkout / path).lstat()
             if not stat.S_ISDIR(status.st_mode):
-                total.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+                content = _content_digest(
+                    checkout / path, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ino
+                )
+                total.update(f"{path}\0{content}\n".encode())
     return total.hexdigest()[:REVISION_CHARACTERS]
+
+
+# Times are not part of the digest, so that two installations of the same suite have the same revision.
+@lru_cache(maxsize=1 << 16)
+def _content_digest(file: Path, mode: int, *_status: int) -> str:
+    """Of a link's target, or a file's content; empty for what is neither, or cannot be read."""
+    try:
+        if stat.S_ISLNK(mode):
+            return str(file.readlink())
+        if not stat.S_ISREG(mode):
+            return ""
+        with open_regular(file) as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def git_output(checkout: Path, *arguments: str) -> str | None:

@@ -64,7 +64,7 @@ class Suite:
         return self.revision if self.release is None else f"{self.revision}; {DESCRIPTIONS[self.release]}"
 
     def common_digest(self) -> str:
-        """A digest of the files that every task uses, as they are now, by path, size and time. Blocks."""
+        """A digest of the files that every task uses, as they are now. Blocks."""
         return archives.digest(self.path, self._common)
 
     @property

@@ -29,7 +29,6 @@ SAVE_OPTIONS = ("--leave-running", "--compression=none")
 IMAGE_FILES = ("checkpoint.img", "pages_meta.img", "pages.img")
 """What runsc writes with these options."""
 _DESCRIPTION_BYTES = 64 << 10
-_CHUNK_BYTES = 1 << 20
 
 
 def describe(folder: Path, spec: SandboxSpec, image: ImageFolder, version: str) -> None:
@@ -100,8 +99,5 @@ def _kind(spec: SandboxSpec, image: ImageFolder, version: str) -> JsonObject:
 
 
 def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
     with open_regular(file) as content:
-        while chunk := content.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(content, "sha256").hexdigest()
