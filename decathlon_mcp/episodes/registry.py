@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Self
@@ -238,10 +238,9 @@ class EpisodeRegistry:
         SuiteError for a broken task, rubric or prompt, BadRequestError for another launch time than that of
         the task's recording and for a replay that is refused, and OSError.
         """
-        if operation is not None:
-            operation = _operation_key(operation, principal)
-            if (episode := self._started_by(operation, task_id, principal)) is not None:
-                return episode
+        operation = _operation_key(operation, principal)
+        if (episode := self._started_by(operation, task_id, principal)) is not None:
+            return episode
         suite, task = self._runnable_task(task_id)
         spec = EpisodeSpec(
             id=secrets.token_hex(24),
@@ -259,7 +258,6 @@ class EpisodeRegistry:
             snapshots=snapshots,
             shares_launch_time=launch_time is not None,
         )
-        self._require_snapshots(suite, spec)
         if REPLAY_LABEL in spec.labels and not outside:
             refuse_shared(self.sandbox_factory(suite.name), task, task_id)
         return self._start(suite, spec)
@@ -283,22 +281,20 @@ class EpisodeRegistry:
         `outside`: also of a task that reaches what episodes share. Raises what `start` raises.
         """
         first = source.spec
-        if operation is not None:
-            operation = _operation_key(operation, principal)
-            if (episode := self._started_by(operation, first.task_name, principal)) is not None:
-                return episode
+        operation = _operation_key(operation, principal)
+        if (episode := self._started_by(operation, first.task_name, principal)) is not None:
+            return episode
         suite, task = self._runnable_task(first.task_name)
         if not outside:
             refuse_shared(self.sandbox_factory(suite.name), task, first.task_name)
-        spec = EpisodeSpec(
+        spec = replace(
+            first,
             id=secrets.token_hex(24),
             agent_id=secrets.token_hex(24),
             task=task,
-            task_name=first.task_name,
             owner=principal,
             launch_time=self.catalogue.launch_time(suite, task, first.launch_time),
             policy=choose_policy(first.policy, self.reward_policy, principal),
-            limits=first.limits,
             keeps_workspace=self.options.keeps_workspace,
             operation=operation,
             ends_with_response=ends_with_response,
@@ -307,23 +303,18 @@ class EpisodeRegistry:
             snapshots=snapshots,
             shares_launch_time=True,
         )
-        self._require_snapshots(suite, spec)
         return self._start(suite, spec, self.trajectory(source.id))
-
-    def _require_snapshots(self, suite: Suite, spec: EpisodeSpec) -> None:
-        """Raise NotRunnableError for an episode that asks for states which cannot be saved."""
-        if spec.snapshots is None:
-            return
-        if reason := why_not_saved(self._sandbox_factories[suite.name], self._states, spec.task):
-            raise NotRunnableError(
-                f"the states of {spec.task_name} cannot be saved: {reason}", missing=[reason]
-            )
 
     def trajectory(self, handle: str) -> Path:
         """The trajectory of the episode with this handle."""
         return self.options.journals / handle / TRAJECTORY_FILE
 
     def _start(self, suite: Suite, spec: EpisodeSpec, source: Path | None = None) -> Episode:
+        factory = self.sandbox_factory(suite.name)
+        if spec.snapshots is not None and (reason := why_not_saved(factory, self._states, spec.task)):
+            raise NotRunnableError(
+                f"the states of {spec.task_name} cannot be saved: {reason}", missing=[reason]
+            )
         self.options.disk.refuse_if_low()
         shared, principal = suite.shared_resources(spec.task.id), spec.owner
         ticket = self.admission.reserve(spec.task_name, shared, principal.share_key)
@@ -433,8 +424,6 @@ class EpisodeRegistry:
 
     def task_started_by(self, operation: str | None, principal: Principal) -> str | None:
         """The task of which an earlier request with this operation id has started an episode."""
-        if operation is None:
-            return None
         episode = self._find_started_by(_operation_key(operation, principal))
         return None if episode is None else episode.task_name
 
@@ -520,7 +509,7 @@ class EpisodeRegistry:
         with anyio.move_on_after(HAND_OVER_SECONDS):
             await self.pool.empty()
 
-    def _started_by(self, operation: str, task_id: str, principal: Principal) -> Episode | None:
+    def _started_by(self, operation: str | None, task_id: str, principal: Principal) -> Episode | None:
         """The episode that an earlier request with this operation id has started.
 
         Raises BadRequestError if that request was another one, or somebody else's.
@@ -534,7 +523,9 @@ class EpisodeRegistry:
             )
         return episode
 
-    def _find_started_by(self, operation: str) -> Episode | None:
+    def _find_started_by(self, operation: str | None) -> Episode | None:
+        if operation is None:
+            return None
         episode = self._by_operation.get(operation)
         if episode is None and self.store is not None and (row := self.store.episode_of_operation(operation)):
             episode = self._ended_before(row.id)
@@ -599,6 +590,6 @@ class EpisodeRegistry:
             self._by_operation.pop(oldest.spec.operation or "", None)
 
 
-def _operation_key(operation: str, principal: Principal) -> str:
+def _operation_key(operation: str | None, principal: Principal) -> str | None:
     """An operation id of one token: clients choose these ids, and two may choose the same."""
-    return f"{principal.token or ''}/{operation}"
+    return None if operation is None else f"{principal.token or ''}/{operation}"

@@ -15,7 +15,7 @@ from decathlon_mcp.differences import ReplyText
 from decathlon_mcp.errors import BadRequestError, DecathlonError, failure_text
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.logged_calls import NOT_KEPT, NOT_KEPT_MESSAGE, Positions, read_calls
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, as_object, read_object
 
 Missing: TypeAlias = Literal["cancelled", "unanswered", "not kept"]
 """Why there is no reply to compare with. `not kept`: the call has run, and its reply was too long to keep."""
@@ -73,7 +73,9 @@ class RecordedEpisode:
         self.last = logged.last
         # Only those that were sent; the others did nothing.
         self._positions = [(seq, at) for seq, at in enumerate(logged.positions, 1) if at.call != NOT_KEPT]
-        self.head, self.ready, self.claim = (_parse(self._lines.get(event, b"")) for event in _EVENTS)
+        self.head, self.ready, self.claim = (
+            read_object(self._lines.get(event, b"")) or {} for event in _EVENTS
+        )
 
     def _noted(self, lines: Iterable[bytes]) -> Generator[bytes]:
         position = 0
@@ -112,7 +114,7 @@ class RecordedEpisode:
                 overlaps = newest_reply > at.call or (following is not None and _end(at) > following)
                 newest_reply = max(newest_reply, at.reply)
                 lines.seek(at.call)
-                call = _parse(lines.readline())
+                call = read_object(lines.readline()) or {}
                 if not call:
                     continue
                 line = b""
@@ -175,7 +177,8 @@ def _members(line: bytes) -> JsonObject:
         members: JsonObject = _decode_members(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         # Lone surrogates, which Python's decoder takes, and its encoder escapes.
-        members = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in _parse(line).items()}
+        values = read_object(line) or {}
+        members = {name: msgspec.Raw(json.dumps(value).encode()) for name, value in values.items()}
     return {
         name: json.loads(bytes(value)) if name in _READ_MEMBERS else value for name, value in members.items()
     }
@@ -205,13 +208,13 @@ def _why_missing(line: bytes) -> Missing | None:
         return "unanswered"
     if failure.message == NOT_KEPT_MESSAGE:
         return "not kept"
-    return "cancelled" if (_parse(bytes(failure.data)).get("reason")) == "cancelled" else None
+    return "cancelled" if (read_object(bytes(failure.data)) or {}).get("reason") == "cancelled" else None
 
 
 def _read_reply(line: bytes) -> tuple[ReplyText | None, Missing | None]:
     if (missing := _why_missing(line)) is not None:
         return None, missing
-    reply = _parse(line)
+    reply = read_object(line) or {}
     if (result := as_object(reply.get("result"))) is not None:
         return ReplyText.of_result(result), None
     if (failure := as_object(reply.get("failure"))) is not None:
@@ -220,10 +223,3 @@ def _read_reply(line: bytes) -> tuple[ReplyText | None, Missing | None]:
     if (fault := as_object(reply.get("error"))) is not None:
         return ReplyText.of_error(str(fault.get("message"))), None
     return None, "unanswered"
-
-
-def _parse(line: bytes) -> JsonObject:
-    try:
-        return as_object(json.loads(line)) or {}
-    except (ValueError, RecursionError):
-        return {}

@@ -259,13 +259,7 @@ class Store:
     the database is damaged.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        connection: sqlite3.Connection,
-        *,
-        server: str,
-    ) -> None:
+    def __init__(self, file: Path, connection: sqlite3.Connection, *, server: str) -> None:
         self._file = file
         self._connection = connection
         self.server = server
@@ -641,16 +635,10 @@ class Store:
         if len(statements) == 1:
             self._execute(*statements[0])
             return
-        self._execute("BEGIN IMMEDIATE")
-        try:
+        with self._connection:
+            self._execute("BEGIN IMMEDIATE")
             for statement in statements:
                 self._execute(*statement)
-            self._execute("COMMIT")
-        except BaseException:
-            # Rolled back by SQLite already if the disk was full.
-            if self._connection.in_transaction:
-                self._execute("ROLLBACK")
-            raise
 
     def _set_timeout(self, seconds: float) -> None:
         self._execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
@@ -692,8 +680,8 @@ def _connect(file: Path) -> sqlite3.Connection:
 
 def _create_schema(connection: sqlite3.Connection, file: Path) -> None:
     """Create the tables of a new database. Raises SettingsError for one of another schema."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
         version = _schema_version(connection)
         if version == 0:
             # Not `executescript`, which would commit.
@@ -701,11 +689,6 @@ def _create_schema(connection: sqlite3.Connection, file: Path) -> None:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             version = SCHEMA_VERSION
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
     _refuse_other_schema(version, file)
 
 
@@ -747,7 +730,7 @@ def _value(name: str, value: Any) -> Any:
     if value is None:
         return None
     if name in _OBJECTS:
-        return _object(value)
+        return read_object(value) or {}  # for a damaged row, which its reader then refuses alone
     return bool(value) if name in _BOOLEANS else value
 
 
@@ -805,8 +788,3 @@ def _number(text: str | None) -> float | None:
 
 def _text(value: JsonObject) -> str:
     return as_json(value).decode("utf-8")
-
-
-def _object(text: str) -> JsonObject:
-    """An object; an empty one for a damaged row, which its reader then refuses alone."""
-    return read_object(text) or {}

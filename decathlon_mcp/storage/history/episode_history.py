@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from collections import Counter, OrderedDict
@@ -41,7 +40,7 @@ from decathlon_mcp.storage.history.values import (
 )
 from decathlon_mcp.storage.store import read_only_connection
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
-from decathlon_mcp.types import JsonObject, as_object, is_public_id
+from decathlon_mcp.types import JsonObject, as_object, is_public_id, read_object
 
 PAGE_ITEMS = 100
 MAX_PAGE_ITEMS = 10_000
@@ -305,12 +304,7 @@ def _parse_run_cursor(cursor: str) -> tuple[float, str]:
 
 
 def _parsed(verdict: str | None) -> JsonObject | None:
-    if verdict is None or len(verdict) > JSON_BYTES:
-        return None
-    try:
-        return as_object(json.loads(verdict))
-    except (ValueError, RecursionError):
-        return None
+    return None if verdict is None or len(verdict) > JSON_BYTES else read_object(verdict)
 
 
 def _bounded(limit: int) -> int:

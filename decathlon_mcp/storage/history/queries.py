@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.storage.history.numbers import Sums
 from decathlon_mcp.storage.history.values import BranchOrigin, Counts, EpisodeQuery, EpisodeSummary
 from decathlon_mcp.storage.store import Outcome
-from decathlon_mcp.types import JsonObject, as_json, as_object, is_public_id
+from decathlon_mcp.types import as_json, is_public_id, read_object
 
 LOST, FAILED, LIVE, SUCCEEDED = map(int, Outcome)
 CURVE_POINTS = 50
@@ -268,7 +267,7 @@ def find(connection: sqlite3.Connection, public_id: str) -> FoundEpisode | None:
     if row is None:
         return None
     *_, handle, spec, verdict = row
-    launch_time = _json_object(spec).get("launch_time")
+    launch_time = (read_object(spec) or {}).get("launch_time")
     return FoundEpisode(_summary(row), handle, launch_time, verdict)
 
 
@@ -322,7 +321,7 @@ def _summary(row: tuple[Any, ...]) -> EpisodeSummary:
         task=row[2],
         phase=row[3],
         owner=row[4],
-        labels={name: str(value) for name, value in _json_object(row[5]).items()},
+        labels={name: str(value) for name, value in (read_object(row[5]) or {}).items()},
         started_at=row[6],
         ended_at=row[7],
         ending=ending,
@@ -352,14 +351,6 @@ def _origin(episode: object, at: object, differences: object, exact: object) -> 
         differences if isinstance(differences, int) else None,
         None if exact is None else bool(exact),
     )
-
-
-def _json_object(text: str) -> JsonObject:
-    """An object; an empty one for a damaged row."""
-    try:
-        return as_object(json.loads(text)) or {}
-    except (ValueError, RecursionError):
-        return {}
 
 
 def _owned(owner: str | None) -> tuple[str, tuple[str, ...]]:

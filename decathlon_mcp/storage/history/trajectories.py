@@ -21,7 +21,7 @@ import msgspec
 
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.history.values import CallEntry, CallTime, Entry, Match, NoteEntry, Text
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, as_object, read_object
 
 JSON_BYTES = 64 << 10
 """Longest JSON text that is parsed, and longest part of a value that an entry has."""
@@ -257,10 +257,7 @@ class TrajectoryReader:
         """A short line as JSON; None for one above JSON_BYTES, or if there is none."""
         if span is None or span.size > JSON_BYTES:
             return None
-        try:
-            return as_object(json.loads(self._read(span.start, span.size)))
-        except (ValueError, RecursionError):
-            return None
+        return read_object(self._read(span.start, span.size))
 
     def value(self, span: Span, *, limit: int = JSON_BYTES) -> Text | None:
         """The beginning of a line's long value, up to the end of the line."""
