@@ -147,8 +147,8 @@ def _text_of(outcome: Outcome) -> ReplyText:
 
 def _paths(episode: Episode, branch: Branch) -> Paths | None:
     # Without isolation each sandbox has a folder of its own, which arguments name.
-    root = episode.sandbox_factory.root
-    return Paths.of(str(root(f"{branch.episode}-agent")), str(root(f"{episode.public_id}-agent")))
+    root = episode.sandbox_factory.agent_root
+    return Paths.of(str(root(branch.episode)), str(root(episode.public_id)))
 
 
 def _gone(branch: Branch) -> SetUpError:

@@ -162,7 +162,7 @@ class Episode:
         """The task's prompt; needs no sandbox. The first access reads files and may raise SuiteError."""
         return self.sandbox_factory.suite.prompt(
             self.spec.task,
-            root=self.sandbox_factory.root(f"{self.spec.public_id}-agent"),
+            root=self.sandbox_factory.agent_root(self.public_id),
             launch_time=self.spec.launch_time,
             names=self.sandbox_factory.tool_names,
         )

@@ -70,7 +70,7 @@ async def with_room(episode: Episode, step: Callable[[], Awaitable[_T]]) -> _T:
                 is_logged = True
                 log.warning(
                     "a claimed attempt waits for space on the disk",
-                    extra=fields(episode=episode.spec.public_id, why=error.message),
+                    extra=fields(episode=episode.public_id, why=error.message),
                 )
         episode.waits_for_room = True
         try:
@@ -178,7 +178,7 @@ class EpisodeGrader:
     async def grade_in_fresh_sandbox(self, captured: CapturedWorkspace) -> Verdict:
         """Grade in new sandboxes of the image that the agent had."""
         episode, factory = self.episode, self.episode.sandbox_factory
-        names = (f"{episode.spec.public_id}-grader{number}" for number in itertools.count(1))
+        names = (f"{episode.public_id}-grader{number}" for number in itertools.count(1))
 
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:

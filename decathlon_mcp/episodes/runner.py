@@ -30,6 +30,7 @@ from decathlon_mcp.episodes.grading import (
     with_room,
 )
 from decathlon_mcp.episodes.records import StoredEpisode
+from decathlon_mcp.episodes.sandbox_factory import agent_sandbox
 from decathlon_mcp.episodes.services import EpisodeResources, open_services, read_credentials
 from decathlon_mcp.episodes.set_up import SEALED_FILE, PreparedTask, SetUp
 from decathlon_mcp.episodes.state import Ending, Phase
@@ -112,7 +113,7 @@ class EpisodeRunner:
         self._signer = signer
         self._kept_tools = kept_tools
         self._task_states = task_states
-        self._scratch = scratch / episode.spec.public_id
+        self._scratch = scratch / episode.public_id
         # Then the sandbox is paused: the driver does not answer any more.
         self._capture_was_tried = False
         self._offer = ToolOffer(episode, admission.starting_server)
@@ -125,7 +126,7 @@ class EpisodeRunner:
         # What stands if the runner is cancelled.
         ending, cause = Ending.SERVER_STOPPED, None
         if self._stored is None:
-            log.info("episode started", extra=fields(episode=episode.spec.public_id, task=episode.task_name))
+            log.info("episode started", extra=fields(episode=episode.public_id, task=episode.task_name))
         try:
             # Outside the lease: when it expires, calls fail with their sandbox and know the reason.
             async with episode.calls.running():
@@ -134,9 +135,7 @@ class EpisodeRunner:
             ending, cause = self._ending_for(error), error
         except Exception:
             ending = Ending.FAULT
-            log.exception(
-                "episode failed", extra=fields(episode=episode.spec.public_id, task=episode.task_name)
-            )
+            log.exception("episode failed", extra=fields(episode=episode.public_id, task=episode.task_name))
         finally:
             self._count_recovery("ended")
             self._admission.release(episode.ticket)
@@ -259,7 +258,7 @@ class EpisodeRunner:
         self._starts = begun.session.starts
         log.info(
             "episode ready",
-            extra=fields(episode=episode.spec.public_id, seconds=round(time.time() - episode.started_at, 3)),
+            extra=fields(episode=episode.public_id, seconds=round(time.time() - episode.started_at, 3)),
         )
         return begun.sandbox, begun.driver
 
@@ -290,7 +289,7 @@ class EpisodeRunner:
             log.warning(
                 "preprocess failed, which its suite ignores",
                 extra=fields(
-                    episode=episode.spec.public_id,
+                    episode=episode.public_id,
                     task=episode.task_name,
                     why=prepared.preprocess_failure,
                 ),
@@ -362,7 +361,7 @@ class EpisodeRunner:
             notes_original=episode.spec.keeps_workspace,
             before_reading=self._read_revision,
         )
-        first = f"{episode.spec.public_id}-preprocess" if set_up.has_two_sandboxes else self._agent_name
+        first = f"{episode.public_id}-preprocess" if set_up.has_two_sandboxes else self._agent_name
         if factory.root(first) != factory.root(self._agent_name):
             # Files that preprocess writes may contain absolute paths, so both sandboxes need the same root.
             # They can have the same name, as the first is removed before the second opens.
@@ -462,7 +461,7 @@ class EpisodeRunner:
             episode.become_ready(session)
             self._starts = session.starts
             self._count_recovery("continued")
-            log.info("episode taken back", extra=fields(episode=episode.spec.public_id))
+            log.info("episode taken back", extra=fields(episode=episode.public_id))
         return sandbox, driver
 
     def _record_verdict(self, verdict: Verdict) -> None:
@@ -486,7 +485,7 @@ class EpisodeRunner:
                     attempt = replace(attempt, truncated_by="time")
                 self._record_verdict(verdict_without_grading(attempt, status=status, detail=detail))
         except Exception:
-            log.exception("no verdict could be made", extra=fields(episode=episode.spec.public_id))
+            log.exception("no verdict could be made", extra=fields(episode=episode.public_id))
         finally:
             episode.mark_ended(ending, cause)
         # On stdio the client's user reads this log, so that it must not reveal a hidden reward.
@@ -496,7 +495,7 @@ class EpisodeRunner:
         log.info(
             "episode ended",
             extra=fields(
-                episode=episode.spec.public_id,
+                episode=episode.public_id,
                 task=episode.task_name,
                 ending=ending,
                 calls=episode.calls.sent,
@@ -526,8 +525,7 @@ class EpisodeRunner:
 
     @property
     def _agent_name(self) -> str:
-        """Name of the agent's sandbox, unless one of the pool is taken."""
-        return f"{self._episode.spec.public_id}-agent"
+        return agent_sandbox(self._episode.public_id)
 
     @property
     def _rows(self) -> Mapping[str, SandboxRow]:

@@ -47,6 +47,11 @@ COPY_SECONDS = 20.0
 """How long the driver of a copy may take to answer, which it mostly does at once: it runs already."""
 
 
+def agent_sandbox(public_id: str) -> str:
+    """Name of the sandbox of an episode's agent, unless one of the pool is taken."""
+    return f"{public_id}-agent"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxFactory:
     """Opens sandboxes for the episodes of one suite.
@@ -109,6 +114,10 @@ class SandboxFactory:
     def root(self, name: str) -> PurePosixPath:
         """The suite's root in a sandbox of that name, known before the sandbox opens."""
         return self.provider.root(self.spec(name, "none"))
+
+    def agent_root(self, public_id: str) -> PurePosixPath:
+        """The suite's root in the sandbox of an episode's agent."""
+        return self.root(agent_sandbox(public_id))
 
     @asynccontextmanager
     async def open(

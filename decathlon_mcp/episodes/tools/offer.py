@@ -73,7 +73,7 @@ class ToolOffer:
         if self._lists is None or not self._is_lazy or self._episode.tools.offered is not None:
             return
         if (key := await self._lists.expected_key(self._task)) is not None:
-            root = self._factory.root(f"{self._episode.spec.public_id}-agent")
+            root = self._factory.agent_root(self._episode.public_id)
             if (known := await self._lists.find(key, root)) is not None:
                 self._known = known
                 self._episode.tools.offer(known.tools, known.router)
@@ -184,7 +184,7 @@ class ToolOffer:
             return
         log.warning(
             "a server does not have the tools that were cached",
-            extra=fields(episode=self._episode.spec.public_id, task=self._episode.task_name, server=name),
+            extra=fields(episode=self._episode.public_id, task=self._episode.task_name, server=name),
         )
         await self._lists.evict(key, tools, root)
 
