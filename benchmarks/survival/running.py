@@ -21,7 +21,8 @@ from docker.errors import APIError
 
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.inventory import LOCAL_FOLDER, NAMESPACES_FOLDER
-from decathlon_mcp.storage.store import FILE_NAME, EpisodeRow, SandboxRow, Store
+from decathlon_mcp.storage.database import FILE_NAME
+from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from tests.probe.leftovers import processes_marked
 from tests.survival.servers import SupervisedServer, supervised_server
 

@@ -25,7 +25,7 @@ from decathlon_mcp.errors import DecathlonError, UnknownTaskError
 from decathlon_mcp.own_command import shell_path, this_command
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.starter import oracle, oracle_ids
-from decathlon_mcp.storage.store import SCHEMA_VERSION
+from decathlon_mcp.storage.database import SCHEMA_VERSION
 from decathlon_mcp.types import JsonObject
 
 DEFAULT_TASK = "tune-reactor"

@@ -31,10 +31,11 @@ from decathlon_mcp.sandboxes.inventory import (
     ProcessInventory,
     process_inventories,
 )
+from decathlon_mcp.storage.database import FILE_NAME
 from decathlon_mcp.storage.instance import InstanceLock, check_state_folder, instance_lock, server_processes
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.storage.snapshots import remove_states_of_ended
-from decathlon_mcp.storage.store import FILE_NAME, EpisodeRow, SandboxRow, Store
+from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 
 SERVER_NAME = re.compile(r"[0-9a-f]{12}")
 GRADED_LATER = frozenset({Phase.CLAIMED, Phase.SCORED})

@@ -26,13 +26,20 @@ from typing import Any, Self, TypeAlias, TypeVar
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError, SettingsError
+from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError
+from decathlon_mcp.storage.database import (
+    BUSY_SECONDS,
+    FILE_NAME,
+    checkpoint,
+    connect,
+    create_schema,
+    error_code,
+    errors_named,
+    read_only_connection,
+)
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json, as_object, public_id, read_object
 
-FILE_NAME = "store.db"
-BUSY_SECONDS = 5.0
-"""How long a starting server waits for another process's transaction; these take microseconds."""
 WRITE_SECONDS = 0.1
 """How long a running server, whose event loop stands still meanwhile, waits for one."""
 RETRY_SECONDS = 1.0
@@ -41,8 +48,6 @@ MAX_UNWRITTEN = 2_000
 """Changes that wait for the next try, in memory; the oldest are dropped."""
 CHECKPOINT_SECONDS = 5.0
 """Time between two moves of new rows from the log into the database file."""
-MAX_LOG_BYTES = 64 << 20
-"""Size of SQLite's log at which it is emptied, although that makes writers wait for the disk."""
 ENDED = "ended"
 """Value of `EpisodeRow.phase` of an episode that is over."""
 REPLAY_LABEL = "replay_of"
@@ -63,89 +68,6 @@ class Outcome(IntEnum):
     FAILED = 1
     LIVE = 2
     SUCCEEDED = 3
-
-
-SCHEMA_VERSION = 5
-"""A database of another version is refused: nothing converts one."""
-# The columns that lists read come first: SQLite reads the pages of a long row only as far as it must.
-# `outcome` is one of `Outcome`, and no generated column: for these SQLite reads rows, whatever indexes have.
-# `episodes_in_numbers` has all that the numbers of a run are made of; `branches_by_reward` has the order in
-# which a tree shows branches.
-_SCHEMA = """
-CREATE TABLE server_starts (generation INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT, started_at REAL);
-CREATE TABLE episodes (
-    id TEXT PRIMARY KEY,
-    public_id TEXT NOT NULL UNIQUE,
-    agent_id TEXT NOT NULL UNIQUE,
-    server TEXT NOT NULL,
-    suite TEXT NOT NULL,
-    task TEXT NOT NULL,
-    token TEXT,
-    run TEXT,
-    step REAL,
-    phase TEXT NOT NULL,
-    started_at REAL NOT NULL,
-    ended_at REAL,
-    calls INTEGER,
-    turns INTEGER,
-    reward REAL,
-    success INTEGER,
-    status TEXT,
-    is_derived INTEGER NOT NULL DEFAULT 0,
-    pinned INTEGER NOT NULL DEFAULT 0,
-    has_files INTEGER NOT NULL DEFAULT 1,
-    outcome INTEGER NOT NULL DEFAULT 2,
-    branch_of TEXT,
-    branch_at INTEGER,
-    differences INTEGER,
-    exact INTEGER,
-    ending TEXT,
-    operation TEXT,
-    labels TEXT NOT NULL,
-    cause TEXT,
-    spec TEXT NOT NULL,
-    progress TEXT NOT NULL,
-    tools TEXT,
-    verdict TEXT
-) WITHOUT ROWID;
-CREATE INDEX episodes_by_phase ON episodes (phase, server);
-CREATE INDEX episodes_by_start ON episodes (started_at, public_id);
-CREATE INDEX episodes_by_run ON episodes (run, started_at, public_id);
-CREATE INDEX episodes_by_task ON episodes (task, started_at, public_id);
-CREATE INDEX episodes_by_outcome ON episodes (outcome, started_at, public_id);
-CREATE INDEX episodes_by_run_and_outcome ON episodes (run, outcome, started_at, public_id);
-CREATE INDEX episodes_with_files ON episodes (ended_at) WHERE ended_at IS NOT NULL AND has_files;
-CREATE INDEX episodes_in_numbers ON episodes (
-    run, suite, task, is_derived, outcome, reward, calls, turns, started_at, step, token, pinned, status,
-    ending
-) WHERE run IS NOT NULL;
-CREATE INDEX branches_by_start ON episodes (branch_of, started_at, public_id) WHERE branch_of IS NOT NULL;
-CREATE INDEX branches_by_reward ON episodes (
-    branch_of, reward DESC, outcome DESC, started_at, public_id, token
-) WHERE branch_of IS NOT NULL;
-CREATE UNIQUE INDEX episodes_by_operation ON episodes (operation) WHERE operation IS NOT NULL;
-CREATE TABLE sandboxes (
-    name TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,
-    episode TEXT NOT NULL,
-    role TEXT NOT NULL,
-    provider TEXT NOT NULL,
-    isolation TEXT NOT NULL,
-    wire_version INTEGER NOT NULL,
-    spec TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX sandboxes_by_episode ON sandboxes (episode);
-CREATE TABLE sessions (
-    id TEXT PRIMARY KEY,
-    server TEXT NOT NULL,
-    address TEXT NOT NULL,
-    path TEXT NOT NULL,
-    episode TEXT,
-    used_at REAL NOT NULL,
-    data TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX sessions_by_episode ON sessions (episode) WHERE episode IS NOT NULL;
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,13 +201,13 @@ class Store:
         Raises SettingsError if the folder's file system cannot hold it, or it has another schema.
         """
         file = state / FILE_NAME
-        with _errors_named(file):
-            connection = _connect(file)
+        with errors_named(file):
+            connection = connect(file)
         with closing(connection):
-            with _errors_named(file):
-                _create_schema(connection, file)
+            with errors_named(file):
+                create_schema(connection, file)
             store = cls(file, connection, server=server)
-            with _errors_named(file):
+            with errors_named(file):
                 store.generation = store._add_start()
                 store._set_timeout(WRITE_SECONDS)
             try:
@@ -317,7 +239,7 @@ class Store:
                 await anyio.sleep(CHECKPOINT_SECONDS)
                 self._write()
                 try:
-                    await anyio.to_thread.run_sync(_checkpoint, connection, self._file)
+                    await anyio.to_thread.run_sync(checkpoint, connection, self._file)
                 except (sqlite3.Error, OSError) as error:
                     _log.warning("the store could not be checkpointed", extra=fields(why=str(error)))
 
@@ -539,7 +461,7 @@ class Store:
                     (self.server, now, server),
                 ),
             ]
-        with _errors_named(self._file):
+        with errors_named(self._file):
             self._set_timeout(BUSY_SECONDS)
             self._commit(statements)
             self._set_timeout(WRITE_SECONDS)
@@ -606,7 +528,7 @@ class Store:
         return [kind(**dict(zip(names, map(_value, names, row), strict=True))) for row in rows]
 
     def _rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        with _errors_named(self._file):
+        with errors_named(self._file):
             return self._execute(statement, values).fetchall()
 
     def _execute(self, statement: str, values: Iterable[Any] = ()) -> sqlite3.Cursor:
@@ -625,7 +547,7 @@ class Store:
                 self._commit(self._unwritten[0])
             except sqlite3.Error as error:
                 _log.error("the store could not be written", extra=fields(why=str(error)))
-                if _error_code(error) in _TRANSIENT:
+                if error_code(error) in _TRANSIENT:
                     self._retry_at = time.monotonic() + RETRY_SECONDS
                     return
             self._unwritten.popleft()
@@ -642,74 +564,6 @@ class Store:
 
     def _set_timeout(self, seconds: float) -> None:
         self._execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
-
-
-@contextmanager
-def read_only_connection(state: Path) -> Generator[sqlite3.Connection | None]:
-    """A connection that reads the database of a state folder while servers write; None if there is none.
-
-    Raises SettingsError if it cannot be read, or has another schema; also for errors in the body.
-    """
-    file = state / FILE_NAME
-    if not file.is_file():
-        yield None
-        return
-    with _errors_named(file):
-        connection = sqlite3.connect(
-            f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
-        )
-        with closing(connection):
-            _refuse_other_schema(_schema_version(connection), file)
-            yield connection
-
-
-def _connect(file: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None)
-    try:
-        file.chmod(0o600)  # handles of episodes are capabilities
-        connection.execute("PRAGMA journal_mode = WAL")
-        # Without fsync for each row: rows survive the process, and a power cut ends the sandboxes too.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        # A checkpoint waits for the disk; `maintain` does it in a thread.
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-    except (sqlite3.Error, OSError):
-        connection.close()
-        raise
-    return connection
-
-
-def _create_schema(connection: sqlite3.Connection, file: Path) -> None:
-    """Create the tables of a new database. Raises SettingsError for one of another schema."""
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        version = _schema_version(connection)
-        if version == 0:
-            # Not `executescript`, which would commit.
-            for statement in filter(str.strip, _SCHEMA.split(";")):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            version = SCHEMA_VERSION
-    _refuse_other_schema(version, file)
-
-
-def _schema_version(connection: sqlite3.Connection) -> int:
-    """The version of a database's schema; 0 if it is new."""
-    ((version,),) = connection.execute("PRAGMA user_version").fetchall()
-    return int(version)
-
-
-def _refuse_other_schema(version: int, file: Path) -> None:
-    if version != SCHEMA_VERSION:
-        raise SettingsError(
-            f"--state: {file} has schema {version}, and this version of decathlon-mcp needs schema "
-            f"{SCHEMA_VERSION}: move the folder away, or use the version that wrote it"
-        )
-
-
-def _checkpoint(connection: sqlite3.Connection, file: Path) -> None:
-    log = file.with_name(f"{file.name}-wal")
-    mode = "TRUNCATE" if log.exists() and log.stat().st_size > MAX_LOG_BYTES else "PASSIVE"
-    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
 
 def _replacement(table: str, row: SandboxRow | SessionRow) -> _Statement:
@@ -732,36 +586,6 @@ def _value(name: str, value: Any) -> Any:
     if name in _OBJECTS:
         return read_object(value) or {}  # for a damaged row, which its reader then refuses alone
     return bool(value) if name in _BOOLEANS else value
-
-
-@contextmanager
-def _errors_named(file: Path) -> Generator[None]:
-    """Raise SettingsError, with what to do, for an error of the database."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _unusable(file, error) from None
-
-
-def _error_code(error: sqlite3.Error) -> int:
-    """The primary result code of SQLite; 0 for Python's own errors, such as that of a closed connection."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
-def _unusable(file: Path, error: sqlite3.Error) -> SettingsError:
-    code = _error_code(error)
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        cure = (
-            f"it is damaged: move {file.name}* out of the folder. Then episodes in progress end; the files "
-            "of all episodes stay"
-        )
-    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        cure = f"another process has locked it for over {BUSY_SECONDS:g} s"
-    elif code == sqlite3.SQLITE_FULL:
-        cure = "free some space"
-    else:
-        cure = "choose another folder"
-    return SettingsError(f"--state: {file} cannot be used: {error}; {cure}")
 
 
 def _outcome(verdict: JsonObject) -> Outcome:

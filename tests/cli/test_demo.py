@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from decathlon_mcp.storage.store import SCHEMA_VERSION
+from decathlon_mcp.storage.database import SCHEMA_VERSION
 from tests.cli.conftest import COMMAND
 from tests.probe.leftovers import processes_marked
 

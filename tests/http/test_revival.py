@@ -16,7 +16,7 @@ import pytest
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.protocol import sdk, sessions
-from decathlon_mcp.storage.store import FILE_NAME
+from decathlon_mcp.storage.database import FILE_NAME
 from tests.http.messages import INITIALIZE
 from tests.http.restarting import RawSession, Restartable, answer_of, restartable
 

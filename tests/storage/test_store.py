@@ -19,7 +19,8 @@ import pytest
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
 from decathlon_mcp.storage import store as store_module
-from decathlon_mcp.storage.store import ENDED, SCHEMA_VERSION, EpisodeRow, SandboxRow, SessionRow, Store
+from decathlon_mcp.storage.database import SCHEMA_VERSION
+from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, SessionRow, Store
 
 WRITER = """
 import sys

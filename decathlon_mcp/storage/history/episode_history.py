@@ -12,6 +12,7 @@ from threading import Lock
 from typing import TypeVar
 
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.storage.database import read_only_connection
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.history import queries
 from decathlon_mcp.storage.history.queries import FoundEpisode, Position
@@ -38,7 +39,6 @@ from decathlon_mcp.storage.history.values import (
     RunSummary,
     Text,
 )
-from decathlon_mcp.storage.store import read_only_connection
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
 from decathlon_mcp.types import JsonObject, as_object, is_public_id, read_object
 
