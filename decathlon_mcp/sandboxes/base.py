@@ -33,6 +33,8 @@ KILLED_INSIDE = "killed by a process inside"
 """Cause of the end of a sandbox whose first process can be killed from within, and was."""
 CAUSE_SECONDS = 2.0
 """Limit on `Sandbox.cause_of_end`: a verdict waits for it."""
+SCRATCH = PurePosixPath("/tmp")
+"""Space for temporary files in a sandbox, which its archives leave out."""
 CHECK_SECONDS = 2.8
 """Limit on the work of `Provider.check`, which takes at most 3 s."""
 # The modules are those that python3-minimal lacks.
@@ -334,6 +336,13 @@ class Provider(Protocol):
     async def check(self, image: str | None) -> list[Finding]:
         """Whether this machine can open sandboxes (of that image). Takes at most 3 s, never raises."""
         ...
+
+
+def check_folder(folder: PurePosixPath) -> None:
+    """Raise BadRequestError for a path of a sandbox that no files can be copied to or from."""
+    # Docker's archives do not see what is mounted at `SCRATCH`: files would land beneath, invisible.
+    if not folder.is_absolute() or ".." in folder.parts or folder.is_relative_to(SCRATCH):
+        raise BadRequestError(f"files are copied to and from absolute paths outside {SCRATCH}, not {folder}")
 
 
 def check_swept(remaining: Collection[str]) -> None:

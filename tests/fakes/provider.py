@@ -37,7 +37,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
     SnapshotError,
 )
-from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding
+from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, check_folder, finding
 from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.sandboxes.streams import EndedStream, SocketStream
@@ -278,8 +278,7 @@ class FakeSandbox:
     def _check(self, folder: PurePosixPath) -> None:
         if self._closed:
             raise SandboxLostError("the sandbox has been closed")
-        if not folder.is_absolute() or ".." in folder.parts or folder.is_relative_to("/tmp"):
-            raise BadRequestError(f"not a folder that files can be copied to: {folder}")
+        check_folder(folder)
 
 
 class FakeMachine:

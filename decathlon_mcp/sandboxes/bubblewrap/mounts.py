@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from decathlon_mcp.sandboxes.base import Limits
+from decathlon_mcp.sandboxes.base import SCRATCH, Limits
 
-SCRATCH = PurePosixPath("/tmp")
 VOLATILE = (PurePosixPath("/run"), PurePosixPath("/var/tmp"))
 """Folders besides /tmp whose content no program expects to last. What the image has there is hidden."""
 DEFAULT_MEMORY_MIB = 4096

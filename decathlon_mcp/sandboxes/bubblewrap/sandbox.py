@@ -18,8 +18,8 @@ from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import MemberReader, open_archive, unpack_members
 from decathlon_mcp.archives.writing import ArchiveSource, pack_at
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
-from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.mounts import SCRATCH, WritableFolder
+from decathlon_mcp.sandboxes.base import SCRATCH, SandboxSpec, check_folder
+from decathlon_mcp.sandboxes.bubblewrap.mounts import WritableFolder
 from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
 from decathlon_mcp.sandboxes.processes.sandbox import ProcessSandbox
@@ -84,8 +84,7 @@ class BubblewrapSandbox(ProcessSandbox):
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         self._check_open()
-        if not folder.is_absolute() or ".." in folder.parts or folder.is_relative_to(SCRATCH):
-            raise BadRequestError(f"files are copied from absolute paths outside /tmp, not {folder}")
+        check_folder(folder)
         await self._run(lambda: self._pack(folder, archive, limit_bytes))
 
     def _pack(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:

@@ -21,7 +21,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec
+from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec, check_folder
 from decathlon_mcp.sandboxes.docker.container import Container
 from decathlon_mcp.sandboxes.docker.engine import (
     RESTART_SECONDS,
@@ -40,7 +40,6 @@ from decathlon_mcp.sandboxes.streams import ChunkHandler, DirectStream, EndedStr
 
 PAUSE_RETRY_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
 """On a busy machine with cgroup v1, the kernel may not stop all processes in the time that runc allows."""
-_SCRATCH = PurePosixPath("/tmp")
 _CONFLICT = 409
 _FAULTS_OF_THE_MACHINE = (
     *("no space left on device", "disk quota exceeded", "read-only file system", "input/output error"),
@@ -173,7 +172,7 @@ class DockerSandbox:
         return self._container.image_digest
 
     async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
-        _check_folder(folder)
+        check_folder(folder)
         user, group = self._container.user
 
         def put(api: Api) -> None:
@@ -193,7 +192,7 @@ class DockerSandbox:
         ) from error
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        _check_folder(folder)
+        check_folder(folder)
 
         def get(api: Api) -> None:
             # With "/.", member names are relative to the folder, and a link to a folder is followed.
@@ -295,12 +294,6 @@ class DockerSandbox:
                     f"the sandbox is gone{f' ({cause})' if cause else ''}", cause=cause
                 ) from error
             raise refusal(error) from error
-
-
-def _check_folder(folder: PurePosixPath) -> None:
-    # The engine's archives do not see the tmpfs at /tmp: files would land beneath the mount, invisible.
-    if not folder.is_absolute() or ".." in folder.parts or folder.is_relative_to(_SCRATCH):
-        raise BadRequestError(f"files are copied to and from absolute paths outside /tmp, not {folder}")
 
 
 def _create_folders(api: Api, container: str, folder: PurePosixPath, user: int, group: int) -> None:

@@ -63,14 +63,14 @@ class GvisorResources(BubblewrapResources):
         own, started = os.pipe()
         stack.callback(os.close, started)
         self._set_up = FileIO(own)
-        if (user := user_of(root)) is not None:
+        saved = None
+        if (user := user_of(root)) is None:
+            saved = self.saved_folder
+            saved.mkdir(mode=0o700)
+        else:
             # runsc opens both again, as that user.
             os.fchown(log, *user)
             os.fchown(started, *user)
-        saved = None
-        if user_of(root) is None:
-            saved = self.saved_folder
-            saved.mkdir(mode=0o700)
         command, descriptors = outer_command(
             host.program,
             self.runsc,

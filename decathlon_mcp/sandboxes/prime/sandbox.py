@@ -24,7 +24,13 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, OUT_OF_MEMORY, SandboxSpec, program_inside
+from decathlon_mcp.sandboxes.base import (
+    CAUSE_SECONDS,
+    OUT_OF_MEMORY,
+    SandboxSpec,
+    check_folder,
+    program_inside,
+)
 from decathlon_mcp.sandboxes.prime.sdk import ENDED, Client, CommandResult, Sdk
 from decathlon_mcp.sandboxes.prime.stream import AttachmentStream
 from decathlon_mcp.sandboxes.streams import EndedStream, LogTail
@@ -46,7 +52,6 @@ RETRY_SECONDS = (0.2, 1.0, 5.0)
 """For commands, and the first attachment. Later ones are made again by the connection to the driver."""
 STATE_SECONDS = 5.0
 """Limit on `Sandbox.is_running`, and on removing parts that go with the sandbox anyway."""
-_SCRATCH = PurePosixPath("/tmp")
 
 T = TypeVar("T")
 
@@ -150,7 +155,7 @@ class PrimeSandbox:
             await self._attachment.release()
 
     async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
-        _check_folder(folder)
+        check_folder(folder)
         self._check_open()
         prefix = f"{FOLDER}/in-{secrets.token_hex(8)}"
         parts = _parts(with_owner(archive, 0, 0))
@@ -167,7 +172,7 @@ class PrimeSandbox:
             raise BadRequestError(f"cannot unpack into {folder}: {str(error)[:1000]}")
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        _check_folder(folder)
+        check_folder(folder)
         self._check_open()
         prefix = f"{FOLDER}/out-{secrets.token_hex(8)}"
         # Archives end with some kilobytes of zeros, which do not count.
@@ -331,8 +336,3 @@ def _append(part: Path, archive: Path, limit_bytes: int) -> None:
         if out.tell() + part.stat().st_size > limit_bytes:
             raise _limit_exceeded(limit_bytes)
         out.write(part.read_bytes())
-
-
-def _check_folder(folder: PurePosixPath) -> None:
-    if not folder.is_absolute() or ".." in folder.parts or folder.is_relative_to(_SCRATCH):
-        raise BadRequestError(f"files are copied to and from absolute paths outside /tmp, not {folder}")
