@@ -61,10 +61,14 @@ CLEAN_SECONDS = 300.0
 """For a walk over all files of a sandbox; a million take about ten seconds."""
 
 
-class RunResult(BaseModel):
-    """How a process ended. `stdout` and `stderr` are the ends of its output, `channel` is complete."""
+class _Result(BaseModel):
+    """A result of the driver's. Members that are not known are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class RunResult(_Result):
+    """How a process ended. `stdout` and `stderr` are the ends of its output, `channel` is complete."""
 
     exit_code: int | None
     signal: int | None
@@ -76,43 +80,35 @@ class RunResult(BaseModel):
     """Number of processes that it left running, with `leave`."""
 
 
-class Moment(BaseModel):
+class Moment(_Result):
     """A moment in a sandbox, by two clocks of its kernel."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     moment_ns: int
     offset_ns: int
 
 
-class CleanResult(BaseModel):
+class CleanResult(_Result):
     """What changed in a sandbox and was not removed. `paths`: the first 100 of `count`."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     removed: int
     paths: list[str]
     count: int
 
 
-class Merging(BaseModel):
+class Merging(_Result):
     """What the kernel and the sandbox allow of `merge`: pages are merged, and they are alike."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     merging: bool
     fixed_addresses: bool
 
 
-class ServerInfo(BaseModel):
+class ServerInfo(_Result):
     """A started MCP server of the task; `tools` are its tool definitions as it sent them."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     tools: list[dict[str, Any]]
 
 
-_Result = TypeVar("_Result", RunResult, ServerInfo, Moment, CleanResult, Merging)
+_Kind = TypeVar("_Kind", bound=_Result)
 
 
 class DriverClient:
@@ -523,7 +519,7 @@ async def _boot_error(sandbox: Sandbox, link: DriverLink) -> ImageError | Sandbo
     )
 
 
-def _validated(kind: type[_Result], reply: Any) -> _Result:
+def _validated(kind: type[_Kind], reply: Any) -> _Kind:
     try:
         return kind.model_validate(reply)
     except ValidationError as error:

@@ -55,17 +55,19 @@ def is_bounded(number: float) -> bool:
 Number: TypeAlias = Annotated[float, AfterValidator(_bounded)]
 
 
-class Signature(BaseModel):
-    """`key` is the id of the public key, `value` the signature in base64."""
-
+class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Signature(_Document):
+    """`key` is the id of the public key, `value` the signature in base64."""
 
     algorithm: Literal["Ed25519"]
     key: str
     value: str
 
 
-class Regrading(BaseModel):
+class Regrading(_Document):
     """What a verdict that was made again refers to.
 
     `verdict` is the digest of the episode's own verdict, `sha256:` and 64 hexadecimal digits over its
@@ -73,21 +75,17 @@ class Regrading(BaseModel):
     the files with which the attempt was graded again.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     verdict: str | None
     suite_revision: str
 
 
-class WebUse(BaseModel):
+class WebUse(_Document):
     """How the requests of the episode's sandboxes to the recorded web were answered.
 
     `replayed`: from the recording. `recorded`: by the site, and stored. `passed`: by the site, and not
     stored. `missed`: with an error, since the recording has no answer or the site could not be reached.
     `problem`: why something could not be stored.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: Literal["record", "replay", "replay-or-record"]
     replayed: int = 0
@@ -97,7 +95,7 @@ class WebUse(BaseModel):
     problem: str = ""
 
 
-class Verdict(BaseModel):
+class Verdict(_Document):
     """The result of one attempt. Only `scored` and `forfeited` attempts have `success` and `reward`.
 
     `forfeited`: the attempt could not be graded for a reason that the agent may have caused, or a limit ended
@@ -127,8 +125,6 @@ class Verdict(BaseModel):
     began where another stood after one of its calls. `regrading` is present if the attempt was graded again
     later; the episode's own verdict has none.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Literal[1] = VERSION
     episode: str
