@@ -24,6 +24,7 @@ from decathlon_mcp.storage.logged_calls import (
     LoggedCalls,
     Origin,
 )
+from decathlon_mcp.storage.trajectory import TrajectoryCalls
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
 _LOST_REPLY = failure_json(LimitExceededError(NOT_KEPT_MESSAGE))
@@ -31,13 +32,12 @@ _LOST_REPLY = failure_json(LimitExceededError(NOT_KEPT_MESSAGE))
 
 @dataclass(frozen=True, slots=True)
 class RecordedCalls:
-    """The calls of an attempt, read from its journal one by one each time it is iterated."""
+    """The calls of an attempt, read from its trajectory one by one each time it is iterated."""
 
-    journal: Journal
-    positions: CallPositions
+    lines: TrajectoryCalls
 
     def __iter__(self) -> Iterator[CallRecord]:
-        return map(CallRecord.from_journal, self.journal.calls_at(self.positions))
+        return map(CallRecord.from_journal, self.lines)
 
 
 class CallRecorder:
@@ -64,7 +64,7 @@ class CallRecorder:
     @property
     def calls(self) -> RecordedCalls:
         """The calls so far."""
-        return RecordedCalls(self._journal, self._positions.snapshot())
+        return RecordedCalls(self._journal.calls_at(self._positions.snapshot()))
 
     def add_accepted(self, call: RunningCall) -> bool:
         """Write the line of a call that is not sent yet; False if it cannot be kept."""

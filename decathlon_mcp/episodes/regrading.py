@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from decathlon_mcp.archives.overlay import overlay
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.episodes.call_recorder import RecordedCalls
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.services import read_credentials
@@ -25,7 +26,6 @@ from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
 from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownTaskError
 from decathlon_mcp.foreign_names import quoted
-from decathlon_mcp.grading.attempt import CallRecord
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.kept_attempt import (
@@ -53,16 +53,6 @@ class Regraded:
 
     before: Verdict | None
     after: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """The calls of an attempt, read from disk each time it is iterated."""
-
-    recorded: TrajectoryCalls
-
-    def __iter__(self) -> Iterator[CallRecord]:
-        return map(CallRecord.from_journal, self.recorded)
 
 
 def is_open(folder: Path) -> bool:
@@ -136,7 +126,7 @@ class Regrader:
                 job = GradingJob(
                     attempt=replace(
                         attempt,
-                        calls=_Calls(recorded),
+                        calls=RecordedCalls(recorded),
                         grader_network=factory.grader_network_for(task),
                         suite_changed=attempt.suite_changed or revision != attempt.suite_revision,
                     ),

@@ -35,7 +35,7 @@ from decathlon_mcp.storage.disk import (
     write_all,
 )
 from decathlon_mcp.storage.logged_calls import NOT_KEPT, LoggedCalls, Positions, read_calls, seq_of
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, calls_at, read_line
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, TrajectoryCalls, read_line
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json_with_raw, read_object
 
@@ -163,13 +163,9 @@ class Journal:
         """Append the line `joined`, within the limit on calls."""
         self._append("joined", values, is_limited=True)
 
-    def calls_at(self, positions: Iterable[Positions]) -> Iterator[JsonObject]:
-        """Read calls, one after another: the members of both lines as one object.
-
-        A call without a reply lacks the reply's members. Calls that were not kept or cannot be read are
-        skipped.
-        """
-        return calls_at(self.folder / TRAJECTORY_FILE, positions)
+    def calls_at(self, positions: Iterable[Positions]) -> TrajectoryCalls:
+        """The calls at these positions."""
+        return TrajectoryCalls(self.folder / TRAJECTORY_FILE, positions)
 
     def line_at(self, position: int) -> JsonObject | None:
         """Read one line; None if it was not kept or cannot be read."""

@@ -16,30 +16,25 @@ LAST_LINE_BYTES = 1 << 16
 
 
 class TrajectoryCalls:
-    """The calls by their numbers, each with its reply, read from disk one by one each time it is iterated.
+    """The calls by their numbers, read from disk one by one each time it is iterated.
 
-    Both the constructor and the iteration block. Lines that cannot be read are skipped; OSError if the file
-    cannot be read.
+    Each is the members of both lines as one object, see `merged`; one without a reply lacks the reply's
+    members. Calls that were not kept or cannot be read are skipped. `positions`: of which calls; None: of all
+    that the file has now. Both the constructor and the iteration block; OSError if the file cannot be read.
     """
 
-    def __init__(self, trajectory: Path) -> None:
+    def __init__(self, trajectory: Path, positions: Iterable[Positions] | None = None) -> None:
         self._file = trajectory
-        with open_regular(trajectory) as lines:
-            self._positions = read_calls(lines).positions
+        if positions is None:
+            with open_regular(trajectory) as lines:
+                positions = read_calls(lines).positions
+        self._positions = positions
 
     def __iter__(self) -> Iterator[JsonObject]:
-        return calls_at(self._file, self._positions)
-
-
-def calls_at(trajectory: Path, positions: Iterable[Positions]) -> Iterator[JsonObject]:
-    """Read calls, one after another: the members of both lines as one object, see `merged`.
-
-    Calls that were not kept or cannot be read are skipped.
-    """
-    with open_regular(trajectory) as lines:
-        for at in positions:
-            if (call := read_line(lines, at.call)) is not None:
-                yield merged(call, read_line(lines, at.reply))
+        with open_regular(self._file) as lines:
+            for at in self._positions:
+                if (call := read_line(lines, at.call)) is not None:
+                    yield merged(call, read_line(lines, at.reply))
 
 
 def read_line(lines: BinaryIO, position: int) -> JsonObject | None:
