@@ -197,20 +197,17 @@ class Journal:
         """
         kept = self.folder / f"{TRAJECTORY_FILE}.partial"
         with self._lock:
-            self._remove_calls(last, kept)
-
-    def _remove_calls(self, last: int, kept: Path) -> None:
-        with open_regular(self.folder / TRAJECTORY_FILE) as lines, kept.open("xb") as file:
-            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(lines.fileno()).st_mode))
-            file.writelines(line for line in lines if not 0 < seq_of(line) <= last)
-        if self._mark is not None:
-            # A server that dies before the next line leaves a mark that is true of any file.
-            os.pwrite(self._mark, bytes(_MARK_BYTES), 0)
-        os.replace(kept, self.folder / TRAJECTORY_FILE)  # noqa: PTH105  (documented as atomic)
-        self._trajectory.close()
-        self._trajectory = append_to_regular(self.folder / TRAJECTORY_FILE)
-        self._size_bytes = (self.folder / TRAJECTORY_FILE).stat().st_size
-        self._found_mark, self._check = None, None
+            with open_regular(self.folder / TRAJECTORY_FILE) as lines, kept.open("xb") as file:
+                os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(lines.fileno()).st_mode))
+                file.writelines(line for line in lines if not 0 < seq_of(line) <= last)
+            if self._mark is not None:
+                # A server that dies before the next line leaves a mark that is true of any file.
+                os.pwrite(self._mark, bytes(_MARK_BYTES), 0)
+            os.replace(kept, self.folder / TRAJECTORY_FILE)  # noqa: PTH105  (documented as atomic)
+            self._trajectory.close()
+            self._trajectory = append_to_regular(self.folder / TRAJECTORY_FILE)
+            self._size_bytes = (self.folder / TRAJECTORY_FILE).stat().st_size
+            self._found_mark, self._check = None, None
 
     def damage(self) -> str | None:
         """Why the trajectory cannot be what was written since it was opened; None if it can be."""
@@ -278,31 +275,28 @@ class Journal:
     ) -> int:
         """`is_limited`: by the limit on calls. `line_bytes`: limit on the line."""
         with self._lock:
-            return self._append_line(event, values, is_limited, line_bytes)
-
-    def _append_line(self, event: str, values: JsonObject, is_limited: bool, line_bytes: int | None) -> int:
-        if self._trajectory.closed:
-            return NOT_KEPT
-        position = self._size_bytes
-        line = as_json_with_raw({"event": event, "time": round(time.time(), 6), **values}) + b"\n"
-        if line_bytes is not None and len(line) > line_bytes:
-            return NOT_KEPT
-        if is_limited and self._exceeds_limit(position + len(line) - self._notes_bytes):
-            return NOT_KEPT
-        try:
-            write_all(self._trajectory.fileno(), line)
-        except OSError as error:
-            log.warning("a line of a trajectory is lost", extra=fields(event=event, why=error.strerror))
-            # The beginning of the line may have been written.
-            with suppress(OSError):
-                self._trajectory.truncate(position)
-            return NOT_KEPT
-        self._size_bytes += len(line)
-        if self._check is not None:
-            # Takes 0.2 ms for each MiB.
-            self._check = zlib.crc32(line, self._check)
-            self._write_mark()
-        return position
+            if self._trajectory.closed:
+                return NOT_KEPT
+            position = self._size_bytes
+            line = as_json_with_raw({"event": event, "time": round(time.time(), 6), **values}) + b"\n"
+            if line_bytes is not None and len(line) > line_bytes:
+                return NOT_KEPT
+            if is_limited and self._exceeds_limit(position + len(line) - self._notes_bytes):
+                return NOT_KEPT
+            try:
+                write_all(self._trajectory.fileno(), line)
+            except OSError as error:
+                log.warning("a line of a trajectory is lost", extra=fields(event=event, why=error.strerror))
+                # The beginning of the line may have been written.
+                with suppress(OSError):
+                    self._trajectory.truncate(position)
+                return NOT_KEPT
+            self._size_bytes += len(line)
+            if self._check is not None:
+                # Takes 0.2 ms for each MiB.
+                self._check = zlib.crc32(line, self._check)
+                self._write_mark()
+            return position
 
     def _write_mark(self) -> None:
         if self._mark is not None:

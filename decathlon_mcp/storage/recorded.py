@@ -15,6 +15,7 @@ from decathlon_mcp.differences import ReplyText
 from decathlon_mcp.errors import BadRequestError, DecathlonError, failure_text
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.logged_calls import NOT_KEPT, NOT_KEPT_MESSAGE, Positions, read_calls
+from decathlon_mcp.storage.trajectory import raw_line, read_line
 from decathlon_mcp.types import JsonObject, as_object, read_object
 
 Missing: TypeAlias = Literal["cancelled", "unanswered", "not kept"]
@@ -113,15 +114,9 @@ class RecordedEpisode:
                 following = self._positions[index + 1][1].call if index + 1 < len(self._positions) else None
                 overlaps = newest_reply > at.call or (following is not None and _end(at) > following)
                 newest_reply = max(newest_reply, at.reply)
-                lines.seek(at.call)
-                call = read_object(lines.readline()) or {}
-                if not call:
+                if not (call := read_line(lines, at.call)):
                     continue
-                line = b""
-                if at.reply != NOT_KEPT:
-                    lines.seek(at.reply)
-                    line = lines.readline()
-                reply, missing = _read_reply(line)
+                reply, missing = _read_reply(raw_line(lines, at.reply))
                 yield RecordedCall(
                     seq=seq,
                     name=str(call.get("name")),
@@ -137,10 +132,7 @@ class RecordedEpisode:
         with open_regular(self._file) as lines:
             for seq, at in self._positions:
                 if seq <= last and at.reply != NOT_KEPT:
-                    lines.seek(at.call)
-                    call = lines.readline()
-                    lines.seek(at.reply)
-                    yield _members(call), _members(lines.readline())
+                    yield _members(raw_line(lines, at.call)), _members(raw_line(lines, at.reply))
 
     def require_state_after(self, last: int) -> None:
         """Check that the episode stood still after this call, in a state to which its calls lead.
@@ -155,11 +147,7 @@ class RecordedEpisode:
         following = min((at.call for seq, at in self._positions if seq > last), default=None)
         with open_regular(self._file) as lines:
             for seq, at in before:
-                line = b""
-                if at.reply != NOT_KEPT:
-                    lines.seek(at.reply)
-                    line = lines.readline()
-                if (missing := _why_missing(line)) is not None:
+                if (missing := _why_missing(raw_line(lines, at.reply))) is not None:
                     why = "was cancelled" if missing == "cancelled" else "has no reply that could be compared"
                     raise BadRequestError(f"no branch after call {last}: call {seq} {why}; branch before it")
                 if self._claimed_at is not None and at.reply > self._claimed_at:

@@ -37,12 +37,17 @@ class TrajectoryCalls:
                     yield merged(call, read_line(lines, at.reply))
 
 
+def raw_line(lines: BinaryIO, position: int) -> bytes:
+    """One line as it is; empty if it was not kept."""
+    if position == NOT_KEPT:
+        return b""
+    lines.seek(position)
+    return lines.readline()
+
+
 def read_line(lines: BinaryIO, position: int) -> JsonObject | None:
     """Read one line; None if it was not kept or cannot be read."""
-    if position == NOT_KEPT:
-        return None
-    lines.seek(position)
-    return read_object(lines.readline())
+    return read_object(raw_line(lines, position))
 
 
 def has_ended(trajectory: Path) -> bool:
