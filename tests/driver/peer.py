@@ -260,8 +260,8 @@ class DriverPeer:
         self._received = anyio.Event()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll a condition: processes and files of other programs offer no event to wait for."""
+async def until(condition: Callable[[], object]) -> None:
+    """Poll a condition of which nothing tells, such as one of processes and files of other programs."""
     with anyio.fail_after(BOUND_SECONDS):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.02)

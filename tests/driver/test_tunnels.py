@@ -21,6 +21,7 @@ from decathlon_mcp.errors import DriverError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local import LocalProvider
 from tests.driver.peer import DriverPeer, WireError
+from tests.ports import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -44,12 +45,6 @@ async def driver(tmp_path: Path) -> AsyncGenerator[DriverClient]:
         connect(sandbox) as driver,
     ):
         yield driver
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @asynccontextmanager

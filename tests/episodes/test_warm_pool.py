@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.telemetry.metrics import Metrics
 from decathlon_mcp.types import Network
+from tests.driver.peer import until
 from tests.episodes.environment import (
     TOOLS,
     ended,
@@ -48,12 +49,6 @@ pytestmark = pytest.mark.anyio
 
 NUMBERS = itertools.count()
 PLAYER = Principal()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110  (a count that nothing announces)
-            await anyio.sleep(0.005)
 
 
 def is_pooled(name: str) -> bool:

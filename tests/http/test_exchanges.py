@@ -21,11 +21,12 @@ from decathlon_mcp.protocol import exchanges as exchanges_module
 from decathlon_mcp.protocol.exchanges import Exchange
 from decathlon_mcp.protocol.recognition import Recognition
 from decathlon_mcp.protocol.sdk import SessionTransport
+from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeTool, ToolError
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import ACCEPT
 from tests.http.restarting import RawSession, answer_of, events_of, restartable
-from tests.http.test_lost_clients import served_by_fake, until
+from tests.http.test_lost_clients import served_by_fake
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio

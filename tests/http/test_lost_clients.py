@@ -23,6 +23,7 @@ from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.telemetry.spans import Spans
+from tests.driver.peer import until
 from tests.episodes.environment import TOOLS, ended, running_registry
 from tests.fakes.driver import FakeRun
 from tests.fakes.provider import FakeProvider
@@ -90,13 +91,6 @@ async def client_process(
         finally:
             if process.returncode is None:
                 process.kill()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds."""
-    with anyio.fail_after(30):
-        while not condition():  # noqa: ASYNC110  (any change of state, not one event)
-            await anyio.sleep(0.01)
 
 
 async def started(registry: EpisodeRegistry, count: int) -> Episode:

@@ -18,10 +18,11 @@ from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
 from decathlon_mcp.protocol.lobby import EPISODE_KEY
 from decathlon_mcp.protocol.requests import OPERATION_KEY
 from tests.clients.relay import relayed
+from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import ACCEPT, INITIALIZE
-from tests.http.test_lost_clients import served_by_fake, until
+from tests.http.test_lost_clients import served_by_fake
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from decathlon_mcp.episodes import calls
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.http.authentication import Tokens
+from tests.driver.peer import until
 from tests.episodes.environment import TOOLS
 from tests.fakes.driver import FakeCall, FakeRun
 from tests.fakes.provider import FakeProvider
@@ -47,12 +48,6 @@ class Gate:
 
     def provider(self) -> FakeProvider:
         return FakeProvider(tools={"probe": {**TOOLS["probe"], "hang": self}})
-
-
-async def until(condition: Callable[[], object]) -> None:
-    with anyio.fail_after(30):
-        while not condition():  # noqa: ASYNC110  (any change of state, not one event)
-            await anyio.sleep(0.01)
 
 
 class SetUp:

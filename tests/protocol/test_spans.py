@@ -20,11 +20,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.telemetry.spans import Spans
 from decathlon_mcp.types import public_id
+from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeRun, ToolError
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import ACCEPT
 from tests.http.restarting import RawSession, answer_of
-from tests.http.test_lost_clients import served_by_fake, until
+from tests.http.test_lost_clients import served_by_fake
 from tests.probe.clients import connected
 from tests.probe.serving import Served
 from tests.protocol.test_policies import in_memory_client

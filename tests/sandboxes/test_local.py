@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,6 +24,7 @@ from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.processes import resources, signals
 from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
+from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -283,12 +283,6 @@ async def test_another_process_with_the_pid_of_a_dead_servers_is_not_killed(loca
                     await local.provider.sweep(local.owner)
                     assert not folder.exists()
             assert await stranger.cause_of_end() is None
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll a condition: /proc offers no event to wait for."""
-    while not condition():  # noqa: ASYNC110
-        await anyio.sleep(0.01)
 
 
 def leader_of(sandbox: Sandbox) -> int:

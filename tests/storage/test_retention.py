@@ -31,25 +31,29 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "episodes"
 
 
+def insert(store: Store, handle: str, *, ended: bool = True) -> None:
+    row = EpisodeRow(
+        id=handle,
+        agent_id=f"{handle}-agent",
+        server="me",
+        suite="s",
+        task="t",
+        phase="ready",
+        started_at=1.0,
+        spec={},
+        progress={},
+    )
+    store.insert_episode(row)
+    if ended:
+        store.end_episode(handle, "closed")
+
+
 def add(folder: Path, name: str, store: Store | None, *, ended: bool = True) -> Path:
     own = folder / name
     own.mkdir(parents=True)
     (own / "trajectory.jsonl").write_text("{}\n")
     if store is not None:
-        row = EpisodeRow(
-            id=name,
-            agent_id=f"{name}-agent",
-            server="me",
-            suite="s",
-            task="t",
-            phase="ready",
-            started_at=1.0,
-            spec={},
-            progress={},
-        )
-        store.insert_episode(row)
-        if ended:
-            store.end_episode(name, "closed")
+        insert(store, name, ended=ended)
     return own
 
 
@@ -166,20 +170,7 @@ async def test_folders_that_the_store_does_not_know_are_as_old_as_their_newest_f
 async def test_a_handle_that_is_no_name_deletes_nothing(store: Store, folder: Path, tmp_path: Path) -> None:
     add(folder, "one", store)
     for handle in ("..", ".", "", "../outside", "one/two"):
-        store.insert_episode(
-            EpisodeRow(
-                id=handle,
-                agent_id=f"{handle}-agent",
-                server="me",
-                suite="s",
-                task="t",
-                phase="ready",
-                started_at=1.0,
-                spec={},
-                progress={},
-            )
-        )
-        store.end_episode(handle, "closed")
+        insert(store, handle)
     (tmp_path / "outside").mkdir()
     assert await delete_old_episodes(store, folder, -1) == 1
     assert {"outside", "episodes"} <= set(names_in(tmp_path))

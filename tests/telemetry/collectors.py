@@ -14,7 +14,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ import pytest
 
 from tests.cli.conftest import COMMAND
 from tests.docs.pages import REPOSITORY, SERVER, below, block
+from tests.ports import free_port
 
 PAGE = "docs/monitoring.md"
 DASHBOARD = REPOSITORY / "packaging" / "grafana" / "decathlon-mcp.json"
@@ -45,12 +45,6 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager
