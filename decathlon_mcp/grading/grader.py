@@ -146,7 +146,7 @@ class Budget:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grader:
     """Runs the evaluator and the rubric's function of one job.
 
@@ -159,8 +159,7 @@ class Grader:
     budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
-        budget = Budget(self.job.deadline_seconds, 0 if self.job.in_place else 1)
-        object.__setattr__(self, "budget", budget)
+        self.budget = Budget(self.job.deadline_seconds, 0 if self.job.in_place else 1)
 
     async def run_evaluator(self) -> RunResult:
         """Run the task's evaluator as Toolathlon does (utils/evaluation/evaluator.py).
