@@ -6,13 +6,12 @@ A later grading takes the first from the checkout as it is then, and the second 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
 
-from decathlon_mcp.archives.reading import Kind, Member
+from decathlon_mcp.archives.reading import Kind, Member, digest_of
 from decathlon_mcp.archives.unpacking import MemberReader, checked_members, open_archive
 from decathlon_mcp.archives.writing import Entry, archive_chunks, save
 
@@ -100,10 +99,7 @@ def _content_id(reader: MemberReader, member: Member) -> str:
         case Kind.FOLDER:
             return FOLDER
         case Kind.FILE:
-            digest = hashlib.sha256()
-            for chunk in reader.body():
-                digest.update(chunk)
-            return digest.hexdigest()
+            return digest_of(reader.body())
         case _:
             return f"->{member.link}"
 

@@ -9,6 +9,7 @@ Interchange Format"). Global pax headers are ignored.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -316,6 +317,14 @@ def _extension(flag: bytes, body: bytes) -> dict[bytes, bytes]:
             fields[name] = value
         start = end
     return fields
+
+
+def digest_of(chunks: Iterable[bytes]) -> str:
+    """SHA-256 of a member's body, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def top_level_names(archive: Path) -> frozenset[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
+from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member, digest_of
 from decathlon_mcp.archives.workspace import CleanWorkspace
 from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.grading.job import GradingJob
@@ -97,12 +97,5 @@ def _line(reader: ArchiveReader, member: Member, path: PurePosixPath) -> bytes:
     if member.kind in (Kind.SYMLINK, Kind.HARD_LINK):
         kind, content = b"link", member.link.encode("utf-8", "surrogateescape")
     else:
-        kind, content = b"file", _content_digest(reader).encode()
+        kind, content = b"file", digest_of(reader.body()).encode()
     return b"\0".join((kind, str(path).encode("utf-8", "surrogateescape"), content)) + b"\n"
-
-
-def _content_digest(reader: ArchiveReader) -> str:
-    digest = hashlib.sha256()
-    for chunk in reader.body():
-        digest.update(chunk)
-    return digest.hexdigest()
