@@ -224,7 +224,7 @@ class McpEndpoints:
         request = Request(scope, receive)
         request_context = self._request_context(request)
         session_id = request.headers.get(SESSION_HEADER)
-        await self._tasks.manager.revive(session_id, request_context, request)
+        await self._tasks.manager.revive(session_id, request_context)
         opener = self._tasks.manager.opener(session_id)
         if opener is not None:
             request_context.access = opener.access
@@ -313,7 +313,7 @@ class McpEndpoints:
     ) -> None:
         """Serve a request in its request context."""
         manager, session_id = address.manager, request_context.principal.session
-        await manager.revive(session_id, request_context, request)
+        await manager.revive(session_id, request_context)
         if manager.belongs_to_other(session_id, request_context):
             await session_not_found()(request.scope, request.receive, send)
             return

@@ -63,7 +63,6 @@ def episodes(visit: Visit) -> Response:
         labels={name: value} if name and value else {},
         failed=True if show == "failed" else None,
         lost=True if show == "lost" else None,
-        phase=None,
         owner=visit.viewer.owner,
         with_branches=show == "branches" or bool(branch_of),
         branch_of=branch_of or None,
@@ -180,7 +179,7 @@ def find(visit: Visit) -> Response:
     if match is None:
         values = {"call": after or None, "q": text, "found": "nothing"}
         return visit.redirect(f"/e/{public_id}?{query(values)}#calls")
-    return visit.redirect(f"/e/{public_id}?{query({'call': match.seq, 'q': text})}#c{match.seq}")
+    return visit.redirect(f"/e/{public_id}?{query({'call': match, 'q': text})}#c{match}")
 
 
 def reply(visit: Visit) -> Response:

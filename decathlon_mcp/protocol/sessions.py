@@ -20,7 +20,6 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import InitializeRequestParams
 from msgspec import structs
 from pydantic import ValidationError
-from starlette.requests import Request
 
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.admission import share_of
@@ -231,7 +230,7 @@ class SessionManager(SessionManagerBase):
             request_context.principal.token,
         )
 
-    async def revive(self, session_id: str | None, request_context: RequestContext, request: Request) -> None:
+    async def revive(self, session_id: str | None, request_context: RequestContext) -> None:
         """Open the request's session again if an earlier server has opened it, at this path with this token.
 
         Raises AtCapacityError if as many sessions are open as may be.
@@ -246,14 +245,12 @@ class SessionManager(SessionManagerBase):
         try:
             async with lock:
                 if not self.is_open(session_id):
-                    await self._revive(self._saved, session_id, request_context, request)
+                    await self._revive(self._saved, session_id, request_context)
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._reviving.pop(session_id, None)
 
-    async def _revive(
-        self, saved: SavedSessions, session_id: str, request_context: RequestContext, request: Request
-    ) -> None:
+    async def _revive(self, saved: SavedSessions, session_id: str, request_context: RequestContext) -> None:
         session = saved.load(session_id)
         if session is None or not session.opened_by(request_context):
             return

@@ -31,7 +31,6 @@ from decathlon_mcp.storage.history.values import (
     EpisodeQuery,
     EpisodeSummary,
     EpisodeTree,
-    Match,
     NoteEntry,
     Page,
     RunComparison,
@@ -184,8 +183,8 @@ class EpisodeHistory:
         with self._trajectory(public_id) as opened:
             return [] if opened is None else opened[0].call_times()
 
-    def find(self, public_id: str, text: str, *, after: int = 0, failed_only: bool = False) -> Match | None:
-        """The next call after number `after` that has the text in its name, arguments or reply.
+    def find(self, public_id: str, text: str, *, after: int = 0, failed_only: bool = False) -> int | None:
+        """Number of the next call after `after` that has the text in its name, arguments or reply.
 
         Case does not matter for ASCII. `failed_only`: only calls that failed; with an empty text the next of
         those. Raises BadRequestError for a text above MAX_SEARCH_CHARACTERS.

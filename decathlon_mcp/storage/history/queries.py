@@ -224,7 +224,6 @@ def _conditions(query: EpisodeQuery) -> Iterator[Condition]:
         "run": query.run,
         "suite": query.suite,
         "task": query.task,
-        "phase": query.phase,
         "token": query.owner,
         "branch_of": query.branch_of,
     }
@@ -242,10 +241,6 @@ def _conditions(query: EpisodeQuery) -> Iterator[Condition]:
         yield f"outcome {'IN' if query.failed else 'NOT IN'} ({LOST}, {FAILED})", ()
     if query.lost is not None:
         yield f"outcome {'=' if query.lost else '<>'} {LOST}", ()
-    if query.started_after is not None:
-        yield "started_at >= ?", (query.started_after,)
-    if query.started_before is not None:
-        yield "started_at < ?", (query.started_before,)
     if not query.with_branches:
         yield "NOT is_derived", ()
 

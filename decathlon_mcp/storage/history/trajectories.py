@@ -20,7 +20,7 @@ from typing import Annotated, BinaryIO, Literal, NamedTuple, Self, TypeAlias
 import msgspec
 
 from decathlon_mcp.storage.disk import open_regular
-from decathlon_mcp.storage.history.values import CallEntry, CallTime, Entry, Match, NoteEntry, Text
+from decathlon_mcp.storage.history.values import CallEntry, CallTime, Entry, NoteEntry, Text
 from decathlon_mcp.types import JsonObject, as_object, read_object
 
 JSON_BYTES = 64 << 10
@@ -292,25 +292,21 @@ class TrajectoryReader:
             yield self._note(note)
             note = next(waiting, None)
 
-    def find(self, text: str, after: int, *, failed_only: bool) -> Match | None:
+    def find(self, text: str, after: int, *, failed_only: bool) -> int | None:
         """See `EpisodeHistory.find`."""
         index, needles = self._index, _needles(text)
         for seq in range(max(0, after) + 1, len(index.calls) + 1):
             if failed_only and not index.failed(seq):
                 continue
             if not text:
-                return Match(seq, "failed" if index.failed(seq) else "name")
+                return seq
             if (span := index.calls[seq]) is None:
                 continue
-            if (
-                text.lower()
-                in _short_members(self._read(span.start, min(span.size, PREFIX_BYTES))).name.lower()
-            ):
-                return Match(seq, "name")
-            if self._has(self.value_span(span), needles):
-                return Match(seq, "arguments")
+            name = _short_members(self._read(span.start, min(span.size, PREFIX_BYTES))).name
+            if text.lower() in name.lower() or self._has(self.value_span(span), needles):
+                return seq
             if (reply := index.replies[seq]) is not None and self._has(self.value_span(reply), needles):
-                return Match(seq, "reply")
+                return seq
         return None
 
     def note(self, number: int) -> NoteEntry | None:

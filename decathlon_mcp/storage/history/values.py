@@ -41,7 +41,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeQuery:
-    """Which episodes are wanted; what is None does not matter. Times in Unix seconds.
+    """Which episodes are wanted; what is None does not matter.
 
     `labels`: those that an episode must have, with these values. `task`: a task's id as clients spell it.
     `live`: it has not finished. `failed`: it has finished without success, lost ones included. `lost`: it has
@@ -56,9 +56,6 @@ class EpisodeQuery:
     live: bool | None = None
     failed: bool | None = None
     lost: bool | None = None
-    started_after: float | None = None
-    started_before: float | None = None
-    phase: str | None = None
     owner: str | None = None
     order: Order = "newest"
     with_branches: bool = False
@@ -360,11 +357,3 @@ class CallTime:
     start: float
     seconds: float | None
     failed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A call in which a text was found. `where`: the first member that has it."""
-
-    seq: int
-    where: Literal["name", "arguments", "reply", "failed"]
