@@ -87,10 +87,10 @@ _GIT = ("git", "-c", "core.fsmonitor=false", "--no-optional-locks")
 _STATUS = ("status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--ignored")
 
 
-def revision(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
+def revision(checkout: Path, parts: Iterable[PurePosixPath], secrets: Collection[PurePosixPath] = ()) -> str:
     """The commit of a git checkout, with a digest of changed files among `parts` appended if there are any.
 
-    Without git it is a digest of all files in `parts`.
+    Without git it is a digest of all files in `parts`. `secrets`: see `digest`.
     """
     parts = list(parts)
     if (checkout / ".git").exists():
@@ -100,14 +100,17 @@ def revision(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
         if head is not None and status is not None:
             changed = [PurePosixPath(entry[3:]) for entry in status.split("\0") if entry]
             changed = [path for path in changed if EXCLUDED_NAMES.isdisjoint(path.parts)]
-            return head.strip()[:REVISION_CHARACTERS] + (f"-{digest(checkout, changed)}" if changed else "")
-    return digest(checkout, parts)
+            return head.strip()[:REVISION_CHARACTERS] + (
+                f"-{digest(checkout, changed, secrets)}" if changed else ""
+            )
+    return digest(checkout, parts, secrets)
 
 
-def digest(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
+def digest(checkout: Path, parts: Iterable[PurePosixPath], secrets: Collection[PurePosixPath] = ()) -> str:
     """A digest of path and content of every file in these paths; one that does not exist counts by its name.
 
-    A file is read again only if its size, time or inode has changed.
+    A file is read again only if its size, time or inode has changed. `secrets` count by size and time:
+    clients see the digest, which must not confirm a guess of a password.
     """
     total = hashlib.sha256()
     for part in parts:
@@ -115,8 +118,11 @@ def digest(checkout: Path, parts: Iterable[PurePosixPath]) -> str:
         for path in walk(checkout, part):
             status = (checkout / path).lstat()
             if not stat.S_ISDIR(status.st_mode):
-                content = _content_digest(
-                    checkout / path, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ino
+                size, time_ns = status.st_size, status.st_mtime_ns
+                content = (
+                    f"{size} {time_ns}"
+                    if not {path, *path.parents}.isdisjoint(secrets)
+                    else _content_digest(checkout / path, status.st_mode, size, time_ns, status.st_ino)
                 )
                 total.update(f"{path}\0{content}\n".encode())
     return total.hexdigest()[:REVISION_CHARACTERS]

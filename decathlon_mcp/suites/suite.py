@@ -47,11 +47,11 @@ class Suite:
     @cached_property
     def revision(self) -> str:
         """A short text that changes when the checkout does; computed once."""
-        return revision(self.path, [*self._common, PurePosixPath(FOLDER)])
+        return revision(self.path, [*self._common, PurePosixPath(FOLDER)], self.profile.secrets)
 
     def revision_of(self, task: Task) -> str:
         """The revision of the files that an episode of this task uses, as they are now. Blocks: runs git."""
-        return revision(self.path, [*self._common, task.folder])
+        return revision(self.path, [*self._common, task.folder], self.profile.secrets)
 
     @cached_property
     def release(self) -> Release | None:
@@ -65,7 +65,7 @@ class Suite:
 
     def common_digest(self) -> str:
         """A digest of the files that every task uses, as they are now. Blocks."""
-        return archives.digest(self.path, self._common)
+        return archives.digest(self.path, self._common, self.profile.secrets)
 
     @property
     def _common(self) -> list[PurePosixPath]:

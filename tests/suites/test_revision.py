@@ -40,6 +40,14 @@ def test_without_git_it_depends_on_path_and_content(checkout: Checkout) -> None:
     assert checkout.load().revision == second, "another installation of the same suite has other times"
     (folder / "docs" / "task.md").write_text("Find the OTHER paper.")
     assert checkout.load().revision not in {first, second}, "of the same size"
+    checkout.write("configs/token_key_session.py", "password = 'one'")
+    os.utime(secret := checkout.path / "configs/token_key_session.py", (1, 1))
+    third = checkout.load().revision
+    secret.write_text("password = 'two'")
+    os.utime(secret, (1, 1))
+    assert checkout.load().revision == third, "no guess of a password can be confirmed"
+    os.utime(secret, (2, 2))
+    assert checkout.load().revision != third
     checkout.write("suite.yaml", "name: mine\n")
     assert checkout.load().revision != first
 
