@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import anyio
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -16,7 +13,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
@@ -37,17 +33,11 @@ from decathlon_mcp.http.held_episodes import HeldEpisodes
 from decathlon_mcp.http.metering import MeteredResponses
 from decathlon_mcp.http.requests import RawEndpoint
 from decathlon_mcp.page.application import PageApp
-from decathlon_mcp.protocol.sessions import SavedSession, delete_unused
-from decathlon_mcp.telemetry.logs import fields
-
-log = logging.getLogger("decathlon.edge")
 
 EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
 """Headers of a response that a page of an allowed origin may read."""
 PREFLIGHT_SECONDS = 7_200
 """How long a browser may rely on the answer to OPTIONS."""
-UNUSED_SECONDS = 60.0
-"""Time between two searches for stored sessions that no client has used for the idle time."""
 INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 
 /                          in a browser: what plays and what was played
@@ -140,33 +130,8 @@ def http_app(
     async def public_key(request: Request) -> Response:
         return JSONResponse(registry.signer.public.to_json())
 
-    async def close_streams_after_drain() -> None:
-        # At shutdown uvicorn waits for open connections, and a client's GET stream never ends by itself.
-        await registry.drained.wait()
-        for manager in endpoints.managers:
-            manager.close_standalone_streams()
-
-    async def delete_unused_sessions() -> None:
-        while True:
-            await anyio.sleep(min(UNUSED_SECONDS, registry.idle_seconds))
-            is_open: dict[str, SavedSession] = {}
-            for manager in endpoints.managers:
-                is_open |= manager.saved
-            try:
-                delete_unused(registry, is_open)
-            except DecathlonError as error:
-                log.warning("unused sessions could not be deleted", extra=fields(why=error.message))
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        async with AsyncExitStack() as stack:
-            for manager in endpoints.managers:
-                await stack.enter_async_context(manager.run())
-            tasks = await stack.enter_async_context(background_tasks())
-            tasks.start_soon(run_alone, close_streams_after_drain)
-            if registry.store is not None:
-                tasks.start_soon(run_for_ever, delete_unused_sessions)
-            yield
+    def lifespan(app: Starlette) -> AbstractAsyncContextManager[None]:
+        return endpoints.running()
 
     return HttpApp(
         endpoints,

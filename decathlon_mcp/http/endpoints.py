@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+import anyio
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.episodes.operations import check_operation
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
@@ -44,10 +47,21 @@ from decathlon_mcp.protocol.recognition import LABELS, SESSION, Recognition, rea
 from decathlon_mcp.protocol.requests import CANCELLED, LAST_EVENT_KEY, OPERATION_KEY, Envelope, EventId
 from decathlon_mcp.protocol.results import is_sessionless
 from decathlon_mcp.protocol.sdk import use_json_response
-from decathlon_mcp.protocol.sessions import AddressKind, SavedSessions, SessionManager
+from decathlon_mcp.protocol.sessions import (
+    AddressKind,
+    SavedSession,
+    SavedSessions,
+    SessionManager,
+    delete_unused,
+)
+from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
 
+log = logging.getLogger("decathlon.edge")
+
 SESSION_HEADER = SESSION.decode()
+UNUSED_SECONDS = 60.0
+"""Time between two searches for stored sessions that no client has used for the idle time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +101,35 @@ class McpEndpoints:
         self._by_kind = {"tasks": self._tasks, "episodes": self._episodes}
         self.managers = tuple(each.manager for each in (self._tasks, self._episodes, self._lobby))
         self._presence = Presence()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Sessions can be opened in the body; on exit all of them end."""
+        async with AsyncExitStack() as stack:
+            for manager in self.managers:
+                await stack.enter_async_context(manager.run())
+            tasks = await stack.enter_async_context(background_tasks())
+            tasks.start_soon(run_alone, self._close_streams_after_drain)
+            if self._registry.store is not None:
+                tasks.start_soon(run_for_ever, self._delete_unused_sessions)
+            yield
+
+    async def _close_streams_after_drain(self) -> None:
+        # At shutdown uvicorn waits for open connections, and a client's GET stream never ends by itself.
+        await self._registry.drained.wait()
+        for manager in self.managers:
+            manager.close_standalone_streams()
+
+    async def _delete_unused_sessions(self) -> None:
+        while True:
+            await anyio.sleep(min(UNUSED_SECONDS, self._registry.idle_seconds))
+            is_open: dict[str, SavedSession] = {}
+            for manager in self.managers:
+                is_open |= manager.saved
+            try:
+                delete_unused(self._registry, is_open)
+            except DecathlonError as error:
+                log.warning("unused sessions could not be deleted", extra=fields(why=error.message))
 
     def _accepts(self, headers: Mapping[bytes, bytes]) -> bool:
         return self._hosts.refusal("POST", headers.items()) is None
