@@ -164,13 +164,16 @@ async def http_session(
     alone or in a group (see `cause_of`).
     """
 
+    session_ended = anyio.Event()
+
     async def inspect_response(response: httpx.Response) -> None:
-        if response.request.method != "POST":
-            return
-        if response.status_code >= 400:
+        is_post = response.request.method == "POST"
+        if response.headers.get("content-type", "").startswith("text/event-stream"):
+            stream = cast("httpx.AsyncByteStream", response.stream)
+            stream = _SilencedStream(stream, session_ended)
+            response.stream = _WatchedStream(stream, on_truncation) if is_post else stream
+        elif is_post and response.status_code >= 400:
             on_error_response(ErrorResponse(response.status_code, await response.aread()))
-        elif response.headers.get("content-type", "").startswith("text/event-stream"):
-            response.stream = _WatchedStream(cast("httpx.AsyncByteStream", response.stream), on_truncation)
 
     hook: Callable[[httpx.Response], Awaitable[None]] = inspect_response
     options: dict[str, Any] = {"max_sse_event_size": None} if LIMITS_EVENT_SIZE else {}
@@ -178,7 +181,10 @@ async def http_session(
     async with _SilenceableClient(may_send, event_hooks=hooks, **_options(headers)) as client:
         transport = cast("Any", streamable_http_client(url, http_client=client, **options))
         async with transport as (read, write, *_), Session(read, write) as session:
-            yield session
+            try:
+                yield session
+            finally:
+                session_ended.set()
 
 
 def http_client(headers: dict[str, str]) -> httpx.AsyncClient:
@@ -211,6 +217,25 @@ class _SilenceableClient(httpx.AsyncClient):
             return await super().send(request, **options)
         status = {"GET": 405, "POST": 202}.get(request.method, 200)
         return httpx.Response(status, request=request)
+
+
+class _SilencedStream(httpx.AsyncByteStream):
+    """An event stream that is silent after the end of its session."""
+
+    # The transport ends later than its session, and the SDK logs a traceback for an event that comes between.
+
+    def __init__(self, stream: httpx.AsyncByteStream, session_ended: anyio.Event) -> None:
+        self._stream = stream
+        self._session_ended = session_ended
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._stream:
+            if self._session_ended.is_set():
+                await anyio.sleep_forever()
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 class _WatchedStream(httpx.AsyncByteStream):
