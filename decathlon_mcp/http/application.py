@@ -162,6 +162,8 @@ def http_app(
         ],
         exception_handlers={
             DecathlonError: Refusals(bodies),
+            404: Refusals(bodies).handle_unknown_address,
+            405: Refusals(bodies).handle_unknown_address,
             UnauthorizedError: handle_unauthorized,
             BodyError: handle_body_error,
         },

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mcp_types import INVALID_REQUEST, ErrorData
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from decathlon_mcp.errors import AtCapacityError, DecathlonError
+from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError
 from decathlon_mcp.http.bodies import BodyDisconnectError, BodyError, BodyReader
 from decathlon_mcp.protocol.requests import RequestId, request_id_of
 from decathlon_mcp.protocol.results import error_code, error_data
@@ -70,6 +71,16 @@ class Refusals:
         except BodyError as body_error:
             return await handle_body_error(request, body_error)
         return _refusal(error, STATUS.get(error.code, 500), request_id)
+
+    async def handle_unknown_address(self, request: Request, error: Exception) -> Response:
+        """Starlette's handler of its 404 and 405: a POST comes from an MCP client with another address."""
+        assert isinstance(error, HTTPException)
+        if request.method != "POST":
+            return PlainTextResponse(error.detail, error.status_code, headers=error.headers)
+        known = "the lobby is /mcp, a task /tasks/TASK/mcp, an episode /episodes/EPISODE/mcp"
+        return await self(
+            request, BadRequestError(f"there is no MCP server at {request.url.path[:200]}; {known}")
+        )
 
     async def _request_id(self, request: Request) -> RequestId | None:
         """The id of the JSON-RPC request in a POST; None if there is none. Raises BodyError."""

@@ -1,4 +1,4 @@
-"""The first page: what plays now, the runs, and the latest failures."""
+"""The first page: what plays now, the runs (without any, the latest episodes), and the latest failures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from decathlon_mcp.page.site import Site, Visit
 from decathlon_mcp.storage.history.values import EpisodeQuery
 
 FRONT_RUNS = 12
+FRONT_EPISODES = 10
 FRONT_FAILURES = 10
 
 
@@ -19,9 +20,15 @@ def front(visit: Visit) -> Response:
     """`/`"""
     owner = visit.viewer.owner
     failures = visit.history.episodes(EpisodeQuery(failed=True, owner=owner), limit=FRONT_FAILURES)
+    runs = visit.history.runs(owner=owner, limit=FRONT_RUNS)
+    # Attempts without the label `run`, as of programs that play single episodes.
+    episodes = (
+        () if runs.items else visit.history.episodes(EpisodeQuery(owner=owner), limit=FRONT_EPISODES).items
+    )
     response = visit.render(
         "front.html",
-        runs=visit.history.runs(owner=owner, limit=FRONT_RUNS),
+        runs=runs,
+        episodes=episodes,
         failures=failures.items,
     )
     response.headers["Vary"] = "Accept"

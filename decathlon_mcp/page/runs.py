@@ -48,7 +48,8 @@ def runs(visit: Visit) -> Response:
     if name := visit.query("name"):
         return _run(visit, name)
     page = visit.history.runs(owner=visit.viewer.owner, cursor=visit.query("cursor") or None)
-    return visit.render("runs.html", runs=page)
+    played = page.items or visit.history.episodes(EpisodeQuery(owner=visit.viewer.owner), limit=1).items
+    return visit.render("runs.html", runs=page, played=bool(played))
 
 
 def run(visit: Visit) -> Response:

@@ -101,6 +101,13 @@ async def test_an_sdk_client_shows_the_message_for_an_unknown_task(served: Serve
             pass
 
 
+@pytest.mark.parametrize("path", ["/", "/task/find-answer/mcp", "/tasks/find-answer"])
+async def test_an_sdk_client_at_a_wrong_path_shows_the_right_ones(served: Served, path: str) -> None:
+    with connection_fails("/tasks/TASK/mcp"):
+        async with connected(served.url + path):
+            pass
+
+
 async def test_a_sessionless_client_at_a_task_falls_back_to_the_handshake(served: Served) -> None:
     async with connected(served.task("find-answer"), "sessionless") as client:
         assert client.protocol_version == "2025-11-25"

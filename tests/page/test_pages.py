@@ -78,6 +78,17 @@ async def test_commands_are_shown_as_any_shell_finds_them(
             assert f">{expected} serve<" in await text_of(client, "/runs")
 
 
+async def test_episodes_without_a_run_are_on_the_front(state: Path) -> None:
+    with Folder(state) as folder:
+        played = folder.add("1" * 48)
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        front = await text_of(client, "/")
+        assert f'href="/e/{played}"' in front
+        for page in (front, await text_of(client, "/runs")):
+            assert "Nothing was played" not in page
+
+
 async def test_the_front_shows_runs_and_the_latest_failures(state: Path) -> None:
     with Folder(state) as folder:
         folder.add("1" * 48, labels={"run": "alpha"}, task="won")
