@@ -147,7 +147,14 @@ class Summary:
         ]
         episodes = sum(task.episodes for task in self.tasks)
         lost = sum(task.lost for task in self.tasks)
-        rows.append([f"{len(self.tasks)} tasks", str(episodes), str(lost), *_cells(self, ks)])
+        rows.append(
+            [
+                f"{len(self.tasks)} task{'' if len(self.tasks) == 1 else 's'}",
+                str(episodes),
+                str(lost),
+                *_cells(self, ks),
+            ]
+        )
         widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
         return "\n".join(_line(row, widths) for row in (head, *rows))
 

@@ -168,8 +168,10 @@ class SessionOwner:
         if isinstance(cause, RuntimeError):
             return ProtocolError(str(cause))
         reason = str(cause) or type(cause).__name__
-        problem = "no server answers at" if self._session is None else "lost the connection to"
-        return ConnectionLostError(f"{problem} {self.address}: {reason}")
+        if self._session is None:
+            reason += "; `decathlon-mcp serve` starts one"
+            return ConnectionLostError(f"no server answers at {self.address}: {reason}")
+        return ConnectionLostError(f"lost the connection to {self.address}: {reason}")
 
 
 OpenSession: TypeAlias = Callable[[SessionOwner], AbstractAsyncContextManager[Session]]

@@ -30,6 +30,8 @@ def main() -> None:
         from decathlon_mcp.cli.app import run
 
         status = run(sys.argv[1:])
+    except KeyboardInterrupt:  # during the imports
+        status = 130
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in PROJECT_PACKAGES:

@@ -7,6 +7,8 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from anyio import to_thread
+
 from decathlon_mcp.cli.options import DEFAULT_PORT
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import PAGE_HOST, AllowedHosts
@@ -45,7 +47,9 @@ async def view(states: Sequence[Path], port: int | None, opens: bool) -> int:
     configure_logging("warning", "text")
     _require_folders(states)
     key = load_or_create_page_key(states[0])
-    site = Site(EpisodeHistory(states), Sessions(PageKey(key)), folders=tuple(map(str, states)))
+    history = EpisodeHistory(states)
+    await to_thread.run_sync(history.run_names)  # raises SettingsError for a folder of another version
+    site = Site(history, Sessions(PageKey(key)), folders=tuple(map(str, states)))
     with listen("127.0.0.1", VIEW_PORT if port is None else port) as listener:
         address = f"http://{PAGE_HOST}:{listener.getsockname()[1]}/"
 

@@ -95,7 +95,8 @@ class Refusals:
 
 async def handle_unauthorized(request: Request, error: Exception) -> Response:
     """Starlette's handler of UnauthorizedError."""
-    message = "a token is needed: send it as `Authorization: Bearer TOKEN`"
+    problem = "this server has no such token" if "authorization" in request.headers else "a token is needed"
+    message = f"{problem}: send it as `Authorization: Bearer TOKEN`"
     details = ErrorData(code=UNAUTHORIZED, message=message)
     return error_response(401, details, headers={"WWW-Authenticate": "Bearer"})
 

@@ -16,6 +16,7 @@ from typing import cast
 import anyio
 import anyio.to_thread
 import uvicorn
+from anyio.abc import TaskStatus
 from starlette.types import ASGIApp
 
 from decathlon_mcp.background import run_for_ever
@@ -123,8 +124,9 @@ async def serve_http(
         await drain()
         server.should_exit = True
 
-    async def stop_on_signal() -> None:
+    async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
             async for number in signals:
                 log.info("stopping", extra=fields(signal=signal.Signals(number).name))
                 if handing_over.is_set():
@@ -155,7 +157,8 @@ async def serve_http(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run_for_ever, collect_garbage)
-        tasks.start_soon(stop_on_signal)
+        # An interrupt until here ends this; one in uvicorn's startup would be logged with a traceback.
+        await tasks.start(stop_on_signal)
         tasks.start_soon(drain_and_stop)
         tasks.start_soon(run_for_ever, connections.sweep)
         await server.serve(sockets=[listener])

@@ -13,11 +13,13 @@ from decathlon_mcp.page.rendering import duration, exact, number
 from decathlon_mcp.storage.history.values import CallTime, CurvePoint, Estimate
 
 WIDTH, HEIGHT = 720, 220
-LEFT, RIGHT, TOP, BOTTOM = 40, 12, 12, 28
+LEFT, RIGHT, TOP, BOTTOM = 40, 40, 12, 28
 MAX_LANES = 12
 MAX_BARS = 400
 """Calls that have a bar each; beyond, bars stand for the calls of a stretch of time."""
 LABEL_WIDTH = 90
+SHORT_SECONDS = 600.0
+"""Span of time below which labels show seconds, since the minutes of neighbours would be the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,13 @@ def _frame(x: Scale, y: Scale, points: Sequence[CurvePoint], by: Literal["step",
     for value in _ticks(y.low, y.high):
         parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value)}" y2="{y(value)}"/>')
         parts.append(f'<text class="tick end" x="{LEFT - 6}" y="{y(value) + 4}">{value:g}</text>')
+    shown = slice(11, 19) if points[-1].at - points[0].at < SHORT_SECONDS else slice(5, 16)
     free_from = -math.inf
     for point in points:
         if x(point.at) < free_from:
             continue
         free_from = x(point.at) + LABEL_WIDTH
-        text = f"{point.at:g}" if by == "step" else exact(point.at)[5:16]
+        text = f"{point.at:g}" if by == "step" else exact(point.at)[shown]
         parts.append(f'<text class="tick middle" x="{x(point.at)}" y="{HEIGHT - 8}">{escape(text)}</text>')
     return "".join(parts)
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -173,3 +174,50 @@ async def test_an_invalid_line_of_the_tokens_file_is_named(shell: Shell) -> None
 async def test_a_ready_file_that_cannot_be_written_is_an_error(shell: Shell) -> None:
     output = shell.error("serve", "--port", "0", "--ready-file", "no/where", status=1)
     assert output == "--ready-file: no/where: No such file or directory"
+
+
+INTERRUPTS = {
+    "imports": """
+class Interrupt:
+    def find_spec(name, *_):
+        if name == "decathlon_mcp.cli.app":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt)
+""",
+    # The last step before uvicorn's own startup.
+    "start": """
+from decathlon_mcp.http import watching
+create_page = watching.create_page
+def interrupted(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+    return create_page(*arguments)
+watching.create_page = interrupted
+""",
+}
+
+
+@pytest.mark.parametrize("moment", INTERRUPTS)
+def test_an_interrupt_before_the_server_is_ready_prints_nothing(shell: Shell, moment: str) -> None:
+    program = f"import os, signal, sys{INTERRUPTS[moment]}from decathlon_mcp.cli import main\nmain()"
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "serve",
+        "--no-supervisor",
+        "--port",
+        "0",
+        "--isolation",
+        "none",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=shell.folder,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -61,3 +63,13 @@ def test_a_folder_that_there_is_not_is_named(shell: Shell) -> None:
     done = shell.run("view", "/no/such/folder")
     assert done.returncode == 1
     assert "/no/such/folder is not a folder" in done.stderr
+
+
+def test_a_folder_of_another_version_is_refused_before_the_page_is_served(
+    shell: Shell, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        connection.execute("PRAGMA user_version = 4")
+    done = shell.run("view", str(tmp_path), "--port", "0")
+    assert done.returncode == 1
+    assert "has schema 4, and this version of decathlon-mcp needs" in done.stderr

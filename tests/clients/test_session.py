@@ -216,8 +216,8 @@ async def test_a_server_with_tokens_requires_one(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(line)
     tokens = Tokens.read(tmp_path / "tokens")
     async with serving(tmp_path / "state", provider="local", tokens=tokens) as served:
-        for wrong in (None, "guessed"):
-            with pytest.raises(AccessDeniedError, match="a token is needed"):
+        for wrong, problem in ((None, "a token is needed"), ("guessed", "this server has no such token")):
+            with pytest.raises(AccessDeniedError, match=problem):
                 async with Decathlon(served.url, token=wrong):
                     pass
         async with Decathlon(served.url, token=secret) as d, d.episode("find-answer") as e:
