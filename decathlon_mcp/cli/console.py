@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,9 @@ STATUS_SECONDS = 5.0
 """Interval of the lines that show a wait in a pipe."""
 MAX_REPLY_LINES = 6
 MAX_LINE_CHARACTERS = 300
+MAX_INDENT = 12
+"""Columns by which the rest of a long line is indented at most."""
+MIN_WIDTH = 20
 
 
 class ScriptConsole:
@@ -26,35 +30,34 @@ class ScriptConsole:
         self._console = Console(highlight=False, markup=False, stderr=stderr)
 
     def line(self, label: str, text: str, style: str = "") -> None:
-        self._print(Text.assemble((f"  {label:<9} ", "bold"), (text, style)))
+        self._print(f"  {label:<9} ", "bold", text, style)
 
     def title(self, text: str) -> None:
-        self._print(Text(f"\n{text}", "bold cyan"))
+        self._console.print(Text(f"\n{text}", "bold cyan"), soft_wrap=True)
 
     def prompt(self, text: str) -> None:
         for number, line in enumerate(text.splitlines()):
-            self._print(Text.assemble((f"  {'prompt' if number == 0 else '':<9} ", "bold"), (line, "dim")))
+            self.line("prompt" if number == 0 else "", line, "dim")
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> None:
         arguments_json = json.dumps(arguments, ensure_ascii=False) if arguments else ""
-        self._print(
-            Text.assemble(("\n  → ", "bold blue"), (tool, "bold blue"), f" {_shorten(arguments_json)}")
-        )
+        self._console.print()
+        self._print(f"  → {tool} ", "bold blue", _shorten(arguments_json))
 
     def progress(self, progress: float, total: float | None, message: str | None) -> None:
         share = f"{progress:g} of {total:g}" if total else f"{progress:g}"
-        self._print(Text(f"    · {message or 'in progress'} ({share})", "magenta"))
+        self._print("    · ", "magenta", f"{message or 'in progress'} ({share})", "magenta")
 
     def reply(self, text: str, *, failed: bool = False) -> None:
         lines = text.splitlines() or ["(empty)"]
         for number, line in enumerate(lines[:MAX_REPLY_LINES]):
             arrow = "  ← " if number == 0 else "    "
-            self._print(Text.assemble((arrow, "bold green"), (_shorten(line), "red" if failed else "")))
+            self._print(arrow, "bold green", _shorten(line), "red" if failed else "")
         if len(lines) > MAX_REPLY_LINES:
-            self._print(Text(f"    … {len(lines) - MAX_REPLY_LINES} more lines", "dim"))
+            self._print("    … ", "dim", f"{len(lines) - MAX_REPLY_LINES} more lines", "dim")
 
     def error(self, text: str) -> None:
-        self._print(Text(f"  ✗ {text}", "bold red"))
+        self._print("  ✗ ", "bold red", text, "bold red")
 
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncGenerator[None]:
@@ -77,8 +80,20 @@ class ScriptConsole:
             await anyio.sleep(STATUS_SECONDS)
             self.line("waiting", f"{what}: {anyio.current_time() - started:.0f} s …")
 
-    def _print(self, text: Text) -> None:
-        self._console.print(text, soft_wrap=True)
+    def _print(self, head: str, head_style: str, text: str, style: str = "") -> None:
+        if self._console.is_terminal:
+            # Between words and indented; addresses stay whole, so that they can be copied.
+            indent = min(len(head), MAX_INDENT)
+            lines = textwrap.wrap(
+                text,
+                max(self._console.width - indent, MIN_WIDTH),
+                initial_indent=" " * (len(head) - indent),
+                break_long_words=False,
+                break_on_hyphens=False,
+                replace_whitespace=False,
+            )
+            text = f"\n{' ' * indent}".join(lines)[len(head) - indent :]
+        self._console.print(Text.assemble((head, head_style), (text, style)), soft_wrap=True)
 
 
 def _shorten(text: str) -> str:

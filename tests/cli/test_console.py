@@ -1,0 +1,37 @@
+"""The console of `demo`: lines on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from decathlon_mcp.cli.console import ScriptConsole
+
+TEXT = "Find the recipe for tomorrow's batch, by experiment."
+ADDRESS = f"http://127.0.0.1:8765/episodes/{'c' * 48}/mcp"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_long_lines_break_between_words_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    console = ScriptConsole()
+    console.prompt(TEXT)
+    console.line("episode", ADDRESS)
+    console.call("lab__run_simulation", {"name": "too-hot", "temperature": 61})
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert ADDRESS in printed
+    lines = [line.rstrip() for line in printed.splitlines()]
+    if not terminal:
+        assert f"  prompt    {TEXT}" in lines
+        return
+    assert lines[:2] == ["  prompt    Find the recipe for", "            tomorrow's batch, by"]
+    assert lines[-3:] == [
+        '  → lab__run_simulation {"name":',
+        '            "too-hot", "temperature":',
+        "            61}",
+    ]
