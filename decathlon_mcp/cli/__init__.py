@@ -19,6 +19,10 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command in `sys.argv` and exit: 0 success, 1 error, 2 usage error."""
+    # libuv aborts if it has to close 0, 1 or 2, which a socket gets where the parent has closed it.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
     if sys.argv[1:2] == ["serve"]:
         # Before anything else is imported: the supervisor stays small.
         from decathlon_mcp.cli import supervisor

@@ -841,11 +841,12 @@ def run(words: Sequence[str]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader closed the pipe. Without this, the interpreter would flush stdout again at exit and fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (Exception, BaseExceptionGroup) as error:
+        pipes = error.split(BrokenPipeError)[1] is None if isinstance(error, BaseExceptionGroup) else False
+        if pipes or isinstance(error, BrokenPipeError):
+            # The reader closed the pipe. Without this, the interpreter would flush stdout at exit and fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         if (message := failure_message(error)) is None:
             raise
         report(message)

@@ -23,11 +23,16 @@ MAX_INDENT = 12
 MIN_WIDTH = 20
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # as print does; rich would raise SystemExit
+
+
 class ScriptConsole:
     """Prints the steps of a script on stdout or stderr."""
 
     def __init__(self, *, stderr: bool = False) -> None:
-        self._console = Console(highlight=False, markup=False, stderr=stderr)
+        self._console = _Console(highlight=False, markup=False, stderr=stderr)
 
     def line(self, label: str, text: str, style: str = "") -> None:
         self._print(f"  {label:<9} ", "bold", text, style)
