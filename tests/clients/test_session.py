@@ -20,6 +20,7 @@ from decathlon_client import (
     Episode,
     EpisodeEndedError,
     ProtocolError,
+    RequestError,
     SetUpError,
     opener,
     sdk,
@@ -117,7 +118,15 @@ async def test_an_unreachable_server_is_reported_with_its_address(free_port: int
 
 
 async def test_a_server_of_another_kind_is_a_protocol_error(served: Served) -> None:
-    with pytest.raises(ProtocolError, match="404"):
+    async with relayed(served) as (relay, url):
+        relay.statuses = [404]
+        with pytest.raises(ProtocolError, match="404"):
+            async with Decathlon(url):
+                pass
+
+
+async def test_a_wrong_path_of_the_server_is_refused_with_the_right_ones(served: Served) -> None:
+    with pytest.raises(RequestError, match="the lobby is /mcp"):
         async with Decathlon(f"{served.url}/elsewhere"):
             pass
 
