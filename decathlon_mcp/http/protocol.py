@@ -147,7 +147,7 @@ class _ResponseTransport:
         """Write now, except for the first data, which wait for the next or the loop's next iteration."""
         if self._flush_soon is None:
             self._head = data
-            self._flush_soon = self._loop.call_soon(self._flush)
+            self._flush_soon = self._loop.call_soon(self.flush)
         elif self._head is not None:
             head, self._head = self._head, None
             self._flush_soon.cancel()
@@ -155,13 +155,14 @@ class _ResponseTransport:
         else:
             self._transport.write(data)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what waits."""
         head, self._head = self._head, None
         if head is not None and not self._transport.is_closing():
             self._transport.write(head)
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def is_closing(self) -> bool:
@@ -366,6 +367,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             _send_without_chunks(cycle)
         super()._start_asgi_task(cycle, app)
 
+    def shutdown(self) -> None:
+        self._flush_response()
+        super().shutdown()
+
+    def _flush_response(self) -> None:
+        """Write what waits of the last response, before an error is written or the connection closed."""
+        if self._running is not None:
+            cast("_ResponseTransport", self._running.transport).flush()
+
     @property
     def _last(self) -> RequestResponseCycle | None:
         """The last request whose head is complete. uvicorn does not annotate that there may be none."""
@@ -436,6 +446,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.transport.abort()
                 return
             self._disconnect(self._running)
+        self._flush_response()
         self._connections.metrics.responses.labels(status).inc()
         text = message.encode("ascii")
         self.transport.write(
