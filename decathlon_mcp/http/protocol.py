@@ -359,6 +359,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Responses.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._flush_response()  # of a request before it
         self._running = cycle
         if self._is_last:
             cycle.keep_alive = False
@@ -372,7 +373,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().shutdown()
 
     def _flush_response(self) -> None:
-        """Write what waits of the last response, before an error is written or the connection closed."""
+        """Write what waits of a response, before anything else is written or the connection is closed."""
         if self._running is not None:
             cast("_ResponseTransport", self._running.transport).flush()
 
