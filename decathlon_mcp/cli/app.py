@@ -842,8 +842,8 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except (Exception, BaseExceptionGroup) as error:
-        pipes = error.split(BrokenPipeError)[1] is None if isinstance(error, BaseExceptionGroup) else False
-        if pipes or isinstance(error, BrokenPipeError):
+        errors = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])
+        if errors.split(BrokenPipeError)[1] is None:
             # The reader closed the pipe. Without this, the interpreter would flush stdout at exit and fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0

@@ -21,6 +21,7 @@ MAX_LINE_CHARACTERS = 300
 MAX_INDENT = 12
 """Columns by which the rest of a long line is indented at most."""
 MIN_WIDTH = 20
+"""Columns that the text of a line has at least, on however narrow a terminal."""
 
 
 class _Console(Console):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -24,6 +22,7 @@ from tests.cheats.agent import (
     cheat_server,
     open_episode,
 )
+from tests.disks import small_disk
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 
@@ -135,13 +134,8 @@ if os.fork() == 0:
 @pytest.fixture
 def disk(tmp_path: Path) -> Generator[Path]:
     """A file system in memory that one sandbox could fill."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=150m", "tmpfs", str(tmp_path)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small file system requires root")
-    try:
-        yield tmp_path
-    finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    with small_disk(tmp_path, 150) as folder:
+        yield folder
 
 
 async def test_saving_a_full_sandbox_does_not_fill_the_disk(

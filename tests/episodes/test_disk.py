@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +17,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import AtCapacityError, EpisodeClaimedError
 from decathlon_mcp.storage.disk import DiskSpace
+from tests.disks import small_disk
 from tests.driver.peer import until
 from tests.episodes.environment import ended, exits_with, running_registry
 from tests.fakes.driver import FakeCall
@@ -36,13 +35,8 @@ def disk(tmp_path: Path) -> Generator[Path]:
     """A file system of DISK_MIB in memory."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small file system requires root")
-    try:
+    with small_disk(folder, DISK_MIB):
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 async def big(call: FakeCall) -> str:
