@@ -34,6 +34,7 @@ from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import DecathlonError, LimitExceededError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.labels import check_labels
 from decathlon_mcp.storage.journal import MAX_NOTE_LINE_BYTES, MAX_NOTES, Journal
 from decathlon_mcp.storage.snapshots import SavedStates
 from decathlon_mcp.storage.store import Store
@@ -311,6 +312,16 @@ class Episode:
                 f"the note is not kept: its line has at most {MAX_NOTE_LINE_BYTES} bytes, an episode has at "
                 f"most {MAX_NOTES} notes of limited size, and the disk must have room"
             )
+
+    def add_label(self, name: str, value: str) -> None:
+        """Add a label that is known only when the episode has begun; the verdict has it too.
+
+        Raises BadRequestError for one that is not allowed, and the error of an ended episode.
+        """
+        if self.state.phase is Phase.ENDED:
+            raise self.state.end_error()
+        self.spec = replace(self.spec, labels=check_labels({**self.spec.labels, name: value}))
+        self.records.set_labels(self.spec.labels)
 
     def write_head(self) -> None:
         """Write the first line of the trajectory: what is fixed when the episode starts, without secrets."""

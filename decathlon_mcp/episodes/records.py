@@ -227,6 +227,12 @@ class EpisodeRecords:
                 calls=calls,
             )
 
+    def set_labels(self, labels: Mapping[str, str]) -> None:
+        if self._store is not None:
+            self._store.set_labels(self._id, labels)
+        elif self._row is not None:
+            self._row = replace(self._row, labels=labels)
+
     def set_verdict(self, verdict: JsonObject) -> None:
         if self._store is not None:
             self._store.set_verdict(self._id, verdict)
