@@ -17,6 +17,7 @@ from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.differences import Difference
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.calls import EpisodeCalls
+from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.records import (
     EpisodeRecords,
@@ -357,7 +358,7 @@ class Episode:
             **({} if progress.image_digest is None else {"image_digest": progress.image_digest}),
             **({"prepared": True} if progress.prepared else {}),
         )
-        self.records.update(Phase.READY, ready_at=datetime.now(UTC), sealed=sealed)
+        self.records.update(Phase.READY, ready_at=datetime.now(UTC), ready=Instant.now(), sealed=sealed)
         self.lease.mark_ready()
         self.become_ready(tool_session)
 
