@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
@@ -27,13 +28,13 @@ def new_file(out: Path, *, force: bool) -> Generator[BinaryIO]:
     if out.is_dir():
         raise BadRequestError(f"{out} is a folder; name a file")
     _refuse_existing(out, force=force)
-    with _unnamed_file(out.absolute().parent) as file:
+    with _unnamed_file(out) as file:
         yield file
         file.flush()
         _refuse_existing(out, force=force)
         named = _beside(out)
         try:
-            # A directory's descriptor, which an absolute path ignores, makes os.link follow the link in /proc.
+            # With any descriptor, which an absolute path ignores, os.link follows the link in /proc.
             os.link(f"/proc/self/fd/{file.fileno()}", named, src_dir_fd=file.fileno())
             os.replace(named, out)  # noqa: PTH105  (documented as atomic)
         finally:
@@ -41,10 +42,23 @@ def new_file(out: Path, *, force: bool) -> Generator[BinaryIO]:
 
 
 @contextmanager
-def _unnamed_file(folder: Path) -> Generator[BinaryIO]:
-    """A file in this folder without a name, of which nothing is left if the process is killed."""
-    with os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), "w+b") as file:
-        yield file
+def _unnamed_file(out: Path) -> Generator[BinaryIO]:
+    """A file beside without a name, of which nothing is left if the process is killed."""
+    try:
+        descriptor = os.open(out.absolute().parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
+            raise
+        # This file system (NFS, some of FUSE) has no files without a name.
+        partial = _beside(out)
+        try:
+            with partial.open("x+b") as file:
+                yield file
+        finally:
+            partial.unlink(missing_ok=True)
+    else:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
 
 
 @contextmanager
@@ -86,7 +100,7 @@ def new_folder(out: Path, *, holds: str, force: bool) -> Generator[Path]:
 
 def _remove_unfinished(out: Path) -> None:
     """Remove what an export to this folder left that was killed: nobody has its lock."""
-    for partial in out.absolute().parent.glob(f".{glob.escape(out.name)}.????????{PARTIAL}"):
+    for partial in out.absolute().parent.glob(f".{glob.escape(out.absolute().name)}.????????{PARTIAL}"):
         with suppress(OSError):
             lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
