@@ -705,7 +705,8 @@ def serve_episode(
     """Let an agent's program play a task and grade it, or serve an episode to an agent.
 
     The program runs in namespaces, without the state folder and the tasks' files, and reaches its episode
-    and its model. Exit status 0 if every attempt passed, 4 if one did not, 5 if one has no verdict.
+    and its model. Exit status 0 if every attempt passed, 4 if one did not, 5 if one has no verdict or if all
+    ended before a call.
 
     Without `--run`, an episode is served at `http://HOST:PORT/mcp` until a signal. It can only be played
     there; `verdict` grades it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
@@ -21,7 +22,7 @@ from decathlon_mcp.agents.configuration import (
 )
 from decathlon_mcp.agents.launch import NamespaceLauncher
 from decathlon_mcp.agents.programs import find_program
-from decathlon_mcp.agents.reach import Endpoint, hosts_file, read_endpoints
+from decathlon_mcp.agents.reach import Endpoint, Reached, hosts_file, read_endpoints
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 
@@ -153,6 +154,26 @@ def test_model_is_that_of_the_options_or_the_variables_or_the_program() -> None:
         "127.0.1.1\ta.test",
         "127.0.1.2\tb.test",
     ]
+
+
+def test_only_an_endpoint_that_took_no_connection_was_not_reached() -> None:
+    here, there = Endpoint("a.test", 443, "127.0.1.1"), Endpoint("b.test", 443, "127.0.1.2")
+    reached = Reached()
+    # What a program can cause by many connections says nothing about the endpoint.
+    for number in (errno.EMFILE, errno.EADDRNOTAVAIL):
+        reached.add(here, OSError(number, "of this process"))
+        several = OSError("all attempts failed")
+        several.__cause__ = ExceptionGroup("attempts", [OSError(errno.ECONNREFUSED, ""), OSError(number, "")])
+        reached.add(here, several)
+    assert reached.why_not == ""
+    reached.add(here, OSError(errno.ECONNREFUSED, "refused"))
+    reached.add(there, TimeoutError())
+    assert reached.why_not == "a.test:443: [Errno 111] refused; b.test:443: no answer within 20 s"
+    reached.add(here)
+    assert reached.why_not == "b.test:443: no answer within 20 s"
+    reached.add(there)
+    reached.add(there, TimeoutError())
+    assert reached.why_not == ""
 
 
 @pytest.mark.parametrize("url", ["models.test", "ftp://models.test", "http://[::1]:8000", "http://a:b"])
