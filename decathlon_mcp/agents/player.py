@@ -38,7 +38,8 @@ log = logging.getLogger("decathlon.agents")
 
 
 STATUS_LABEL, RUNNING, KILLED = "program_status", "running", "killed"
-"""Label of an episode: the exit status of its program, as a shell has it, or one of these."""
+"""Label of an episode: the exit status of its program, as a shell has it, or one of these. It stays `RUNNING`
+if the attempt was over before the program."""
 
 
 class ProgramFailedError(Exception):
@@ -80,9 +81,10 @@ class AgentPlayer:
                 f"{self.program.name} made no call, and its model could not be reached ({reached.why_not}); "
                 f"its output ends with: {self.last_output}"
             )
-        if served.state.phase is not Phase.ENDED:
+        # An attempt that was claimed, or met a limit, is graded since; its verdict has the labels of then.
+        if served.claim is None and served.state.phase is not Phase.ENDED:
             served.add_label(STATUS_LABEL, KILLED if status is None else str(status))
-            if status is None and served.claim is None:
+            if status is None:
                 await episode.truncate()
         return status
 

@@ -226,6 +226,7 @@ def test_program_that_never_ends_is_killed_with_all_that_it_started(
     assert "waiting" in errors
     verdict = json.loads(output)
     assert verdict["truncated"]
+    assert verdict["labels"]["program_status"] == "killed"
     assert verdict["labels"]["agent_isolation"] == ("none" if trusted else "namespaces")
     assert not _sleeping(mark)
     if trusted:
@@ -290,7 +291,7 @@ def test_attempts_without_calls_are_played_again_only_when_asked_for(
         assert [result["verdict"]["reward"] for result in results] == rewards
         assert "every attempt ended" not in errors
     assert [result["verdict"]["labels"].get("again") for result in results] == ["without_calls", None]
-    assert [result["verdict"]["labels"]["program_status"] for result in results] == ["0", "0"]
+    assert [result["verdict"]["labels"]["program_status"] for result in results] == ["running"] * 2
     assert len(verdicts.read_bytes().splitlines()) == 2
     assert len(list(state.glob("episodes/*"))) == 3
     assert list(tmp_path.glob(".verdicts*")) == []
