@@ -48,7 +48,7 @@ from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     program_version,
 )
 from decathlon_mcp.sandboxes.bubblewrap.network import PROGRAM, OwnNetwork
-from decathlon_mcp.sandboxes.bubblewrap.resources import Host, as_user, read_status, user_of
+from decathlon_mcp.sandboxes.bubblewrap.resources import STATUS_BYTES, Host, as_user, read_status, user_of
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
 from decathlon_mcp.sandboxes.local import LOCAL, LocalEnvironment, check_folder
 from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
@@ -68,10 +68,6 @@ class HostProvider(NamespaceProvider):
         self._hidden = tuple(hidden)
         self._by_network: dict[bool, HostFiles] = {}
         self._environment = LocalEnvironment()
-
-    @staticmethod
-    def label(owner: str) -> str:
-        return f"{owner}.namespaces"
 
     async def environment(self, image: str | None) -> str | None:
         identity = await self._environment.identity()
@@ -185,7 +181,7 @@ class IsolatedCommand:
     @property
     def first_process(self) -> ProcessId:
         """The command's process, once it runs. Raises SandboxLostError."""
-        pid = read_status(os.pread(self._status, os.fstat(self._status).st_size, 0)).get("child-pid")
+        pid = read_status(os.pread(self._status, STATUS_BYTES, 0)).get("child-pid")
         found = ProcessId.of(pid) if isinstance(pid, int) else None
         if found is None:
             raise SandboxLostError("the command in namespaces has ended")
