@@ -23,6 +23,7 @@ from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.processes import resources
 from decathlon_mcp.sandboxes.processes.resources import remove_folder
+from decathlon_mcp.sandboxes.processes.table import ProcessId
 from decathlon_mcp.storage.instance import Successor, instance_lock
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.types import public_id
@@ -216,6 +217,26 @@ def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
     with Store.open(dead.state, dead.name) as store:
         assert store.session(f"s{dead.name}") is None
     assert shell.run("gc").stdout.startswith("nothing is left")
+
+
+def test_what_a_stranger_says_is_neither_removed_nor_killed(
+    shell: Shell, server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    dead, named = server(), tmp_path / "named"
+    dead.kill()
+    named.mkdir()
+    with subprocess.Popen(["sleep", "600"]) as victim:
+        (named / "owner").write_text(dead.name)
+        process_id = ProcessId.of(victim.pid)
+        assert process_id is not None
+        resources.write_process(named / "leader", process_id)
+        variables = {"DECATHLON_SANDBOX": f"{dead.name}/{named}"}
+        with subprocess.Popen(["/bin/sleep", "600"], env=variables) as forger:
+            assert "1 sandbox," in shell.run("gc", "--abandon").stdout
+            assert (victim.poll(), forger.poll()) == (None, None)
+            forger.kill()
+        victim.kill()
+    assert len([*named.iterdir()]) == 2
 
 
 def test_a_sandbox_that_has_ended_is_removed_and_its_episode_left_to_the_next_server(

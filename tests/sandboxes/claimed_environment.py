@@ -13,12 +13,14 @@ import struct
 import sys
 from pathlib import Path
 
-PR_SET_MM, PR_SET_MM_MAP = 35, 14
+PR_SET_PDEATHSIG, PR_SET_MM, PR_SET_MM_MAP = 1, 35, 14
 PROT_READ, MAP_NORESERVE = 1, 0x4000
 
 
 def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
+    # It must not outlive the test, which may be killed.
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.mmap.restype = libc.sbrk.restype = ctypes.c_void_p
     size = int(sys.argv[1]) << 20
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
