@@ -180,8 +180,7 @@ Lifetime
 Every valid line from the server renews the driver's lease: the `survive_seconds` of `attach`, or
 LEASE_SECONDS if that is 0 or no server has attached yet. When it expires, the driver kills all processes that
 it started and exits. With 0, the end of its stdin is the end too. Every process that it starts has
-MARK_VARIABLE in its environment, by which the driver recognizes it, and SANDBOX_VARIABLE if the driver itself
-has it, by which a provider finds leftover processes after the driver was killed.
+MARK_VARIABLE in its environment, which says with which call it ends.
 
 With MEMORY_VARIABLE, the driver keeps the sandbox's memory below that many MiB (`memory.py`), and exits with
 OUT_OF_MEMORY_EXIT where it cannot.
@@ -191,7 +190,6 @@ VERSION = 6
 LEASE_SECONDS = 60.0
 LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
-SANDBOX_VARIABLE = "DECATHLON_SANDBOX"
 MARK_VARIABLE = "DECATHLON_MARK"
 MEMORY_VARIABLE = "DECATHLON_MEMORY_MIB"
 COUNTER_BITS = 32

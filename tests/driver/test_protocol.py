@@ -337,15 +337,6 @@ async def test_lease_variable_is_not_inherited(python: str) -> None:
         assert wire.LEASE_VARIABLE not in result["stdout"]
 
 
-async def test_sandbox_variable_is_always_inherited(python: str) -> None:
-    async with driver(python, {wire.SANDBOX_VARIABLE: "owner/name"}) as peer:
-        for inherit in ("all", "minimal"):
-            result = await peer.request(
-                wire.RUN, **slow_run(argv=["env"], output_bytes=100_000, inherit=inherit)
-            )
-            assert f"{wire.SANDBOX_VARIABLE}=owner/name\n" in result["stdout"]
-
-
 async def test_backpressure_bounds_memory_and_loses_no_reply(python: str) -> None:
     """The servers send ten times what fits into pipes and buffers."""
     process = await anyio.open_process([python, *wire.BOOT_COMMAND[1:]], stderr=None)

@@ -49,7 +49,7 @@ from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     program_version,
 )
 from decathlon_mcp.sandboxes.bubblewrap.network import PROGRAM, OwnNetwork
-from decathlon_mcp.sandboxes.bubblewrap.resources import Host, as_user, read_status, user_of
+from decathlon_mcp.sandboxes.bubblewrap.resources import STATUS_BYTES, Host, as_user, read_status, user_of
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
 from decathlon_mcp.sandboxes.local import LOCAL, LocalEnvironment, check_folder
 from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
@@ -69,10 +69,6 @@ class HostProvider(NamespaceProvider):
         self._hidden = tuple(hidden)
         self._files_with_network: HostFiles | None = None
         self._environment = LocalEnvironment()
-
-    @staticmethod
-    def label(owner: str) -> str:
-        return f"{owner}.namespaces"
 
     async def __aenter__(self) -> Self:
         # A search of all files that sandboxes can read, for up to seconds: not in the event loop.
@@ -192,7 +188,7 @@ class IsolatedCommand:
     @property
     def first_process(self) -> ProcessId:
         """The command's process, once it runs. Raises SandboxLostError."""
-        pid = read_status(os.pread(self._status, os.fstat(self._status).st_size, 0)).get("child-pid")
+        pid = read_status(os.pread(self._status, STATUS_BYTES, 0)).get("child-pid")
         found = ProcessId.of(pid) if isinstance(pid, int) else None
         if found is None:
             raise SandboxLostError("the command in namespaces has ended")
