@@ -197,6 +197,8 @@ def test_what_would_be_long_to_repair_is_an_error() -> None:
     few, many = ([{"type": "x"}] * (MAX_NODES // nodes) for nodes in (5, 2))
     assert relayed({"content": few}) is not None
     assert relayed({"content": many}) is None
+    text = {"type": "text", "text": "a line"}
+    assert relayed({"content": [{**text, "annotations": None}] * 1_250}) == {"content": [text] * 1_250}
     # Not counted: what is not looked at.
     assert relayed({"content": [{"type": "x"}], "structuredContent": {"a": [0] * 2 * MAX_NODES}}) is not None
     with pytest.raises(msgspec.ValidationError, match="too many faults"):
