@@ -26,7 +26,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver_client.heartbeat import Heartbeat
 from decathlon_mcp.driver_client.link import NO_SURVIVAL, DriverLink, Request, Survival
-from decathlon_mcp.driver_client.mcp_schema import LogParams, ProgressParams, is_valid_notification
+from decathlon_mcp.driver_client.mcp_repair import valid_notification
+from decathlon_mcp.driver_client.mcp_schema import LogParams, ProgressParams
 from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
 from decathlon_mcp.driver_client.stream import Loss
@@ -532,13 +533,14 @@ def _validated(kind: type[_Kind], reply: Any) -> _Kind:
 def relayed_notification(notification: Notification) -> tuple[bool, JsonObject] | None:
     """Whether a call's notification is progress (else a log message), and its params for the client.
 
-    None for one that MCP does not allow. Keys that look like this server's own are removed.
+    What MCP does not allow in them is left out, and keys that look like this server's own. None if a required
+    one is faulty.
     """
     is_progress = notification.method == wire.PROGRESS
     params = notification.decoded()
-    if params is None or not is_valid_notification(params, ProgressParams if is_progress else LogParams):
-        return None
-    return is_progress, without_own_keys(params)
+    if params is not None:
+        params = valid_notification(params, ProgressParams if is_progress else LogParams)
+    return None if params is None else (is_progress, without_own_keys(params))
 
 
 def _checked_tools(server: str, info: ServerInfo) -> ServerInfo:
