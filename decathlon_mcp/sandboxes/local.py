@@ -26,8 +26,9 @@ import anyio.to_thread
 from anyio import to_thread
 from decathlon_sandbox import wire
 
+from decathlon_mcp.archives.packing import pack_folder
 from decathlon_mcp.archives.unpacking import unpack
-from decathlon_mcp.archives.writing import ArchiveSource, pack_folder
+from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.errors import BadRequestError, ImageError
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding
 from decathlon_mcp.sandboxes.processes.first_process import FirstProcess, Launch

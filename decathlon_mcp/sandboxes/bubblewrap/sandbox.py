@@ -14,9 +14,10 @@ from typing import TypeVar
 from anyio import to_thread
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor
+from decathlon_mcp.archives.packing import pack_at
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import MemberReader, open_archive, unpack_members
-from decathlon_mcp.archives.writing import ArchiveSource, pack_at
+from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
 from decathlon_mcp.sandboxes.base import SCRATCH, SandboxSpec, check_folder
 from decathlon_mcp.sandboxes.bubblewrap.mounts import WritableFolder
@@ -97,7 +98,7 @@ class BubblewrapSandbox(ProcessSandbox):
 
 
 def files_do_not_fit(folder: PurePosixPath) -> LimitExceededError:
-    return LimitExceededError(f"the files for {folder} do not fit into the sandbox's memory")
+    return LimitExceededError(f"the files for {folder} do not fit into the sandbox's memory", budget="memory")
 
 
 @contextmanager

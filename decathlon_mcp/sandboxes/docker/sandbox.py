@@ -13,6 +13,7 @@ from anyio import to_thread
 from anyio.abc import ByteStream
 from docker.errors import APIError, NotFound
 
+from decathlon_mcp.archives.packing import counted
 from decathlon_mcp.archives.unpacking import with_owner
 from decathlon_mcp.archives.writing import ArchiveSource, empty_archive, pack_empty_folders, save
 from decathlon_mcp.errors import (
@@ -197,7 +198,7 @@ class DockerSandbox:
         def get(api: Api) -> None:
             # With "/.", member names are relative to the folder, and a link to a folder is followed.
             with closing(get_archive(api, self._container.id, f"{folder}/.")) as chunks:
-                save(self._while_open(chunks), archive, limit_bytes)
+                save(counted(self._while_open(chunks)), archive, limit_bytes)
 
         if await self._repeat(lambda api: self._refusal_of_path(api, lambda: get(api))):
             await to_thread.run_sync(lambda: save(empty_archive(), archive, limit_bytes))
