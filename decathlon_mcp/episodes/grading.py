@@ -209,7 +209,8 @@ class EpisodeGrader:
 
         Every process is killed first, except those that the suite's settings spare.
         """
-        async with self.admission.captures:
+        finder = self.episode.sandbox_factory.fault_finder(self.episode.public_id)
+        async with self.admission.captures, finder.deciding(sandbox):
             await driver.freeze(spare=self.episode.spec.task.spared)
 
         @asynccontextmanager
@@ -236,6 +237,7 @@ class EpisodeGrader:
             credentials=self.resources.credentials,
             in_place=in_place,
             grades_truncated=factory.grades_truncated,
+            fault_finder=factory.fault_finder(episode.public_id),
         )
         verdict = await with_room(episode, partial(grade, job))
         with CancelScope(shield=True):

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.grading.fault import FaultFinder
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -40,7 +41,8 @@ class GradingJob:
     `common` is the suite's common archive; the archives of `credentials` are unpacked over it.
     `deadline_seconds` is for all runs together, and counts while a sandbox is open. `in_place`: the evaluator
     runs in the agent's own sandbox, on the workspace as it is there. `grades_truncated` False: an attempt
-    that a limit ended is forfeited instead.
+    that a limit ended is forfeited instead. `fault_finder`: decides about failures of the provider; without
+    one they give no reward.
     """
 
     attempt: Attempt
@@ -53,3 +55,4 @@ class GradingJob:
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     in_place: bool = False
     grades_truncated: bool = True
+    fault_finder: FaultFinder | None = None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from decathlon_mcp.sandboxes.base import LimitName, Limits
+from decathlon_mcp.sandboxes.usage import Usage
 
 CONTROLLERS: Final[Mapping[LimitName, str]] = {"memory": "memory", "cpus": "cpu", "pids": "pids"}
 REMOVE_SECONDS = 5.0
@@ -108,14 +109,27 @@ class Group:
 
     @property
     def was_out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process of the group for its memory."""
+        """Whether the kernel has killed a process of the group for its memory, once it was at its own limit.
+
+        Where the whole machine lacks memory, the kernel kills processes of groups that are below theirs.
+        """
         for folder in self.folders:
-            for name in ("memory.events", "memory.oom_control"):
-                with suppress(OSError):
-                    fields = (line.split() for line in (folder / name).read_text("ascii").splitlines())
-                    if any(field[0] == "oom_kill" and int(field[1]) > 0 for field in fields):
-                        return True
+            events = _numbers(folder / "memory.events") or _numbers(folder / "memory.oom_control")
+            if not events.get("oom_kill"):
+                continue
+            failures = ("memory.failcnt", "memory.memsw.failcnt")  # version 1
+            if events.get("max") or any(_number(folder / name) for name in failures):
+                return True
         return False
+
+    def usage(self) -> Usage:
+        """The parts of its memory and of its number of processes that it uses now."""
+        memory = pids = None
+        for folder in self.folders:
+            memory = memory or _part(folder / "memory.current", folder / "memory.max")
+            memory = memory or _part(folder / "memory.usage_in_bytes", folder / "memory.limit_in_bytes")
+            pids = pids or _part(folder / "pids.current", folder / "pids.max")
+        return Usage(memory, pids)
 
     def remove(self) -> bool:
         """Remove it, once its processes were killed; whether it is gone. Blocks."""
@@ -128,6 +142,28 @@ class Group:
                     return False
                 time.sleep(0.01)  # nothing reports it
         return True
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Lines of a name and a number; none of a file that is not there."""
+    try:
+        lines = [line.split() for line in file.read_text("ascii").splitlines()]
+        return {line[0]: int(line[1]) for line in lines}
+    except (OSError, ValueError, IndexError):
+        return {}
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None for "max" and for a file that is not there."""
+    try:
+        return int(file.read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _part(used: Path, limit: Path) -> float | None:
+    total, current = _number(limit), _number(used)
+    return None if not total or current is None else current / total
 
 
 def _values(limits: Limits) -> Iterator[tuple[str, str]]:

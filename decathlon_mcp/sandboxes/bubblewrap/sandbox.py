@@ -25,6 +25,7 @@ from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
 from decathlon_mcp.sandboxes.processes.sandbox import ProcessSandbox
 from decathlon_mcp.sandboxes.processes.signals import ProcessSignaller
+from decathlon_mcp.sandboxes.usage import Usage
 
 MAX_BATCH = 256
 """Members without a body that are read at once."""
@@ -58,6 +59,7 @@ class BubblewrapSandbox(ProcessSandbox):
         self._open_root = resources.open_root
         self._writable = [folder.path for folder in folders if folder.path != SCRATCH]
         self._user = user
+        self._group = resources.group
 
     async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
         self._check_open()
@@ -92,6 +94,10 @@ class BubblewrapSandbox(ProcessSandbox):
         """`get`. Blocks."""
         with closing_descriptor(self._open_root()) as root, FolderCursor(root) as cursor:
             pack_at(cursor, folder.parts[1:], archive, limit_bytes)
+
+    async def usage(self, sandboxes: int) -> Usage:
+        """See `MeasuredSandbox`. Its files are in its memory."""
+        return await to_thread.run_sync(self._group.usage, limiter=self._threads)
 
     async def _run(self, work: Callable[[], None]) -> None:
         await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
