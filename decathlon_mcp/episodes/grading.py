@@ -118,7 +118,7 @@ async def capture_workspace(
         if is_full(error):
             raise DiskFullError("the server's disk is full: there is no room for the workspace") from error
         raise
-    return CapturedWorkspace(archive, sealed)
+    return CapturedWorkspace(archive, sealed, location=folder)
 
 
 def attempt_of(episode: Episode) -> Attempt:
