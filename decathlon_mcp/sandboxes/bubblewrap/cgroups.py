@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from decathlon_mcp.sandboxes.base import LimitName, Limits
-from decathlon_mcp.sandboxes.usage import Usage
+from decathlon_mcp.sandboxes.usage import FULL, Usage
 
 CONTROLLERS: Final[Mapping[LimitName, str]] = {"memory": "memory", "cpus": "cpu", "pids": "pids"}
 REMOVE_SECONDS = 5.0
@@ -117,8 +117,9 @@ class Group:
             events = _numbers(folder / "memory.events") or _numbers(folder / "memory.oom_control")
             if not events.get("oom_kill"):
                 continue
-            failures = ("memory.failcnt", "memory.memsw.failcnt")  # version 1
-            if events.get("max") or any(_number(folder / name) for name in failures):
+            # Version 1 has a count of failures too, which Linux 6.18 leaves at 0.
+            most = _part(folder / "memory.max_usage_in_bytes", folder / "memory.limit_in_bytes")
+            if events.get("max") or (most is not None and most >= FULL):
                 return True
         return False
 
