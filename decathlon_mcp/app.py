@@ -37,6 +37,7 @@ from decathlon_mcp.episodes.tools.cache import ToolLists
 from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.episodes.web import RecordedWeb
 from decathlon_mcp.errors import DecathlonError, SettingsError
+from decathlon_mcp.grading.fault import ProviderHealth
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.sandboxes.base import Limits, Provider
@@ -305,6 +306,7 @@ async def sandbox_factories(
     """
     factories: dict[str, SandboxFactory] = {}
     providers: dict[ProviderName, Provider] = {}
+    health: dict[ProviderName, ProviderHealth] = {}
     async with AsyncExitStack() as stack:
         for suite in suites:
             name = provider_for(suite, settings)
@@ -315,9 +317,12 @@ async def sandbox_factories(
                         f"--prepared: sandboxes of the provider {name} cannot be saved; use --provider gvisor"
                     )
                 providers[name] = await stack.enter_async_context(provider)
+                health[name] = ProviderHealth(settings.max_sandboxes)
             common = scratch / f"{suite.name}.tar"
             await _write_common_archive(suite, common, settings.state)
-            factories[suite.name] = create_sandbox_factory(suite, providers[name], common, settings)
+            factories[suite.name] = create_sandbox_factory(
+                suite, providers[name], common, settings, health[name]
+            )
         yield factories
 
 
@@ -373,9 +378,13 @@ async def _delete_old_episodes(store: Store, state: Path, keep_days: float) -> N
 
 
 def create_sandbox_factory(
-    suite: Suite, provider: Provider, common: Path, settings: Settings
+    suite: Suite,
+    provider: Provider,
+    common: Path,
+    settings: Settings,
+    health: ProviderHealth | None = None,
 ) -> SandboxFactory:
-    """The sandboxes of one suite. `common`: the suite's common archive."""
+    """The sandboxes of one suite. `common`: the suite's common archive. `health`: of the provider."""
     cuts_overlong = suite.profile.cuts_overlong if settings.overlong is None else settings.overlong == "cut"
     grades_truncated = (
         suite.profile.grades_truncated if settings.at_limit is None else settings.at_limit == "grade"
@@ -395,6 +404,7 @@ def create_sandbox_factory(
         reply_bytes=settings.max_reply_mib << 20,
         dense=settings.dense,
         servers=settings.servers,
+        health=health or ProviderHealth(settings.max_sandboxes),
     )
 
 

@@ -316,8 +316,8 @@ class Settings(BaseModel):
     )
     snapshot_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         8192,
-        description="Space for the saved states of all episodes, in MiB. Beyond it, the oldest are deleted. "
-        "0: none is saved.",
+        description="Space for the saved states of all episodes, in MiB. Beyond it, the oldest of the token "
+        "that has most are deleted. 0: none is saved.",
     )
     snapshots_kept: Count = Field(
         8, description="Saved states of one episode. Beyond that, its oldest ones are deleted."

@@ -43,14 +43,14 @@ from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,
     DriverError,
-    LimitExceededError,
     SandboxLostError,
     SnapshotError,
 )
+from decathlon_mcp.grading.fault import AgentsFaultError, FaultFinder, fault_by_evidence
 from decathlon_mcp.grading.job import CapturedWorkspace
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
-from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
+from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.snapshots import SavedState, discard, nearest_state
 from decathlon_mcp.storage.store import SandboxRow
@@ -186,14 +186,17 @@ class EpisodeRunner:
                 return await _with_web(await self._play_with(resources), resources)
             except DecathlonError as error:
                 # Before the tools are ready, nothing of the agent can run.
-                if not episode.was_ready or not may_be_the_agents_fault(error):
+                fault = fault_by_evidence(error)
+                if not episode.was_ready or fault is None or not fault.is_agents:
                     raise
                 episode.close_attempt()
                 if episode.claim is None:  # its lease has just expired
                     raise
                 episode.calls.close()
                 attempt = await anyio.to_thread.run_sync(attempt_of, episode)
-                verdict = verdict_without_grading(attempt, status="forfeited", detail=error.message)
+                is_decided = isinstance(error, AgentsFaultError)
+                detail = error.message if is_decided else f"{error.message} ({fault.rule})"
+                verdict = verdict_without_grading(attempt, status="forfeited", detail=detail)
                 return await _with_web(verdict, resources)
 
     async def _play_with(self, resources: EpisodeResources) -> Verdict:
@@ -211,7 +214,10 @@ class EpisodeRunner:
                     require_whole_record(episode)
                     sandbox, driver = await self._open_agent_sandbox(agent_stack, resources)
                 if driver is not None:
-                    async with episode.snapshots.saving(sandbox, driver, self._sealed):
+                    async with (
+                        episode.snapshots.saving(sandbox, driver, self._sealed),
+                        self._fault_finder.deciding(sandbox),
+                    ):
                         await self._wait_for_claim(driver)
                     require_whole_record(episode)
                     if episode.spec.task.in_place:
@@ -512,7 +518,11 @@ class EpisodeRunner:
             if self._capture_was_tried:
                 driver = None
             self._capture_was_tried = True
-            captured = await capture_workspace(self._episode, sandbox, driver, self._scratch, self._sealed)
+            async with self._fault_finder.deciding(sandbox):
+                captured = await capture_workspace(
+                    self._episode, sandbox, driver, self._scratch, self._sealed
+                )
+            self._fault_finder.health.note_success(self._episode.public_id)
             self._episode.mark_captured()
             await agent_stack.aclose()
         return captured
@@ -522,6 +532,10 @@ class EpisodeRunner:
         if not self._recovery_is_counted:
             self._recovery_is_counted = True
             self._episode.metrics.recovered(result)
+
+    @property
+    def _fault_finder(self) -> FaultFinder:
+        return self._episode.sandbox_factory.fault_finder(self._episode.public_id)
 
     @property
     def _agent_name(self) -> str:
@@ -543,14 +557,3 @@ async def _with_web(verdict: Verdict, resources: EpisodeResources) -> Verdict:
     if resources.web is None:
         return verdict
     return verdict.model_copy(update={"web": await resources.web.use()})
-
-
-def may_be_the_agents_fault(error: DecathlonError) -> bool:
-    """Whether the agent may have caused this failure of its sandbox or of a service, once it could play.
-
-    It can exhaust their memory and processes, keep the driver from answering or break it, and write more than
-    the workspace's limit. It cannot end the engine.
-    """
-    if isinstance(error, SandboxLostError):
-        return ended_from_inside(error)
-    return isinstance(error, CallTimeoutError | DriverError | LimitExceededError)

@@ -17,7 +17,7 @@ import logging
 import math
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -37,6 +37,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
+from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.inputs import GradingInputs
 from decathlon_mcp.grading.job import GradingJob
 from decathlon_mcp.grading.rubric import FUNCTION_ARGUMENTS, function_location
@@ -206,6 +207,8 @@ class Grader:
             try:
                 result = await self._run_once(command, environment)
                 failure = no_exit(result)
+            except AgentsFaultError as error:
+                failure = f"could not run: {error.message}"
             except SandboxLostError as error:
                 if not ended_from_inside(error):
                     if error.data.get("booted") is False and boots < MAX_BOOTS:
@@ -237,20 +240,21 @@ class Grader:
         try:
             async with self._open_sandbox() as (sandbox, driver), self.budget.spend() as seconds:
                 started = anyio.current_time()
-                await self._fill(sandbox, driver)
-                result = await driver.run(
-                    command(sandbox.root),
-                    cwd=str(sandbox.root),
-                    env={
-                        **PYTHON_ENVIRONMENT,
-                        **REPOSITORY_ENVIRONMENT,
-                        **dict(profile.environment),
-                        **environment(sandbox.root),
-                    },
-                    timeout_seconds=max(1.0, seconds - (anyio.current_time() - started)),
-                    output_bytes=OUTPUT_CHARACTERS // 2,
-                    channel=True,
-                )
+                async with self._deciding(sandbox):
+                    await self._fill(sandbox, driver)
+                    result = await driver.run(
+                        command(sandbox.root),
+                        cwd=str(sandbox.root),
+                        env={
+                            **PYTHON_ENVIRONMENT,
+                            **REPOSITORY_ENVIRONMENT,
+                            **dict(profile.environment),
+                            **environment(sandbox.root),
+                        },
+                        timeout_seconds=max(1.0, seconds - (anyio.current_time() - started)),
+                        output_bytes=OUTPUT_CHARACTERS // 2,
+                        channel=True,
+                    )
         except Exception:
             # The program has ended by itself: a sandbox that then fails to close does not change its result.
             if result is None:
@@ -258,6 +262,12 @@ class Grader:
             log.exception("closing a sandbox for grading failed", extra=fields(task=self.job.attempt.task))
         assert result is not None
         return result
+
+    def _deciding(self, sandbox: Sandbox) -> AbstractAsyncContextManager[None]:
+        """Around what the agent's files may make fail. Other errors are about the program: see `_run`."""
+        if self.job.fault_finder is None:
+            return nullcontext()
+        return self.job.fault_finder.deciding(sandbox, (ProviderUnavailableError, OSError, MemoryError))
 
     @asynccontextmanager
     async def _open_sandbox(self) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
