@@ -4,11 +4,39 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+
+@contextmanager
+def failing_disk(folder: Path, mib: int = 32) -> Generator[Callable[[], None]]:
+    """Mount a file system at a folder; the function lets the kernel find an error in it.
+
+    Then nothing can be written there any more, also into files that are open (EROFS). The test is skipped
+    where that is not allowed.
+    """
+    image = folder.with_suffix(".img")
+    with image.open("wb") as file:
+        file.truncate(mib << 20)
+    # Without a journal, so that the kernel has nothing to say about it.
+    make = ["mkfs.ext4", "-q", "-O", "^has_journal", str(image)]
+    mount = ["mount", "-o", "loop,errors=remount-ro", str(image), str(folder)]
+    if os.geteuid() != 0 or any(
+        subprocess.run(command, capture_output=True, check=False).returncode != 0 for command in (make, mount)
+    ):
+        pytest.skip("mounting a file system requires root and a loop device")
+    source = subprocess.check_output(["findmnt", "-no", "SOURCE", str(folder)], text=True).strip()
+
+    def fail() -> None:
+        Path(f"/sys/fs/ext4/{Path(source).name}/trigger_fs_error").write_text("test\n")
+
+    try:
+        yield fail
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @contextmanager

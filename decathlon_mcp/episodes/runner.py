@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from decathlon_mcp.background import in_any_case, run_alone
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
@@ -59,6 +60,8 @@ from decathlon_mcp.telemetry.metrics import RecoveryResult
 
 log = logging.getLogger("decathlon.episodes")
 
+REMOVAL_SECONDS = 10.0
+"""How long the end of an episode waits for the removal of its archives, which usually takes milliseconds."""
 STATUS_WITHOUT_GRADING: dict[Ending, Status] = {
     Ending.SANDBOX_LOST: "sandbox_lost",
     Ending.SET_UP_FAILED: "set_up_failed",
@@ -137,11 +140,16 @@ class EpisodeRunner:
             ending = Ending.FAULT
             log.exception("episode failed", extra=fields(episode=episode.public_id, task=episode.task_name))
         finally:
-            self._count_recovery("ended")
-            self._admission.release(episode.ticket)
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
-                await self._end(ending, cause)
+            in_any_case(
+                lambda: self._count_recovery("ended"), lambda: self._admission.release(episode.ticket)
+            )
+            # Whatever raised before the state moved has left an episode that never ended, and its clients
+            # waiting. So has a thread that nothing gave: all of them can be busy.
+            try:
+                with anyio.move_on_after(REMOVAL_SECONDS, shield=True):
+                    await run_alone(self._remove_scratch)
+            finally:
+                self._end(ending, cause)
 
     async def _run(self) -> Ending:
         """Wait for admission, play, and stay until the client closes the episode or its lease expires."""
@@ -472,7 +480,12 @@ class EpisodeRunner:
             return Ending.SANDBOX_LOST
         return Ending.NO_VERDICT if self._episode.was_ready else Ending.SET_UP_FAILED
 
-    async def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
+    async def _remove_scratch(self) -> None:
+        await anyio.to_thread.run_sync(
+            lambda: shutil.rmtree(self._scratch, ignore_errors=True), abandon_on_cancel=True
+        )
+
+    def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
         episode = self._episode
         try:
             if episode.verdict is None:

@@ -21,6 +21,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
@@ -101,8 +102,8 @@ class Journal:
         journal = cls(folder, max_calls_bytes=max_calls_bytes, disk=disk, create=False)
         journal._size_bytes = _end_of_lines(folder / TRAJECTORY_FILE)
         journal._trajectory.truncate(journal._size_bytes)
-        for partial in folder.glob("*.partial"):
-            partial.unlink(missing_ok=True)
+        for unfinished in folder.glob("*.partial"):
+            unfinished.unlink(missing_ok=True)
         journal._check = None  # `read_calls` finds it out
         if not (folder / VERDICT_FILE).exists():
             try:
@@ -254,9 +255,16 @@ class Journal:
 
     def close(self) -> None:
         """Close the trajectory; it can still be read."""
-        self._trajectory.close()
-        self._release_mark()
-        self._reserved.unlink(missing_ok=True)
+        # A disk can fail at each of them: also a `close` tells what could not be written.
+        for step in (
+            self._trajectory.close,
+            self._release_mark,
+            partial(self._reserved.unlink, missing_ok=True),
+        ):
+            try:
+                step()
+            except OSError as error:
+                _warn_of_file(self._reserved.name, error)
 
     def discard(self) -> None:
         """Delete the folder of an episode that could not be started."""
