@@ -96,7 +96,8 @@ class Episode:
         One that was not ready starts over. One that was ready is OPENING until its sandbox is taken back.
         """
         self.started_at = stored.started_at
-        self.calls.expect()
+        if stored.phase is not Phase.ENDED:
+            self.calls.expect()
         if stored.is_closed:
             self.lease.end()
         if stored.tools is not None and stored.phase is not Phase.ENDED:
@@ -160,7 +161,12 @@ class Episode:
 
     @cached_property
     def prompt(self) -> Prompt:
-        """The task's prompt; needs no sandbox. The first access reads files and may raise SuiteError."""
+        """The task's prompt; needs no sandbox. The first access reads files and may raise SuiteError.
+
+        Of a task that is gone or broken since the episode began, it says that.
+        """
+        if self.spec.task.errors:
+            return Prompt(None, self.spec.task.errors[0].message)
         return self.sandbox_factory.suite.prompt(
             self.spec.task,
             root=self.sandbox_factory.agent_root(self.public_id),

@@ -39,7 +39,6 @@ from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import (
     AtCapacityError,
     BadRequestError,
-    DecathlonError,
     NotRunnableError,
     UnknownEpisodeError,
 )
@@ -191,8 +190,13 @@ class EpisodeRegistry:
         return [episode for episode in self._episodes.values() if episode.state.phase is not Phase.ENDED]
 
     def sandbox_factory(self, suite: str) -> SandboxFactory:
-        """The factory for the sandboxes of that suite."""
-        return self._sandbox_factories[suite]
+        """The factory for the sandboxes of that suite; one without tasks for a suite that is gone."""
+        factory = self._sandbox_factories.get(suite)
+        if factory is None:
+            # An episode of it that ended, or that a dead server had, is still asked for.
+            other = next(iter(self._sandbox_factories.values()))
+            factory = replace(other, suite=replace(other.suite, name=suite, tasks={}), tool_lists=None)
+        return factory
 
     async def known_tools(self, task_id: str) -> list[JsonObject] | None:
         """What a task's episodes offer an agent, from the cache; None if it has no list of the task.
@@ -338,7 +342,7 @@ class EpisodeRegistry:
         spans = self.spans
         return Episode(
             spec,
-            sandbox_factory=self._sandbox_factories[suite],
+            sandbox_factory=self.sandbox_factory(suite),
             ticket=ticket,
             journal=journal,
             metrics=self.metrics.episode(*key)
@@ -350,11 +354,11 @@ class EpisodeRegistry:
         )
 
     def recover(self, stored: StoredEpisode) -> None:
-        """Continue an episode of a dead server in the background. Raises OSError, AtCapacityError.
+        """Continue an episode of a dead server in the background; one that cannot be continued ends there.
 
         Its sandboxes must be those that it needs to continue, and no others.
         """
-        shared = self._sandbox_factories[stored.suite].suite.shared_resources(stored.spec.task.id)
+        shared = self.sandbox_factory(stored.suite).suite.shared_resources(stored.spec.task.id)
         was_admitted = stored.phase is not Phase.QUEUED
         ticket = self.admission.restore(
             stored.spec.task_name,
@@ -365,10 +369,16 @@ class EpisodeRegistry:
         if stored.verdict is not None:
             self.admission.release(ticket)
         try:
-            episode = self._restore(stored, ticket)
-        except BaseException:
-            self.admission.release(ticket)
-            raise
+            journal = self._reopen_journal(stored.spec)
+        except OSError as error:
+            obstacle = f"its trajectory cannot be continued: {error.strerror}"
+            stored, journal = replace(stored, obstacle=obstacle), self._ended_journal(stored.spec)
+            log.exception(
+                "an episode cannot be continued",
+                extra=fields(episode=stored.spec.public_id, task=stored.spec.task_name, why=obstacle),
+            )
+        episode = self._episode(stored.spec, stored.suite, ticket, journal)
+        episode.restore(stored)
         self._run(episode, stored, self._source_of(stored.spec))
 
     def _source_of(self, spec: EpisodeSpec) -> Path | None:
@@ -386,13 +396,14 @@ class EpisodeRegistry:
         rows = [] if self.store is None else self.store.find_episodes(public_id, 1)
         return rows[0].id if rows else None
 
-    def _restore(self, stored: StoredEpisode, ticket: Ticket) -> Episode:
+    def _reopen_journal(self, spec: EpisodeSpec) -> Journal:
+        """Raises OSError."""
         options = self.options
-        folder = options.journals / stored.spec.id
-        journal = Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
-        episode = self._episode(stored.spec, stored.suite, ticket, journal)
-        episode.restore(stored)
-        return episode
+        folder = options.journals / spec.id
+        return Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
+
+    def _ended_journal(self, spec: EpisodeSpec) -> Journal:
+        return Journal.of_ended(self.options.journals / spec.id, disk=self.options.disk)
 
     def _run(self, episode: Episode, stored: StoredEpisode | None = None, source: Path | None = None) -> None:
         assert self._tasks is not None, "the registry is not running"
@@ -537,11 +548,11 @@ class EpisodeRegistry:
             return None
         try:
             stored = read_episode(row, (), self.catalogue)
-            ticket = Ticket(self.admission, stored.spec.task_name)
-            episode = self._restore(stored, ticket)
-        except (DecathlonError, OSError, ValueError):
-            return None  # its task is not served any more, or its files were deleted
-        episode.journal.close()
+        except ValueError:
+            return None  # its files were deleted
+        ticket = Ticket(self.admission, stored.spec.task_name)
+        episode = self._episode(stored.spec, stored.suite, ticket, self._ended_journal(stored.spec))
+        episode.restore(stored)
         self._drop_oldest_ended()
         self._add(episode)
         return episode

@@ -154,11 +154,9 @@ class EpisodeRunner:
     async def _run(self) -> Ending:
         """Wait for admission, play, and stay until the client closes the episode or its lease expires."""
         episode = self._episode
-        self._scratch.mkdir(mode=0o700, exist_ok=True)
         if self._stored is not None:
-            await episode.calls.restore(starts_over=not episode.was_ready)
-            if episode.claim is not None:
-                episode.calls.close()
+            await self._restore(self._stored)
+        self._scratch.mkdir(mode=0o700, exist_ok=True)
         if episode.verdict is None:
             # Neither the lease nor `close` may interrupt a grading.
             with episode.lease.limit() if episode.claim is None else nullcontext():
@@ -180,14 +178,24 @@ class EpisodeRunner:
                 await anyio.sleep_forever()
         return episode.requested_ending or Ending.SCORED
 
+    async def _restore(self, stored: StoredEpisode) -> None:
+        """Read the calls of the dead server. Raises SandboxLostError if the episode cannot be continued."""
+        episode, obstacle = self._episode, stored.obstacle
+        try:
+            await episode.calls.restore(starts_over=not episode.was_ready)
+        except OSError as error:
+            obstacle = obstacle or f"its trajectory cannot be read: {error.strerror}"
+        if obstacle is not None and episode.verdict is None and not stored.is_closed:
+            raise SandboxLostError(f"the episode cannot be continued: {obstacle}")
+        if episode.claim is not None:
+            episode.calls.close()
+
     async def _play(self) -> Verdict:
         """Open the agent's sandbox, wait for the claim, and grade; or continue with what was done before."""
         episode = self._episode
         if episode.state.phase is Phase.QUEUED:
             self._count_recovery("started_over")
             episode.mark_opening()
-        if self._stored is not None and self._stored.obstacle is not None:
-            raise SandboxLostError(f"the episode cannot be continued: {self._stored.obstacle}")
         async with AsyncExitStack() as stack:
             resources = await self._open_resources(stack)
             try:

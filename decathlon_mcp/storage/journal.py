@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
@@ -85,9 +86,10 @@ class Journal:
         self._mark: int | None = None
         self._found_mark: tuple[int, int] | None = None
         self._reserved = folder / ".verdict.reserved"
+        self._trajectory: FileIO | None = None
         if create:
             self._create()
-        self._trajectory = append_to_regular(folder / TRAJECTORY_FILE)
+            self._trajectory = append_to_regular(folder / TRAJECTORY_FILE)
         self._lock = Lock()
         """Held while the trajectory is written: `remove_calls` runs in a thread."""
 
@@ -100,8 +102,14 @@ class Journal:
         A last line that the server did not write completely is removed: what it describes did not happen.
         """
         journal = cls(folder, max_calls_bytes=max_calls_bytes, disk=disk, create=False)
-        journal._size_bytes = _end_of_lines(folder / TRAJECTORY_FILE)
-        journal._trajectory.truncate(journal._size_bytes)
+        trajectory = append_to_regular(folder / TRAJECTORY_FILE)
+        try:
+            journal._size_bytes = _end_of_lines(folder / TRAJECTORY_FILE)
+            trajectory.truncate(journal._size_bytes)
+        except BaseException:
+            trajectory.close()
+            raise
+        journal._trajectory = trajectory
         for unfinished in folder.glob("*.partial"):
             unfinished.unlink(missing_ok=True)
         journal._check = None  # `read_calls` finds it out
@@ -112,6 +120,11 @@ class Journal:
             except OSError as error:
                 _warn_of_file(journal._reserved.name, error)
         return journal
+
+    @classmethod
+    def of_ended(cls, folder: Path, *, disk: DiskSpace | None = None) -> Self:
+        """The closed journal of an episode that is over, whatever is in its folder. Opens nothing."""
+        return cls(folder, disk=disk, create=False)
 
     def _create(self) -> None:
         # Created at once, so that a full disk is found before the episode starts.
@@ -205,7 +218,7 @@ class Journal:
                 # A server that dies before the next line leaves a mark that is true of any file.
                 os.pwrite(self._mark, bytes(_MARK_BYTES), 0)
             os.replace(kept, self.folder / TRAJECTORY_FILE)  # noqa: PTH105  (documented as atomic)
-            self._trajectory.close()
+            self._close_trajectory()
             self._trajectory = append_to_regular(self.folder / TRAJECTORY_FILE)
             self._size_bytes = (self.folder / TRAJECTORY_FILE).stat().st_size
             self._found_mark, self._check = None, None
@@ -257,7 +270,7 @@ class Journal:
         """Close the trajectory; it can still be read."""
         # A disk can fail at each of them: also a `close` tells what could not be written.
         for step in (
-            self._trajectory.close,
+            self._close_trajectory,
             self._release_mark,
             partial(self._reserved.unlink, missing_ok=True),
         ):
@@ -283,7 +296,7 @@ class Journal:
     ) -> int:
         """`is_limited`: by the limit on calls. `line_bytes`: limit on the line."""
         with self._lock:
-            if self._trajectory.closed:
+            if self._trajectory is None:
                 return NOT_KEPT
             position = self._size_bytes
             line = as_json_with_raw({"event": event, "time": round(time.time(), 6), **values}) + b"\n"
@@ -311,6 +324,11 @@ class Journal:
             # Into blocks that the file has.
             with suppress(OSError):
                 os.pwrite(self._mark, b"%016d %08x\n" % (self._size_bytes, self._check), 0)
+
+    def _close_trajectory(self) -> None:
+        trajectory, self._trajectory = self._trajectory, None
+        if trajectory is not None:
+            trajectory.close()
 
     def _release_mark(self) -> None:
         mark, self._mark = self._mark, None

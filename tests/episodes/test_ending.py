@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -101,12 +100,9 @@ async def test_error_whose_data_is_no_json_is_the_cause_of_an_end(tmp_path: Path
 @pytest.mark.parametrize("kind", ["trajectory", "mark"])
 def test_journal_whose_descriptor_is_gone_is_closed_completely(tmp_path: Path, kind: str) -> None:
     journal = Journal(tmp_path / "episode")
-    descriptors: dict[str, Callable[[], int | None]] = {
-        "trajectory": journal._trajectory.fileno,  # pyright: ignore[reportPrivateUsage]
-        "mark": lambda: journal._mark,  # pyright: ignore[reportPrivateUsage]
-    }
-    descriptor = descriptors[kind]()
-    assert descriptor is not None
-    os.close(descriptor)
+    trajectory, mark = journal._trajectory, journal._mark  # pyright: ignore[reportPrivateUsage]
+    assert trajectory is not None
+    assert mark is not None
+    os.close(trajectory.fileno() if kind == "trajectory" else mark)
     journal.close()
     assert [file.name for file in journal.folder.iterdir()] == ["trajectory.jsonl"]
