@@ -89,7 +89,7 @@ class AtCapacityError(DecathlonError):
 
 
 class DiskFullError(AtCapacityError):
-    """The server's disk has no room for what a step of grading writes; the step can be done again later."""
+    """The server's disk cannot be written for now; a call, or a step of grading, can be done again later."""
 
 
 class NotRunnableError(DecathlonError):

@@ -40,9 +40,9 @@ def failing_disk(folder: Path, mib: int = 32) -> Generator[Callable[[], None]]:
 
 
 @contextmanager
-def small_disk(folder: Path, mib: int) -> Generator[Path]:
+def small_disk(folder: Path, mib: int, *, inodes: int = 10_000) -> Generator[Path]:
     """Mount a file system in memory at a folder; the test is skipped where that is not allowed."""
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m,nr_inodes={inodes}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("mounting a small file system requires root")
     try:

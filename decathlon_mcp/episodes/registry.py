@@ -217,6 +217,13 @@ class EpisodeRegistry:
         """False while the engine of a suite's sandboxes is gone."""
         return all(factory.provider.is_available for factory in self._sandbox_factories.values())
 
+    def why_unwritable(self) -> str | None:
+        """Why the state folder cannot be written now, for people; None if it can."""
+        if (reason := self.options.disk.why_unwritable()) is not None:
+            return f"the state folder cannot be written: {reason}"
+        reason = None if self.store is None else self.store.why_unwritable()
+        return None if reason is None else f"the store cannot be written: {reason}"
+
     def start(
         self,
         task_id: str,

@@ -43,6 +43,7 @@ from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,
+    DiskFullError,
     DriverError,
     LimitExceededError,
     SandboxLostError,
@@ -52,6 +53,7 @@ from decathlon_mcp.grading.job import CapturedWorkspace
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
+from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.snapshots import SavedState, discard, nearest_state
 from decathlon_mcp.storage.store import SandboxRow
@@ -156,7 +158,7 @@ class EpisodeRunner:
         episode = self._episode
         if self._stored is not None:
             await self._restore(self._stored)
-        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        await with_room(episode, self._make_scratch)
         if episode.verdict is None:
             # Neither the lease nor `close` may interrupt a grading.
             with episode.lease.limit() if episode.claim is None else nullcontext():
@@ -487,6 +489,14 @@ class EpisodeRunner:
         if isinstance(error, SandboxLostError):
             return Ending.SANDBOX_LOST
         return Ending.NO_VERDICT if self._episode.was_ready else Ending.SET_UP_FAILED
+
+    async def _make_scratch(self) -> None:
+        try:
+            self._scratch.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            if is_full(error):
+                raise DiskFullError(f"the server's disk cannot be written: {error.strerror}") from error
+            raise
 
     async def _remove_scratch(self) -> None:
         await anyio.to_thread.run_sync(
