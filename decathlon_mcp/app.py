@@ -58,7 +58,7 @@ from decathlon_mcp.sandboxes.local_isolation import LocalIsolation, decide_isola
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
 from decathlon_mcp.settings import BUILT_IN_PROVIDERS, ProviderName, Settings
-from decathlon_mcp.storage.disk import DiskSpace, is_full
+from decathlon_mcp.storage.disk import DiskSpace, cure_of, is_full
 from decathlon_mcp.storage.file_cache import FileCache
 from decathlon_mcp.storage.instance import Successor, create_state_folder, instance_lock
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
@@ -326,8 +326,8 @@ async def _write_common_archive(suite: Suite, archive: Path, state: Path) -> Non
         if not is_full(error):
             raise
         raise SettingsError(
-            f"--state: {state} has no room for the files of suite {suite.name}: {error.strerror}; free some "
-            "space, or choose a folder on another disk"
+            f"--state: {state} has no room for the files of suite {suite.name}: "
+            f"{error.strerror}; {cure_of(error)}"
         ) from None
 
 

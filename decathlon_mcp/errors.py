@@ -5,8 +5,8 @@
                                AccessDeniedError, UnansweredError
       by the episode's state:  EpisodeClaimedError, EpisodeEndedError
       by the server's load:    AtCapacityError (DiskFullError)
-      by its configuration:    SuiteError, SettingsError, ImageError, NotRunnableError,
-                               ProviderUnavailableError
+      by its configuration:    SuiteError, SettingsError (SchemaError), ImageError,
+                               NotRunnableError, ProviderUnavailableError
       by task or sandbox:      SetUpError, SandboxLostError, SnapshotError, DriverError, CallTimeoutError,
                                LimitExceededError
 
@@ -108,6 +108,10 @@ class SettingsError(DecathlonError):
     """A setting is invalid; the message names the setting and what would be valid."""
 
     code = "bad_settings"
+
+
+class SchemaError(SettingsError):
+    """The store of the state folder is of another version, which no later try changes."""
 
 
 class ProviderUnavailableError(DecathlonError):
