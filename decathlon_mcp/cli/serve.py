@@ -136,6 +136,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                 app,
                 listener,
                 drain=episodes.drain,
+                hurry=episodes.hurry,
                 on_ready=announce,
                 limits=ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections),
                 metrics=episodes.metrics,

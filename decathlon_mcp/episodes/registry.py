@@ -67,6 +67,8 @@ MAX_ENDED_EPISODES = 2_000
 """Ended episodes whose state and verdict can still be requested; the oldest are dropped."""
 MAX_ENDED_IN_MEMORY = 200
 """The same on a server with a store, which has those that are dropped. One takes 20 KB of memory."""
+END_SECONDS = 15.0
+"""How long a server that stops waits for the ends of episodes whose gradings it has cancelled."""
 HAND_OVER_SECONDS = 5.0
 """How long a server that hands over removes the sandboxes of its pool; the next one removes the others."""
 
@@ -153,6 +155,8 @@ class EpisodeRegistry:
         self._tasks: TaskGroup | None = None
         self._closing = False
         self._drain_deadline: float | None = None
+        self._drain_scope: anyio.CancelScope | None = None
+        self._runner_scopes: set[anyio.CancelScope] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Self]:
@@ -425,7 +429,15 @@ class EpisodeRegistry:
             stored=stored,
             source=source,
         )
-        self._tasks.start_soon(run_alone, runner.run)
+        self._tasks.start_soon(self._run_in_scope, runner)
+
+    async def _run_in_scope(self, runner: EpisodeRunner) -> None:
+        with anyio.CancelScope() as scope:
+            self._runner_scopes.add(scope)
+            try:
+                await run_alone(runner.run)
+            finally:
+                self._runner_scopes.discard(scope)
 
     def _add(self, episode: Episode) -> None:
         self._episodes[episode.id] = self._by_agent_id[episode.agent_id] = episode
@@ -504,7 +516,10 @@ class EpisodeRegistry:
         ]
 
     async def drain(self) -> None:
-        """End every episode; wait at most `drain_seconds` for those that are being graded."""
+        """End every episode; wait at most `drain_seconds`, or until `hurry`, for those that are being graded.
+
+        They have ended then too, without a score, so that requests which wait for them can be answered.
+        """
         self._closing = True
         self.pool.close()
         if self.live:
@@ -513,10 +528,21 @@ class EpisodeRegistry:
             episode.close(Ending.SERVER_STOPPED)
         # A second call, at the end of `running`, must not extend the time.
         self._drain_deadline = self._drain_deadline or anyio.current_time() + self.options.drain_seconds
-        with anyio.CancelScope(deadline=self._drain_deadline):
+        with anyio.CancelScope(deadline=self._drain_deadline) as self._drain_scope:
+            for episode in self.live:
+                await episode.state.reach(Phase.ENDED)
+        for scope in self._runner_scopes:
+            scope.cancel()
+        with anyio.move_on_after(END_SECONDS):
             for episode in self.live:
                 await episode.state.reach(Phase.ENDED)
         self.drained.set()
+
+    def hurry(self) -> None:
+        """Let `drain` wait no longer for gradings."""
+        self._drain_deadline = anyio.current_time()
+        if self._drain_scope is not None:
+            self._drain_scope.deadline = self._drain_deadline
 
     async def hand_over(self) -> None:
         """Start no episode any more; those that run are left to the next server on the state folder.
