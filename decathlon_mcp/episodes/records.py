@@ -172,7 +172,7 @@ def _task_without_files(row: EpisodeRow, why: str) -> Task:
 
 def sandbox_spec(row: SandboxRow) -> SandboxSpec:
     """The specification with which a sandbox was opened. Raises ValueError."""
-    return _SANDBOX.validate_python({**row.spec, "command": ()})
+    return _SANDBOX.validate_python(row.spec)
 
 
 class EpisodeRecords:
@@ -279,7 +279,8 @@ class SandboxRecords:
                 provider=provider.name,
                 isolation=provider.isolation,
                 wire_version=wire.VERSION,
-                spec={**_SANDBOX.dump_python(spec, mode="json", exclude={"command"})},
+                # The whole of it, 2 KB: a state that is saved after a restart says what it is a state of.
+                spec=_SANDBOX.dump_python(spec, mode="json"),
             )
         )
         try:

@@ -373,7 +373,7 @@ async def sandbox_of_the_dead_server(
             "provider": provider.name,
             "isolation": provider.isolation,
             "wire_version": wire.VERSION,
-            "spec": TypeAdapter(SandboxSpec).dump_python(spec, mode="json", exclude={"command"}),
+            "spec": TypeAdapter(SandboxSpec).dump_python(spec, mode="json"),
         }
         yield (
             SandboxRow(name="agent", owner="dead", episode=HANDLE, role="agent", **{**values, **row}),
