@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,18 @@ def failing_disk(folder: Path, mib: int = 32) -> Generator[Callable[[], None]]:
         yield fail
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill_blocks(filler: Path) -> None:
+    """Leave not a single block free, with a file of this name. Takes no time where blocks are allocated."""
+    with filler.open("wb", buffering=0) as file:
+        for size_bytes in (64 << 20, 1 << 20, 4096):
+            with suppress(OSError):
+                while True:
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size_bytes)
+        with suppress(OSError):
+            while file.write(bytes(512)):
+                pass
 
 
 @contextmanager
