@@ -365,8 +365,11 @@ class EpisodeCalls:
                 self._send(session, call, route)
             else:
                 self._keep_waiting(session, call)
-        except BaseException:
+        except BaseException as error:
             self._operations.forget(call)
+            if isinstance(error, DiskFullError):
+                advice = "the call was not sent, and the attempt goes on: send it again later"
+                raise DiskFullError(f"{error.message}; {advice}", **error.data) from None
             raise
         self.recorder.last = max(call.seq, self.recorder.last)
         if self._holds:
