@@ -110,7 +110,7 @@ class Settings(BaseModel):
         "auto",
         description="Isolation of sandboxes with `--provider local`. `namespaces`: they see this machine's "
         "programs and nothing else of it, each with the same paths. `none`: they are ordinary processes. "
-        "`auto`: namespaces if bubblewrap works here, else none.",
+        "`auto`: namespaces if this machine can have them at the first start on a state folder, else none.",
     )
     image: Text | None = Field(
         None,

@@ -118,7 +118,9 @@ async def capture_workspace(
         raise
     except OSError as error:
         if is_full(error):
-            raise DiskFullError("the server's disk is full: there is no room for the workspace") from error
+            raise DiskFullError(
+                f"the server's disk cannot be written ({error.strerror}): there is no room for the workspace"
+            ) from error
         raise
     return CapturedWorkspace(archive, sealed, location=folder)
 

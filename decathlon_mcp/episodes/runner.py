@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from decathlon_mcp.background import in_any_case, run_alone
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
@@ -42,6 +43,7 @@ from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,
+    DiskFullError,
     DriverError,
     SandboxLostError,
     SnapshotError,
@@ -51,6 +53,7 @@ from decathlon_mcp.grading.job import CapturedWorkspace
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
 from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.snapshots import SavedState, discard, nearest_state
 from decathlon_mcp.storage.store import SandboxRow
@@ -59,6 +62,8 @@ from decathlon_mcp.telemetry.metrics import RecoveryResult
 
 log = logging.getLogger("decathlon.episodes")
 
+REMOVAL_SECONDS = 10.0
+"""How long the end of an episode waits for the removal of its archives, which usually takes milliseconds."""
 STATUS_WITHOUT_GRADING: dict[Ending, Status] = {
     Ending.SANDBOX_LOST: "sandbox_lost",
     Ending.SET_UP_FAILED: "set_up_failed",
@@ -137,20 +142,23 @@ class EpisodeRunner:
             ending = Ending.FAULT
             log.exception("episode failed", extra=fields(episode=episode.public_id, task=episode.task_name))
         finally:
-            self._count_recovery("ended")
-            self._admission.release(episode.ticket)
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
-                await self._end(ending, cause)
+            in_any_case(
+                lambda: self._count_recovery("ended"), lambda: self._admission.release(episode.ticket)
+            )
+            # Whatever raised before the state moved has left an episode that never ended, and its clients
+            # waiting. So has a thread that nothing gave: all of them can be busy.
+            try:
+                with anyio.move_on_after(REMOVAL_SECONDS, shield=True):
+                    await run_alone(self._remove_scratch)
+            finally:
+                self._end(ending, cause)
 
     async def _run(self) -> Ending:
         """Wait for admission, play, and stay until the client closes the episode or its lease expires."""
         episode = self._episode
-        self._scratch.mkdir(mode=0o700, exist_ok=True)
         if self._stored is not None:
-            await episode.calls.restore(starts_over=not episode.was_ready)
-            if episode.claim is not None:
-                episode.calls.close()
+            await self._restore(self._stored)
+        await with_room(episode, self._make_scratch)
         if episode.verdict is None:
             # Neither the lease nor `close` may interrupt a grading.
             with episode.lease.limit() if episode.claim is None else nullcontext():
@@ -172,14 +180,24 @@ class EpisodeRunner:
                 await anyio.sleep_forever()
         return episode.requested_ending or Ending.SCORED
 
+    async def _restore(self, stored: StoredEpisode) -> None:
+        """Read the calls of the dead server. Raises SandboxLostError if the episode cannot be continued."""
+        episode, obstacle = self._episode, stored.obstacle
+        try:
+            await episode.calls.restore(starts_over=not episode.was_ready)
+        except OSError as error:
+            obstacle = obstacle or f"its trajectory cannot be read: {error.strerror}"
+        if obstacle is not None and episode.verdict is None and not stored.is_closed:
+            raise SandboxLostError(f"the episode cannot be continued: {obstacle}")
+        if episode.claim is not None:
+            episode.calls.close()
+
     async def _play(self) -> Verdict:
         """Open the agent's sandbox, wait for the claim, and grade; or continue with what was done before."""
         episode = self._episode
         if episode.state.phase is Phase.QUEUED:
             self._count_recovery("started_over")
             episode.mark_opening()
-        if self._stored is not None and self._stored.obstacle is not None:
-            raise SandboxLostError(f"the episode cannot be continued: {self._stored.obstacle}")
         async with AsyncExitStack() as stack:
             resources = await self._open_resources(stack)
             try:
@@ -478,7 +496,20 @@ class EpisodeRunner:
             return Ending.SANDBOX_LOST
         return Ending.NO_VERDICT if self._episode.was_ready else Ending.SET_UP_FAILED
 
-    async def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
+    async def _make_scratch(self) -> None:
+        try:
+            self._scratch.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            if is_full(error):
+                raise DiskFullError(f"the server's disk cannot be written: {error.strerror}") from error
+            raise
+
+    async def _remove_scratch(self) -> None:
+        await anyio.to_thread.run_sync(
+            lambda: shutil.rmtree(self._scratch, ignore_errors=True), abandon_on_cancel=True
+        )
+
+    def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
         episode = self._episode
         try:
             if episode.verdict is None:
