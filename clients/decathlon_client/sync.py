@@ -104,14 +104,15 @@ class _LoopThread:
         return proxy
 
     def to_loop(self, value: Any) -> Any:
-        """The value as the event loop may use it: without proxies, and with functions called in threads."""
+        """The value as the event loop may use it: without proxies, and with functions called in threads.
+
+        Of containers only the keys of mappings can be proxies: the slots of a lockstep.
+        """
         if isinstance(value, SyncProxy):
             return value.original
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value)
-            return {self.to_loop(key): self.to_loop(item) for key, item in items.items()}
-        if type(value) is list:
-            return [self.to_loop(item) for item in cast("list[Any]", value)]
+            return {key.original if isinstance(key, SyncProxy) else key: item for key, item in items.items()}
         return self._in_thread(value) if inspect.isroutine(value) or inspect.isfunction(value) else value
 
     def keywords_to_loop(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
