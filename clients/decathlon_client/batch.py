@@ -6,7 +6,9 @@ is played than is consumed; its sandbox is closed by then.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import sys
 import time
 from collections import Counter
@@ -20,7 +22,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar, cast, get_args
 import anyio
 from anyio.abc import ObjectSendStream, TaskGroup
 
-from decathlon_client.background import background_tasks
+from decathlon_client.background import background_tasks, own_cancellations
 from decathlon_client.episode import MISTAKES, Episode
 from decathlon_client.errors import ClientError, ConnectionLostError, RequestError
 from decathlon_client.group_limits import GroupLimits
@@ -173,14 +175,17 @@ class Batch:
 
     async def _work(self, player: Player[T], send: ObjectSendStream[Result[T]]) -> None:
         async with send:
-            while True:
-                draw = await self._draw()
-                if draw is None:
-                    return
-                try:
+            try:
+                while (draw := await self._draw()) is not None:
                     await send.send(await self._play(draw, player))
-                except anyio.BrokenResourceError:
-                    return
+            except anyio.BrokenResourceError:
+                pass  # nobody takes results any more
+            except asyncio.CancelledError:
+                if anyio.current_effective_deadline() == -math.inf:
+                    raise
+                # A task group takes the end of a cancelled task for its own cancellation: nobody would hear
+                # that an episode has no result.
+                self._error = self._error or RuntimeError("a worker of the batch was cancelled from outside")
 
     async def _draw(self) -> _Draw | None:
         """The next episode to play; None if there is none, drawing it failed, or the server is gone."""
@@ -188,7 +193,8 @@ class Batch:
             if self._error is not None:
                 return None
             try:
-                return await anext(self._draws, None)
+                with own_cancellations("the iterable of tasks"):
+                    return await anext(self._draws, None)
             except Exception as error:  # noqa: BLE001
                 self._error = error
                 return None
@@ -318,7 +324,8 @@ class _EpisodeRun(Generic[T]):
             anyio.move_on_after(self._plan.player_seconds) as time_limit,
         ):
             try:
-                self.played = await self._player(episode)
+                with own_cancellations("the player"):
+                    self.played = await self._player(episode)
             except Exception as error:
                 # An agent can end its own episode; this is a reward of 0, and no failure. So is what a player
                 # does not catch of the errors that a task's server, or an agent in its place, answers with.
