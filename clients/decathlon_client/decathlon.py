@@ -26,11 +26,10 @@ from decathlon_client.embedded import EmbeddedEndpoint
 from decathlon_client.episode import CallLobby, Episode, connect_episode
 from decathlon_client.episode_owner import EpisodeOwner, EpisodeOwners, episode_owners
 from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
-from decathlon_client.labels import RUN, run_name
+from decathlon_client.labels import run_name
 from decathlon_client.lockstep import Lockstep, open_lockstep
-from decathlon_client.opener import RETRIES, EpisodeOpener, OpeningOptions
+from decathlon_client.opener import RETRIES, EpisodeOpener, OpeningOptions, refuse_text
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
-from decathlon_client.resume import VerdictFile
 from decathlon_client.session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
 from decathlon_client.values import (
     Filters,
@@ -339,6 +338,7 @@ class Decathlon:
         Waits until each is ready or has failed; a failure is its slot's (`slot.failure`). On exit all are
         closed. The server must have room for all of them.
         """
+        refuse_text(tasks)
         return open_lockstep(self._opener(**options), tasks)
 
     def batch(
@@ -369,14 +369,18 @@ class Decathlon:
 
         `resume` names a file to which each verdict is appended. A batch that is started again with it plays
         only what has no verdict there, and yields the others first, with `resumed` and without `played`.
-        Raises ValueError if the file is not one of these.
+        Entering raises ValueError if the file is not one of these, or another batch uses it; so does a task
+        whose verdicts in it are of another revision of the suite, once the results that there are were taken.
         """
-        labels = options.get("labels") or {}
-        verdicts = VerdictFile(resume) if resume is not None else None
-        name = run_name(run or (verdicts and verdicts.run), labels)
-        options["labels"] = {**labels, RUN: name}
-        plan = Plan(name, concurrency, n, player_seconds, group_seconds, late)
-        return open_batch(self._opener(**options), tasks, plan, progress, verdicts)
+        refuse_text(tasks)
+        plan = Plan(run or "", concurrency, n, player_seconds, group_seconds, late)
+
+        def opener(labels: Mapping[str, str]) -> EpisodeOpener:
+            return self._opener(**{**options, "labels": labels})
+
+        labels = dict(options.get("labels") or {})
+        run_name(run, labels)  # raises before the batch is entered
+        return open_batch(opener, tasks, plan, labels, progress, resume)
 
     def _opener(self, **options: Unpack[OpeningOptions]) -> EpisodeOpener:
         return EpisodeOpener(self._start_and_connect, self._resend_policy, options)

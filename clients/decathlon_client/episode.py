@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
@@ -220,6 +221,8 @@ class Episode:
         until now. A long text becomes several notes. `timeout` is in seconds, for all of them. Raises
         ClientError, also if the episode has too many, and CallTimeoutError: then the last one may be there.
         """
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError("a timeout must be a number")  # NaN would disorder the event loop's timers
         # JSON in UTF-8 has no lone surrogates.
         parts = split_text(text.encode("utf-8", "replace").decode(), NOTE_BYTES)
         with anyio.move_on_after(timeout) as time_limit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -256,6 +257,8 @@ class ReconnectingSession:
         context of each try; a try that it cancels is lost. Raises CallTimeoutError and every other
         ClientError.
         """
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError("a timeout must be a number")  # NaN would disorder the event loop's timers
         if method == "tools/call":
             check_call(params)
             params = with_operation(params)

@@ -375,7 +375,8 @@ class Decathlon:
 
         `resume` names a file to which each verdict is appended. A batch that is started again with it plays
         only what has no verdict there, and yields the others first, with `resumed` and without `played`.
-        Raises ValueError if the file is not one of these.
+        Entering raises ValueError if the file is not one of these, or another batch uses it; so does a task
+        whose verdicts in it are of another revision of the suite, once the results that there are were taken.
         """
 
     def ask(
