@@ -22,7 +22,7 @@ from mcp import ClientSession, types
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import RootModel, ValidationError
 
-from decathlon_client.address import LARGE_EVENTS
+from decathlon_client.address import DIRECT, LARGE_EVENTS
 from decathlon_client.values import JsonObject, OnProgress, as_object
 
 if TYPE_CHECKING:
@@ -197,6 +197,7 @@ def _options(headers: dict[str, str]) -> dict[str, Any]:
     # The SDK's own client gives up a call after 300 s of silence; httpx's default is 5 s.
     return {
         "headers": {**LARGE_EVENTS, **headers},
+        "mounts": DIRECT,
         "timeout": httpx.Timeout(None, connect=CONNECT_SECONDS),
         "limits": httpx.Limits(max_connections=None),
         "verify": _certificates(),

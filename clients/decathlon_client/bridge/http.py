@@ -14,7 +14,7 @@ import mcp_types as types
 from mcp.client.streamable_http import MCP_SESSION_ID
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 
-from decathlon_client.address import LARGE_EVENTS, authorization
+from decathlon_client.address import DIRECT, LARGE_EVENTS, authorization
 from decathlon_client.errors import ConnectionLostError
 from decathlon_client.labels import label_headers
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy, Resends
@@ -63,6 +63,7 @@ class BridgeHttpClient(httpx2.AsyncClient):
     def __init__(self, url: str, token: str, labels: Mapping[str, str]) -> None:
         super().__init__(
             headers={**LARGE_EVENTS, **authorization(token), **label_headers(labels)},
+            mounts=DIRECT,
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None),
         )
