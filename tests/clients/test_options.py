@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any, cast
 
+import anyio
 import pytest
 from decathlon_client import Decathlon, Episode, RequestError
 
@@ -69,3 +72,26 @@ async def test_a_timeout_that_is_no_number_is_refused(served: Served) -> None:
         for call in (e.call("probe__echo", {"text": "x"}, timeout=NAN), e.note("x", timeout=NAN)):
             with pytest.raises(ValueError, match="must be a number"):
                 await call
+
+
+FEW_FILES = """
+import resource, sys
+import anyio
+from decathlon_client import ClientError, Decathlon
+from tests.probe.serving import SUITE
+
+async def main():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+    try:
+        async with Decathlon.embedded(SUITE, "local", state=sys.argv[1]):
+            pass
+    except ClientError as error:
+        print(error)
+
+anyio.run(main)
+"""
+
+
+async def test_a_server_that_may_open_too_few_files_does_not_start(tmp_path: Path) -> None:
+    done = await anyio.run_process([sys.executable, "-c", FEW_FILES, str(tmp_path)])
+    assert done.stdout == b"this process may open 96 files, and a server needs at least 138: ulimit -n 138\n"
