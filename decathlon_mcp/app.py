@@ -53,7 +53,7 @@ from decathlon_mcp.sandboxes.inventory import (
     LOCAL_FOLDER,
     NAMESPACES_FOLDER,
 )
-from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside
+from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside, require_descriptors
 from decathlon_mcp.sandboxes.local import LOCAL, LocalProvider
 from decathlon_mcp.sandboxes.local_isolation import LocalIsolation, decide_isolation
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
@@ -231,6 +231,7 @@ async def bootstrap(
     continues those of a server that was, except those that another server continues. `successor`: that next
     server, if others can tell it. Raises SuiteError, SettingsError, ProviderUnavailableError.
     """
+    require_descriptors()
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
     create_state_folder(settings.state)
     survives = survives and settings.survive_seconds > 0

@@ -32,16 +32,23 @@ from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.background import LazyTimer
 from decathlon_mcp.driver_client.replies import Reply
-from decathlon_mcp.errors import AtCapacityError, DecathlonError
+from decathlon_mcp.errors import AtCapacityError, DecathlonError, LimitExceededError
 from decathlon_mcp.protocol.context import RequestContext, is_disconnected, wait_until_disconnected
 from decathlon_mcp.protocol.requests import (
+    CALL,
     EventId,
     Kind,
     McpRequest,
     Result,
     ToolRequest,
 )
-from decathlon_mcp.protocol.results import INTERNAL_ERROR, envelope_members, relayed_error, wire_error
+from decathlon_mcp.protocol.results import (
+    INTERNAL_ERROR,
+    envelope_members,
+    error_result,
+    relayed_error,
+    wire_error,
+)
 from decathlon_mcp.protocol.sdk import SessionRequest, SessionTransport
 from decathlon_mcp.storage.logged_calls import request_id_text
 from decathlon_mcp.types import JsonObject, as_json, as_object
@@ -58,6 +65,12 @@ _EVENT_STREAM_HEADERS = (
 )
 FAST_SECONDS = 0.25
 """A request that takes longer notices that its client is gone; before, watching costs more than it saves."""
+MAX_EVENT_BYTES = (1 << 20) - 1024
+"""Longest answer in an event. The Python SDK (2.1 and later) ends its session, and all calls, over 1 MiB."""
+LARGE_EVENTS_HEADER = "Decathlon-Large-Events"
+"""Header of clients that take an event of any length: `decathlon_client` and its bridge."""
+LARGE_EVENTS_AGENTS = ("node", "undici", "Bun/", "Deno/", "python-httpx/")
+"""Beginnings of the `User-Agent` of clients that do: the TypeScript SDKs, and the Python SDK 1.x."""
 MAX_WAITING = 256
 """Requests of one session that wait for their answers."""
 LEAVING_SECONDS = 0.5
@@ -312,6 +325,23 @@ class Exchange(ToolRequest):
         else:
             await send_json(self._send, 500, _SESSION_ENDED, self.session_id)
 
+    def _fits_event(self, message: bytes) -> bytes:
+        """The message, or if the client may not take it as one event, an error in its place."""
+        if len(message) <= MAX_EVENT_BYTES or self._takes_large_events:
+            return message
+        error = LimitExceededError(
+            f"the reply has {len(message)} bytes, more than the {MAX_EVENT_BYTES} that this client may take",
+            limit_bytes=MAX_EVENT_BYTES,
+        )
+        if self.method == CALL:
+            return self._message(error_result(error))
+        return self._error(wire_error(error).error)[1]
+
+    @property
+    def _takes_large_events(self) -> bool:
+        agent = self.http_header("User-Agent") or ""
+        return self.http_header(LARGE_EVENTS_HEADER) is not None or agent.startswith(LARGE_EVENTS_AGENTS)
+
     async def _answer(self, status: int, message: bytes) -> None:
         if self.starts_episode and await self.is_gone():
             # Before the answer: afterwards, a client that has it looks the same.
@@ -324,7 +354,7 @@ class Exchange(ToolRequest):
             event_id = self._event_id
             if event_id is not None:
                 event_id = replace(event_id, is_answer=True)
-            await send_body(self._send, event_frame(message, event_id), more=False)
+            await send_body(self._send, event_frame(self._fits_event(message), event_id), more=False)
         else:
             await send_json(self._send, status, message, self.session_id)
         self.answered = not self._is_gone
