@@ -79,6 +79,21 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def _reset_limits() -> None:
+    """Give the programs of an isolated sandbox the umask and the OOM score of those in a container.
+
+    A unit of systemd may set others for the server, and the kernel would rather end it than a sandbox.
+    """
+    os.umask(0o022)
+    try:
+        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+            if int(file.read()) < 0:
+                file.seek(0)
+                file.write("0")
+    except (OSError, ValueError):
+        pass  # without /proc, or in a kernel without it
+
+
 def _do_nothing() -> None:
     pass
 
@@ -106,6 +121,8 @@ class Driver:
         self._connection = Connection(self._loop, input_fd, output_fd, self, self._backpressure)
         self._requests = Requests(self._connection, self._dispatch)
         _reset_signals()
+        if os.getpid() == 1:
+            _reset_limits()
         # Only processes inside the sandbox would signal its first process. It does not ignore the signals
         # (SIG_IGN): every program in the sandbox would inherit that, and not end when it is told to.
         on_signal = _do_nothing if os.getpid() == 1 else self._loop.stop

@@ -1,11 +1,13 @@
-"""Programs that the driver starts take signals as they do outside of a sandbox, with every provider."""
+"""Signals, umask and OOM score of the programs that the driver starts are those of programs outside."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +73,31 @@ async def test_sandbox_does_not_inherit_what_its_server_ignores_or_blocks(bench:
                 result = await driver.run(command, cwd=str(sandbox.root), timeout_seconds=60)
                 # Python makes SIGINT an exception, and then ends itself by it.
                 assert result.signal == number, (number, result)
+
+
+@pytest.mark.parametrize("bench", ["namespaces"], indirect=True)
+async def test_isolated_sandbox_has_no_umask_and_no_oom_score_of_its_server(bench: Bench) -> None:
+    """A unit of systemd can set both; an evaluator would find files that upstream's would not make so."""
+    with umask_and_oom_score(0o077, -500) as score:
+        async with bench.provider.open(bench.spec()) as sandbox, connect(sandbox) as driver:
+            script = "umask; cat /proc/self/oom_score_adj; mkdir a; stat -c %a a /tmp /var/tmp ."
+            result = await driver.run(["sh", "-c", script], cwd=str(sandbox.root), timeout_seconds=60)
+    assert result.stdout.split() == ["0022", str(max(0, score)), "755", "1777", "1777", "755"], result
+
+
+@contextmanager
+def umask_and_oom_score(umask: int, score: int) -> Generator[int]:
+    """Yields the score that this process has then: a lower one requires CAP_SYS_RESOURCE."""
+    file = Path("/proc/self/oom_score_adj")
+    former_umask, former_score = os.umask(umask), file.read_text()
+    try:
+        with suppress(PermissionError):
+            file.write_text(str(score))
+        yield int(file.read_text())
+    finally:
+        os.umask(former_umask)
+        with suppress(PermissionError):
+            file.write_text(former_score)
 
 
 @contextmanager
