@@ -168,6 +168,13 @@ def read_task_folder(checkout: Path, path: PurePosixPath) -> TaskFolder:
         for file in ("docs/task.md", "evaluation/main.py")
         if not (folder / file).is_file()
     ]
+    if unimportable := [part for part in path.parts if "." in part]:
+        errors.append(
+            file_error(
+                folder,
+                f"Python finds no module in a folder with a dot in its name: rename {unimportable[-1]}",
+            )
+        )
     return TaskFolder(path, names, config, raw_config, tuple(errors))
 
 
