@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
+import struct
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import anyio
 import anyio.to_thread
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Base64Bytes, TypeAdapter, ValidationError
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import parse_missing_programs, probe_command
@@ -41,6 +45,31 @@ OUTPUT_BYTES = 1 << 20
 MAX_ERRORS = 8
 """Errors in rubrics that a finding shows."""
 _OUTPUT = TypeAdapter(dict[str, str])
+
+
+ZONE_SCRIPT = """
+import base64, json, os
+name = os.environ.get("TZ", "").lstrip(":")
+try:
+    with open("/etc/localtime", "rb") as file:
+        data = file.read(1 << 16)
+except OSError:
+    data = b""
+print(json.dumps([name, base64.b64encode(data).decode()]))
+"""
+"""Prints the time zone of a sandbox: TZ, and the content of /etc/localtime (tzfile(5))."""
+_ZONE = TypeAdapter(tuple[str, Base64Bytes])
+
+
+def read_zone(output: str) -> tzinfo | None:
+    """The time zone that `ZONE_SCRIPT` has printed; None if that cannot be read."""
+    try:
+        name, data = _ZONE.validate_json(output)
+        if name:
+            return ZoneInfo(name)
+        return ZoneInfo.from_file(io.BytesIO(data)) if data else UTC
+    except (ValueError, OSError, EOFError, IndexError, KeyError, struct.error):
+        return None  # also ValidationError, and ZoneInfoNotFoundError, which is a KeyError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +162,15 @@ async def _probe(
         where = f"in the image {factory.image}" if factory.image else "on this machine"
         cure = f"looked for {where}; install it there, or name another with --image"
         catalogue.record_missing_programs(factory.suite, parse_missing_programs(result.stdout, cure))
+        zone = await driver.run(
+            [*factory.suite.profile.python, "-c", ZONE_SCRIPT],
+            cwd=str(sandbox.root),
+            env=dict(factory.suite.profile.environment),
+            timeout_seconds=PROGRAMS_SECONDS,
+            output_bytes=OUTPUT_BYTES,
+        )
+        if (found := read_zone(zone.stdout)) is not None:
+            catalogue.record_zone(factory.suite, found)
         evaluators = await _check_evaluators(factory.suite, sandbox, driver)
         if not functions:
             return evaluators, {}
