@@ -130,8 +130,9 @@ class HostInfo:
     gives none, and why. `varying_root`: suites of which every sandbox has another root. `tool_names`: the
     spelling in force; None: the suite's own. `missing_programs`: by suite, then by MCP server; a suite whose
     sandboxes were not probed is taken to have all of them. `zones`: by suite, the time zone of its sandboxes,
-    if it is not this machine's. `has_web`: tasks get a recorded web in place of a network, and need none. `missing_recording`: with a web that only replays, why a task's recording is
-    missing, empty if it is there. `recorded_launch_time`: with a recorded web, the launch time that a task's
+    if it is not this machine's. `has_web`: tasks get a recorded web in place of a network, and need none.
+    `missing_recording`: with a web that only replays, why a task's recording is missing, empty if it is
+    there. `recorded_launch_time`: with a recorded web, the launch time that a task's
     recording fixes, None without a recording. `service_images`: by suite, those images of services that are
     on its engine; a suite whose provider has no engine has no entry.
     """
