@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import UTC
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -157,6 +158,8 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
         without_network=without_network,
         varying_root=local if local and local_isolation(settings).isolation == "none" else frozenset(),
         tool_names=settings.names,
+        # Until a sandbox has been looked into: images have no other zone as a rule.
+        zones={suite: UTC for suite, provider in names.items() if provider != "local"},
         service_images={name: images & on_engine for name, images in service_images.items()},
     )
 

@@ -338,6 +338,7 @@ class DriverClient:
         """
         tools: list[Any] = []
         cursor: str | None = None
+        cursors: set[str] = set()
         size = 0
         for _ in range(MAX_TOOL_PAGES):
             reply = await self._list_page(server, cursor, timeout_seconds)
@@ -352,9 +353,11 @@ class DriverClient:
             page, following = result.get("tools"), result.get("nextCursor")
             if isinstance(page, list):
                 tools += cast("list[Any]", page)
-            if not isinstance(following, str) or len(tools) > MAX_TOOLS:
+            # A server that repeats a cursor does not know pages.
+            if not isinstance(following, str) or following in cursors or len(tools) > MAX_TOOLS:
                 return _checked_tools(server, _validated(ServerInfo, {"tools": tools})).tools
             cursor = following
+            cursors.add(cursor)
         raise LimitExceededError(f"server {server} has more than {MAX_TOOL_PAGES} pages of tools")
 
     async def _list_page(self, server: str, cursor: str | None, timeout_seconds: float) -> Reply:
@@ -544,7 +547,7 @@ def relayed_notification(notification: Notification) -> tuple[bool, JsonObject] 
 
 
 def _checked_tools(server: str, info: ServerInfo) -> ServerInfo:
-    """A server's tools without keys that look like our own. Raises LimitExceededError."""
+    """A server's tools without keys that look like our own, each name once. Raises LimitExceededError."""
     if len(info.tools) > MAX_TOOLS:
         raise LimitExceededError(
             f"server {server} lists {len(info.tools)} tools, more than the limit of {MAX_TOOLS}"
@@ -556,4 +559,7 @@ def _checked_tools(server: str, info: ServerInfo) -> ServerInfo:
                 f"the definition of server {server}'s tool {name} has {size} bytes, more than the limit of "
                 f"{MAX_TOOL_BYTES}"
             )
-    return ServerInfo(tools=[without_own_keys(tool) for tool in info.tools])
+    # A server can list a name twice, or repeat its one page. The SDKs keep what they know of a tool by its
+    # name, so the last definition counts; the server itself decides which of the two a call reaches.
+    by_name = {str(tool.get("name")): tool for tool in info.tools}
+    return ServerInfo(tools=[without_own_keys(tool) for tool in by_name.values()])

@@ -182,10 +182,14 @@ def read_reply(message: Message, *, server: str, limit_bytes: int, method: str =
     )
     try:
         reply = _decode_envelope(raw)
-        if isinstance(reply.error, UnsetType) == isinstance(reply.result, UnsetType):
-            raise invalid
+        error = (
+            None if isinstance(reply.error, UnsetType) else decode_bounded(reply.error, max_nodes=MAX_NODES)
+        )
+        has_result = not isinstance(reply.result, UnsetType) and bytes(reply.result) != b"null"
+        if _is_error(error, has_result):
+            return Reply(None, as_object(error) or {})
         if isinstance(reply.result, UnsetType):
-            return Reply(None, as_object(decode_bounded(cast("Raw", reply.error), max_nodes=MAX_NODES)) or {})
+            raise invalid
         if method == "tools/call":
             return _read_tool_result(reply.result, message.overlong, server)
         return Reply.from_other(reply.result)
@@ -193,6 +197,14 @@ def read_reply(message: Message, *, server: str, limit_bytes: int, method: str =
         raise LimitExceededError(f"the reply exceeds a limit: {error}") from None
     except _UNREADABLE:
         raise invalid from None
+
+
+def _is_error(error: Any, has_result: bool) -> bool:
+    """Whether a reply is an error, as the SDKs and the driver (`mcp_session.is_error`) read it."""
+    if not has_result:
+        return error is not None
+    members = as_object(error) or {}
+    return type(members.get("code")) is int and isinstance(members.get("message"), str)
 
 
 def _read_tool_result(result: Raw, overlong: Raw | UnsetType, server: str) -> Reply:
