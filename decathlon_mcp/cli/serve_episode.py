@@ -27,7 +27,7 @@ from decathlon_mcp.agents.player import RUNNING, STATUS_LABEL, AgentPlayer, Prog
 from decathlon_mcp.agents.programs import Program, find_program
 from decathlon_mcp.agents.reach import read_endpoints
 from decathlon_mcp.agents.verdict_socket import ask_for_verdict, giving_verdict
-from decathlon_mcp.app import answer_folders, read_catalogue
+from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
 from decathlon_mcp.cli.episode import NO_VERDICT, NOT_PASSED
 from decathlon_mcp.cli.output import print_json, printed
@@ -44,6 +44,7 @@ from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.own_command import shell_path, this_command
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
+from decathlon_mcp.sandboxes.local_plugin import answer_folders
 from decathlon_mcp.settings import Settings, default_state
 
 AGENT_LABEL, ISOLATION_LABEL, AGAIN_LABEL = "agent", "agent_isolation", "again"

@@ -15,21 +15,23 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import anyio.to_thread
 from msgspec.structs import replace
+from pydantic import AfterValidator, BaseModel, Field
 
 from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
 from decathlon_mcp.archives.writing import Entry, archive_chunks, empty_archive, save
-from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.docker.engine import Api, Engine, is_no_folder
+from decathlon_mcp.sandboxes.docker.plugin import EngineInventory, engine_inventory
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider, check_disk
 from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
-from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin
+from decathlon_mcp.sandboxes.plugins import Offer, ProviderContext, ProviderPlugin
 
 API_VERSION = "1.41"
 """Of Docker's API; Podman 4 and 5 have it."""
@@ -116,20 +118,43 @@ def default_socket() -> str:
     return f"{runtime}/podman/podman.sock"
 
 
-def create(context: ProviderContext) -> PodmanProvider:
-    """The provider of one server."""
-    socket = context.options.get("socket")
+def _check_socket(socket: str | None) -> str | None:
     if socket is not None and not Path(socket).is_absolute():
-        raise SettingsError(f"--provider-option socket={socket}: expected an absolute path")
-    network = context.options.get("network", OWN_STACK)
-    return PodmanProvider(context.owner, socket=socket, network=network, at_once=context.max_opening)
+        raise ValueError("expected an absolute path")
+    return socket
 
 
-PLUGIN = ProviderPlugin(
-    create,
-    options={
-        "socket": "path of the Podman service's socket, by default that of this user",
-        "network": f"network of sandboxes with outbound access, by default {OWN_STACK}",
-    },
-    survives=False,
-)
+class PodmanOptions(BaseModel):
+    """See `ProviderPlugin.options`."""
+
+    socket: Annotated[str | None, AfterValidator(_check_socket)] = Field(
+        None, description="path of the Podman service's socket, by default that of this user"
+    )
+    network: str = Field(
+        OWN_STACK, description=f"network of sandboxes with outbound access, by default {OWN_STACK}"
+    )
+
+
+def create(context: ProviderContext[PodmanOptions]) -> PodmanProvider:
+    """The provider of one server."""
+    options = context.options
+    return PodmanProvider(
+        context.owner, socket=options.socket, network=options.network, at_once=context.max_opening
+    )
+
+
+def offer(context: ProviderContext[PodmanOptions]) -> Offer:
+    """See `ProviderPlugin.offer`."""
+    network = context.options.network
+    is_shared = network == "host" or "allow_host_loopback=true" in network
+    return Offer(shared_network=f"leave out --provider-option network={network}" if is_shared else "")
+
+
+@asynccontextmanager
+async def inventory(state: Path) -> AsyncGenerator[EngineInventory]:
+    """The containers of the service at this user's socket."""
+    async with engine_inventory(PodmanProvider("gc")) as found:
+        yield found
+
+
+PROVIDER = ProviderPlugin(create, options=PodmanOptions, inventory=inventory, survives=False, offer=offer)
