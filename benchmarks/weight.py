@@ -78,7 +78,7 @@ _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "http": ("held_episodes.py", "node.py", "playing.py", "watching.py"),
     "payloads": ("script_player.py", "web_trust.py"),
     "protocol": ("spans.py",),
-    "sandboxes": ("gvisor", "podman.py", "prime", "snapshots.py"),
+    "sandboxes": ("snapshots.py",),
     "storage": ("history", "kept_files.py", "snapshots.py"),
     "suites": ("release.py",),
     "telemetry": ("spans.py",),

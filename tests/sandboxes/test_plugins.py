@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -12,7 +16,9 @@ from typing import Any
 import anyio
 import pytest
 
+import decathlon_mcp
 from decathlon_mcp.app import bootstrap, check_provider, host_info, read_catalogue
+from decathlon_mcp.cli.gc import collect
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import SettingsError
@@ -23,7 +29,9 @@ from tests.docs.pages import block
 from tests.probe.serving import SUITE
 
 PAGE = "docs/write-a-provider.md"
+PACKAGE = Path(decathlon_mcp.__file__).parent
 PLUGINS = """
+from contextlib import asynccontextmanager
 from pathlib import Path
 from decathlon_mcp.sandboxes.local import LocalProvider
 from pydantic import BaseModel, Field
@@ -47,6 +55,12 @@ def create(context):
 MINE = ProviderPlugin(
     create, Options, survives=False, offer=lambda context: Offer(without_network="it is offline")
 )
+@asynccontextmanager
+async def broken(state):
+    raise ValueError("a fault of the plug-in")
+    yield
+
+FAULTY = ProviderPlugin(create, Options, inventory=broken)
 RENAMED = ProviderPlugin(lambda context: Renamed(context.owner, context.folder))
 CLASS = Mine
 
@@ -57,6 +71,7 @@ PLUGIN = plugin("mine", mine="MINE")
 BROKEN = plugin("broken", mine="MINE", broken="MISSING", **{"class": "CLASS"})
 RENAMING = plugin("renaming", mine="RENAMED")
 TAKEN = plugin("taken", docker="MINE")
+ASKED = plugin("asked", silent="MINE", faulty="FAULTY")
 """
 Install = Callable[[str, str, dict[str, str]], None]
 
@@ -161,7 +176,45 @@ def test_a_provider_must_have_the_name_that_its_plug_in_gives_it(install: Instal
 
 
 @pytest.mark.anyio
-async def test_the_package_on_the_page_works_as_printed(install: Install, tmp_path: Path) -> None:
+async def test_gc_asks_the_other_providers_if_a_plug_in_cannot_say_what_is_left(
+    install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("mine_package", PLUGINS, {"asked": "mine_package:ASKED"})
+    dead = {"0123456789ab": "faulty", "1123456789ab": "silent", "2123456789ab": "local"}
+    (tmp_path / "servers").mkdir()
+    (tmp_path / "sandboxes").mkdir(mode=0o700)
+    for server, name in dead.items():
+        (tmp_path / "servers" / server).write_text(json.dumps({"providers": [name]}))
+        (tmp_path / "sandboxes" / f"box-{server}").mkdir()
+        (tmp_path / "sandboxes" / f"box-{server}" / "owner").write_text(server)
+    assert await collect(tmp_path, dry_run=False, abandon=True, as_json=True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["unreachable"] == {
+        "faulty": "ValueError('a fault of the plug-in')",
+        "silent": "its plug-in does not say what servers leave behind",
+    }
+    assert {file.name for file in (tmp_path / "servers").iterdir()} == {"0123456789ab", "1123456789ab"}
+    assert "2123456789ab" in {removed["server"] for removed in report["removed"]}
+
+
+def test_the_core_has_its_providers_without_the_plug_ins(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "decathlon_mcp", ignore=shutil.ignore_patterns("plugins", "starter"))
+    program = (
+        "from decathlon_mcp.sandboxes.plugins import load_provider, providers, saving_providers\n"
+        "print(*sorted(providers()), *(load_provider(name).image for name in sorted(providers())))\n"
+        "print(saving_providers())\n"
+        "import decathlon_mcp.cli.gc"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["bubblewrap docker local folder name none", "another provider"], done
+
+
+@pytest.mark.anyio
+async def test_the_package_on_the_page_works_as_printed(
+    install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     project = tomllib.loads(block(PAGE, "A package", "ini").text)["project"]
     code = block(PAGE, "A package", "python").text
     install("second_engine", code, project["entry-points"][GROUP])
@@ -173,3 +226,8 @@ async def test_the_package_on_the_page_works_as_printed(install: Install, tmp_pa
         (engine,) = await provider.check(None)
     assert not engine.ok
     assert f"no Docker engine answers at {address}" in engine.detail
+    (tmp_path / "servers").mkdir()
+    (tmp_path / "servers" / "0123456789ab").write_text(json.dumps({"providers": ["second-engine"]}))
+    assert await collect(tmp_path, dry_run=False, abandon=False, as_json=True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert f"no Docker engine answers at {address}" in report["unreachable"]["second-engine"]
