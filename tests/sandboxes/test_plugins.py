@@ -23,7 +23,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.hooks import GROUP, plugins
-from decathlon_mcp.sandboxes.plugins import create_provider
+from decathlon_mcp.sandboxes.plugins import context_of, create_provider, load_provider
 from decathlon_mcp.settings import Settings
 from tests.docs.pages import block
 from tests.probe.serving import SUITE
@@ -197,6 +197,24 @@ async def test_gc_asks_the_other_providers_if_a_plug_in_cannot_say_what_is_left(
     assert "2123456789ab" in {removed["server"] for removed in report["removed"]}
 
 
+@pytest.mark.anyio
+async def test_gc_asks_each_podman_service_that_servers_have_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin = load_provider("podman")
+    assert plugin.begin is not None
+    for socket in ("/nowhere/one.sock", "/nowhere/two.sock", "/nowhere/one.sock"):
+        configured = settings(provider="podman", provider_option=(f"socket={socket}",), state=tmp_path)
+        plugin.begin(context_of("podman", "", configured))
+    noted = tmp_path / "providers" / "podman" / "sockets"
+    assert noted.read_text() == "/nowhere/one.sock\n/nowhere/two.sock\n"
+    (tmp_path / "servers").mkdir()
+    (tmp_path / "servers" / "0123456789ab").write_text(json.dumps({"providers": ["podman"]}))
+    assert await collect(tmp_path, dry_run=False, abandon=True, as_json=True) == 0
+    assert "/nowhere/one.sock" in json.loads(capsys.readouterr().out)["unreachable"]["podman"]
+    assert (tmp_path / "servers" / "0123456789ab").exists()
+
+
 def test_the_core_has_its_providers_without_the_plug_ins(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "decathlon_mcp", ignore=shutil.ignore_patterns("plugins", "starter"))
     program = (
@@ -222,6 +240,9 @@ async def test_the_package_on_the_page_works_as_printed(
     with pytest.raises(SettingsError, match="--provider-option address="):
         create_provider("second-engine", "owner", settings(provider="second-engine", state=tmp_path))
     configured = settings(provider="second-engine", provider_option=(f"address={address}",), state=tmp_path)
+    plugin = load_provider("second-engine")
+    assert plugin.begin is not None
+    plugin.begin(context_of("second-engine", "owner", configured))
     async with create_provider("second-engine", "owner", configured) as provider:
         (engine,) = await provider.check(None)
     assert not engine.ok

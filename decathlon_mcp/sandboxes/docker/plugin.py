@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
@@ -14,31 +14,35 @@ from decathlon_mcp.sandboxes.plugins import NoOptions, Offer, ProviderContext, P
 
 
 class EngineInventory:
-    """Containers of an engine. `provider`: one that opens none, and is entered."""
+    """Containers of some engines. `providers`: of one name, one for each; they open none, and are entered."""
 
-    def __init__(self, provider: DockerProvider) -> None:
-        self.name = provider.name
-        self._provider = provider
+    def __init__(self, providers: Sequence[DockerProvider]) -> None:
+        (self.name,) = {provider.name for provider in providers}
+        self._providers = providers
 
     async def sandboxes(self, owner: str) -> dict[str, bool]:
         return {
             str(container["Labels"].get(SANDBOX_LABEL)): container["State"] in LIVING_STATES
-            for container in await containers_of(self._provider.engine, owner)
+            for provider in self._providers
+            for container in await containers_of(provider.engine, owner)
         }
 
     async def owners(self) -> set[str]:
         return set()  # what else is on the engine can belong to servers on other state folders
 
     async def remove(self, owner: str) -> None:
-        await self._provider.sweep(owner)
+        for provider in self._providers:
+            await provider.sweep(owner)
 
 
 @asynccontextmanager
-async def engine_inventory(provider: DockerProvider) -> AsyncGenerator[EngineInventory]:
-    """Raises ProviderUnavailableError if no engine answers."""
-    async with provider:
-        await provider.engine.api()
-        yield EngineInventory(provider)
+async def engine_inventory(*providers: DockerProvider) -> AsyncGenerator[EngineInventory]:
+    """The containers of the engines of these providers. Raises ProviderUnavailableError if one is silent."""
+    async with AsyncExitStack() as stack:
+        for provider in providers:
+            await stack.enter_async_context(provider)
+            await provider.engine.api()
+        yield EngineInventory(providers)
 
 
 @asynccontextmanager
