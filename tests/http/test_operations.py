@@ -15,8 +15,8 @@ from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.episodes import operations
 from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
-from decathlon_mcp.protocol.lobby import EPISODE_KEY
-from decathlon_mcp.protocol.requests import OPERATION_KEY
+from decathlon_mcp.protocol.http import EPISODE_KEY
+from decathlon_mcp.protocol.messages import OPERATION_KEY
 from tests.clients.relay import relayed
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, ToolError
@@ -84,13 +84,13 @@ class Play:
             return result.content[0].text
 
 
-@pytest.fixture(params=[True, False], ids=["exchange", "sdk"])
-async def play(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Play]:
+@pytest.fixture
+async def play(tmp_path: Path) -> AsyncGenerator[Play]:
     tools = Tools()
     provider = FakeProvider(
         tools={"probe": {"quick": tools.quick, "slow": tools.slow, "refuse": tools.refuse}}
     )
-    async with served_by_fake(tmp_path, provider, exchanges=request.param) as served:
+    async with served_by_fake(tmp_path, provider) as served:
         yield Play(served, tools, (await start(served, "find-answer"))["episode"])
 
 
@@ -205,7 +205,7 @@ async def test_same_call_joins_one_whose_connection_broke(play: Play, operation:
 
             def waiting() -> int:
                 (call,) = play.served.find(play.id).calls.unanswered
-                return len(call._callers)  # pyright: ignore[reportPrivateUsage]
+                return len(call._waiters)  # pyright: ignore[reportPrivateUsage]
 
             tasks.start_soon(finish)
             assert await play.call("slow", operation, era="handshake") == "run 1"
