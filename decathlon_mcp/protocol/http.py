@@ -262,6 +262,7 @@ class HttpRequest(Request):
         elif returns and len(request_id_text(message.id)) <= MAX_REQUEST_ID_BYTES:
             self._event = (generation, next(_numbers))
         self._watch = watch
+        self._takes_events = takes_events
         self._http_scope, self._receive, self._send = asgi
         self._connection: Connection | None = self._http_scope.get(CONNECTION_KEY)
         self._scope = anyio.CancelScope()
@@ -436,7 +437,7 @@ class HttpRequest(Request):
         """Send what comes before the answer."""
         self._writing = self._writing or anyio.Lock(fast_acquire=True)
         async with self._writing:
-            if self._is_answering or not self.can_stream:
+            if self._is_answering or not self._takes_events:
                 return
             if not self._sends_events:
                 self._sends_events = True

@@ -78,12 +78,13 @@ class LineRequest(Request):
         self._send = send
         self._scope = anyio.CancelScope()
         self.succeeded = False
+        if session is not None:
+            # From now on: the next message may cancel it.
+            session.requests[self] = None
 
     async def serve(self, respond: Respond) -> bytes | None:
         """The answer; None if the request was cancelled."""
         answer = None
-        if self.session is not None:
-            self.session.requests[self] = None
         try:
             with self._scope:
                 answer, error = await self.outcome(respond)
@@ -222,6 +223,7 @@ class LineServer:
         if request.method == INITIALIZE:
             # Served before the next message is read, which may rely on it.
             return await self._serve(request)
+        self._running[request] = None
         return request
 
     def _request_of(self, message: Message, *, in_batch: bool) -> LineRequest:
@@ -267,7 +269,6 @@ class LineServer:
             await self._send(answer)
 
     async def _serve(self, request: LineRequest) -> bytes | None:
-        self._running[request] = None
         try:
             answer = await request.serve(self._service.respond)
         finally:

@@ -18,9 +18,9 @@ from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.operations import (
     MAX_QUEUED,
     MAX_QUEUED_BYTES,
-    Waiter,
     Operations,
     RunningCall,
+    Waiter,
     call_digest,
 )
 from decathlon_mcp.errors import BadRequestError

@@ -424,7 +424,9 @@ def write_calls(journal: Journal) -> None:
 async def call_again(episode: Episode, operation: str, outcomes: list[str]) -> None:
     """Send a call again, as a client does that lost its server."""
     try:
-        reply = await episode.calls.call("probe__echo", CallParams(), waiter=Waiter(keys=RequestKeys(operation)))
+        reply = await episode.calls.call(
+            "probe__echo", CallParams(), waiter=Waiter(keys=RequestKeys(operation))
+        )
         outcomes.append(reply.decoded()["result"]["content"][0]["text"])
     except DecathlonError as error:
         outcomes.append(error.message)

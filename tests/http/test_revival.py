@@ -168,11 +168,10 @@ async def test_malicious_session_ids_are_unknown(
 
 
 @pytest.mark.parametrize(
-    "event_id", ["1", "1.0.last", "1.0", "1.0.", "9.9.%ff", "1.0.[1]", "1.0.true", "1.0." + "9" * 600, "last.last.1"]
+    "event_id",
+    ["1", "1.0.last", "1.0", "1.0.", "9.9.%ff", "1.0.[1]", "1.0.true", "1.0." + "9" * 600, "last.last.1"],
 )
-async def test_ids_of_no_event_are_refused(
-    tmp_path: Path, http: httpx2.AsyncClient, event_id: str
-) -> None:
+async def test_ids_of_no_event_are_refused(tmp_path: Path, http: httpx2.AsyncClient, event_id: str) -> None:
     async with restartable(tmp_path) as server:
         session = await RawSession.open(http, server.served.task(TASK))
         await server.restart()
