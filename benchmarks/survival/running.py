@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import sys
@@ -16,11 +15,11 @@ from typing import Any, Literal
 import anyio
 import anyio.to_thread
 import docker
-from decathlon_sandbox import wire
 from docker.errors import APIError
 
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.inventory import LOCAL_FOLDER, NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, read_process
 from decathlon_mcp.storage.database import FILE_NAME
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from tests.probe.leftovers import processes_marked
@@ -80,17 +79,14 @@ class Sandboxes:
         return killed
 
     def _kill_process(self, sandbox: SandboxRow) -> bool:
-        marker = f"{wire.SANDBOX_VARIABLE}={sandbox.owner}/{sandbox.name}".encode()
-        pids: list[int] = []
-        for process in Path("/proc").iterdir():
-            if process.name.isdecimal():
-                with suppress(OSError):
-                    if marker in (process / "environ").read_bytes().split(b"\0"):
-                        pids.append(int(process.name))
-        if not pids:
+        folder = NAMESPACES_FOLDER if sandbox.isolation == "namespaces" else LOCAL_FOLDER
+        leader = read_process(self.state / folder / sandbox.name, LEADER_FILE)
+        if leader is None:
             return False
-        with suppress(ProcessLookupError):
-            os.kill(min(pids), signal.SIGKILL)
+        try:
+            leader.send(signal.SIGKILL)
+        except ProcessLookupError:
+            return False
         return True
 
     def count_containers(self, owners: Collection[str]) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -103,6 +105,31 @@ class VerdictFile:
             file.seek(self._end)
             file.write(line)
         self._end += len(line)
+
+
+def discard_verdicts(path: str | PathLike[str], is_discarded: Callable[[Verdict], bool]) -> int:
+    """Remove verdicts from the file of a batch, so that their attempts are played again; returns how many.
+
+    Nothing happens without a file. Raises OSError.
+    """
+    file = Path(path)
+    if not file.exists():
+        return 0
+    lines = file.read_bytes().splitlines(keepends=True)
+    records = map(_read, lines)
+    kept = [
+        line
+        for line, record in zip(lines, records, strict=True)
+        if record is None or not is_discarded(Verdict.read(record["verdict"]))
+    ]
+    if len(kept) < len(lines):
+        replacement = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            replacement.write_bytes(b"".join(kept))
+            replacement.replace(file)
+        finally:
+            replacement.unlink(missing_ok=True)
+    return len(lines) - len(kept)
 
 
 def _read(line: bytes) -> Recorded | None:

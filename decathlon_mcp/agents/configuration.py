@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from decathlon_mcp.agents.reach import BASE_URL_ENDING
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.types import JsonObject
 
 SERVER = "task"
@@ -24,11 +26,49 @@ START_SECONDS = 120
 MAX_ARGUMENT_BYTES = 127 << 10
 """Linux takes 128 KiB for one argument or variable, with its name and its end (execve(2))."""
 PLACEHOLDER = re.compile(r"\{(prompt|prompt_file|mcp_config|address)\}")
-KEPT_PREFIXES = ("XDG_", "DECATHLON_", "CLAUDE_CONFIG", "CODEX_HOME", "OPENCODE_", "GEMINI_CLI_HOME")
-"""Beginnings of variables that name files of the user, or belong to this program."""
-KEPT_NAMES = frozenset(
-    {"HOME", "TMPDIR", "PWD", "OLDPWD", "MAIL", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS"}
+PASSED_NAMES = frozenset(
+    {
+        *("LANG", "LANGUAGE", "TZ", "TERM", "COLORTERM", "NO_COLOR", "PATH", "USER", "LOGNAME"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    }
 )
+"""Variables of the user's that every program gets. A proxy is of use only to one that is trusted."""
+PASSED_PREFIX = "LC_"
+PRESETS: Mapping[str, Sequence[str]] = {
+    "claude": ("ANTHROPIC_", "CLAUDE_CODE_"),
+    "codex": ("OPENAI_", "CODEX_"),
+    "opencode": ("OPENAI_", "ANTHROPIC_", "GEMINI_", "GOOGLE_GENERATIVE_AI_", "OPENROUTER_"),
+    "gemini": ("GEMINI_", "GOOGLE_GEMINI_", "GOOGLE_GENAI_", "GOOGLE_API_KEY"),
+}
+"""Beginnings of the other variables that a known program gets: its model's address and key."""
+UNMENTIONED_NAMES = frozenset(
+    {
+        "HOME",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "SHELL",
+        "_",
+        "MAIL",
+        "HOSTNAME",
+        "LS_COLORS",
+        "PS1",
+        "LINES",
+        "COLUMNS",
+    }
+)
+"""Variables of a shell for itself, which nobody misses."""
+OWN_NAMES = frozenset(
+    {
+        *("PATH", "HOME", "PWD", "DECATHLON_PROMPT", "DECATHLON_ADDRESS", "DECATHLON_MCP_CONFIG"),
+        *("CLAUDE_CONFIG_DIR", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "MCP_TIMEOUT", "MCP_TOOL_TIMEOUT"),
+        *("CODEX_HOME", "OPENCODE_CONFIG", "OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_MODELS_FETCH"),
+        *("OPENCODE_DISABLE_LSP_DOWNLOAD", "GEMINI_CLI_HOME"),
+    }
+)
+"""Variables that `configure` sets, and PATH, which leads to the program."""
 OPENCODE_TOOLS = (
     *("bash", "edit", "write", "read", "grep", "glob", "list", "patch", "apply_patch", "multiedit"),
     *("webfetch", "websearch", "codesearch", "task", "skill", "todowrite", "todoread", "lsp", "question"),
@@ -82,10 +122,45 @@ class Configuration:
     folder: str = ""
 
 
+def choose_variables(program: str, options: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The user's variables that a program gets, and the names of those that it does not.
+
+    `options`: further ones, as NAME or NAME=VALUE. Of programs that are not known, each also gets those that
+    end in `BASE_URL_ENDING`. Raises BadRequestError for one that is not set, or that is not the user's.
+    """
+    prefixes = PRESETS.get(program)
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if (name in PASSED_NAMES or name.startswith(PASSED_PREFIX))
+        or (name.endswith(BASE_URL_ENDING) if prefixes is None else name.startswith(tuple(prefixes)))
+    }
+    for option in options:
+        name, has_value, value = option.partition("=")
+        if not name or name in OWN_NAMES or "\0" in option:
+            raise BadRequestError(f"--env {quoted(name)}: this variable cannot be given to the program")
+        if not has_value and name not in os.environ:
+            raise BadRequestError(
+                f"--env {quoted(name)}: there is no such variable here; --env NAME=VALUE sets one"
+            )
+        passed[name] = value if has_value else os.environ[name]
+    for name in OWN_NAMES - {"PATH"}:
+        passed.pop(name, None)
+    return passed, sorted(os.environ.keys() - passed.keys() - UNMENTIONED_NAMES - OWN_NAMES)
+
+
 def configure(
-    command: Sequence[str], folders: Folders, *, address: str, prompt: str, tool_seconds: float
+    command: Sequence[str],
+    folders: Folders,
+    *,
+    address: str,
+    prompt: str,
+    tool_seconds: float,
+    variables: Mapping[str, str],
 ) -> Configuration:
     """The configuration for one episode at this address. `tool_seconds`: how long a tool may take.
+
+    `variables`: see `choose_variables`.
 
     Raises BadRequestError for a prompt that is too long to be handed over.
     """
@@ -100,18 +175,16 @@ def configure(
         mcp_config: json.dumps({"mcpServers": {SERVER: {"type": "http", "url": address}}}, indent=2),
         prompt_file: prompt,
         str(where / "claude" / "settings.json"): json.dumps(_claude_settings(), indent=2),
-        str(where / "codex" / "config.toml"): _codex_settings(address, tool_seconds),
-        str(where / "opencode.json"): json.dumps(_opencode_settings(address, milliseconds), indent=2),
+        str(where / "codex" / "config.toml"): _codex_settings(address, tool_seconds, variables),
+        str(where / "opencode.json"): json.dumps(
+            _opencode_settings(address, milliseconds, variables), indent=2
+        ),
         str(folders.home / ".gemini" / "settings.json"): json.dumps(
             _gemini_settings(address, milliseconds), indent=2
         ),
     }
     environment = {
-        **{
-            name: value
-            for name, value in os.environ.items()
-            if name not in KEPT_NAMES and not name.startswith(KEPT_PREFIXES)
-        },
+        **variables,
         "HOME": str(folders.home),
         "PWD": str(folders.work),
         "DECATHLON_PROMPT": prompt,
@@ -140,8 +213,8 @@ def _claude_settings() -> JsonObject:
     }
 
 
-def _codex_settings(address: str, tool_seconds: float) -> str:
-    base_url = os.environ.get("OPENAI_BASE_URL")
+def _codex_settings(address: str, tool_seconds: float, variables: Mapping[str, str]) -> str:
+    base_url = variables.get("OPENAI_BASE_URL")
     lines = [
         'approval_policy = "never"',
         'sandbox_mode = "read-only"',
@@ -162,11 +235,11 @@ def _codex_settings(address: str, tool_seconds: float) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _opencode_settings(address: str, milliseconds: int) -> JsonObject:
+def _opencode_settings(address: str, milliseconds: int, variables: Mapping[str, str]) -> JsonObject:
     providers = {
         name: {"options": {"baseURL": url}}
         for name, variable in (("openai", "OPENAI_BASE_URL"), ("anthropic", "ANTHROPIC_BASE_URL"))
-        if (url := os.environ.get(variable))
+        if (url := variables.get(variable))
     }
     return {
         "$schema": "https://opencode.ai/config.json",

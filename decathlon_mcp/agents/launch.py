@@ -30,7 +30,7 @@ from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.playing import PATH
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.host_files import HostFiles
+from decathlon_mcp.sandboxes.bubblewrap.host_files import HostFiles, own_python
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import isolated_command
 from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import SET_UP_SECONDS
 from decathlon_mcp.sandboxes.bubblewrap.network import open_listeners
@@ -43,6 +43,8 @@ FIRST_PORT = 8765
 END_SECONDS = 5.0
 """How long the starter may take to kill what the program has started, before it is killed itself."""
 _STARTER = ("-I", "-S", "-c")
+_STARTING = b"2"
+"""What the starter sends before it starts the program, and alone if it could."""
 _OUTPUT_BYTES = 4096
 
 
@@ -69,6 +71,7 @@ class RunningProgram:
 
     process: Process
     listeners: Sequence[socket.socket]
+    _channel: socket.socket
 
     @property
     def output(self) -> ByteReceiveStream:
@@ -76,9 +79,15 @@ class RunningProgram:
         assert self.process.stdout is not None
         return self.process.stdout
 
-    async def wait(self) -> int:
-        """Wait for its end; the exit status, as a shell has it."""
+    async def wait(self) -> int | None:
+        """Wait for its end; the exit status, as a shell has it. None if the program was never started."""
         code = await self.process.wait()
+        try:
+            signs = self._channel.recv(16)
+        except OSError:
+            signs = b""
+        if signs != _STARTING:
+            return None
         return code if code >= 0 else 128 - code
 
 
@@ -86,6 +95,7 @@ class NamespaceLauncher:
     """Runs programs that see this machine's own programs and their own, but nothing else of it.
 
     They reach their episode and these endpoints. `hidden`: folders that are empty for them in any case.
+    Blocks while it is made: what they see is searched for traces of those. Raises ProviderUnavailableError.
     """
 
     isolation = "namespaces"
@@ -93,7 +103,7 @@ class NamespaceLauncher:
     def __init__(self, program: Program, endpoints: Sequence[Endpoint], hidden: Collection[Path]) -> None:
         self.endpoints = endpoints
         self._path = program.path
-        self._files = HostFiles.of_this_server(hidden, shown=program.folders, hosts=hosts_file(endpoints))
+        self._files = HostFiles.for_program(hidden, program.prefixes, program.folders, hosts_file(endpoints))
 
     @contextmanager
     def place(self) -> Generator[Place]:
@@ -109,7 +119,7 @@ class NamespaceLauncher:
         addresses = [("127.0.0.1", place.port), *((each.inside, each.port) for each in self.endpoints)]
         order = _order(replace(configuration, environment=environment))
         with ExitStack() as stack, _channel() as (ours, theirs):
-            command = ("python3", *_STARTER, source("program_starter"), str(theirs.fileno()))
+            command = (str(own_python()), *_STARTER, source("program_starter"), str(theirs.fileno()))
             # Its limits are for the size of its folders only.
             spec = SandboxSpec(f"agent-{secrets.token_hex(8)}", command, ROOT, limits=Limits())
             isolated = stack.enter_context(isolated_command(spec, self._files))
@@ -118,7 +128,7 @@ class NamespaceLauncher:
                 for listener in listeners:
                     stack.enter_context(listener)
                 await _send(ours, order)
-                yield RunningProgram(process, listeners)
+                yield RunningProgram(process, listeners, ours)
 
 
 class TrustedLauncher:
@@ -148,7 +158,7 @@ class TrustedLauncher:
             argv = [sys.executable, *_STARTER, source("program_starter"), str(theirs.fileno())]
             async with _starter(argv, (), ours, theirs) as process:
                 await _send(ours, order)
-                yield RunningProgram(process, ())
+                yield RunningProgram(process, (), ours)
 
 
 Launcher: TypeAlias = NamespaceLauncher | TrustedLauncher

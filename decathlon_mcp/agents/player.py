@@ -5,20 +5,23 @@ from __future__ import annotations
 import codecs
 import logging
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
 from anyio.abc import ByteReceiveStream
-from decathlon_client import ClientError, Decathlon, Episode
+from decathlon_client import ClientError, Episode
 from starlette.types import ASGIApp
 
 from decathlon_mcp.agents.configuration import configure
 from decathlon_mcp.agents.launch import Launcher
 from decathlon_mcp.agents.programs import Program
-from decathlon_mcp.agents.reach import relay_connections
+from decathlon_mcp.agents.reach import Reached, relay_connections
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.playing import PlayingApp, playing
 from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.telemetry.logs import fields
@@ -34,28 +37,59 @@ _LAST_CHARACTERS = 500
 log = logging.getLogger("decathlon.agents")
 
 
+STATUS_LABEL, RUNNING, KILLED = "program_status", "running", "killed"
+"""Label of an episode: the exit status of its program, as a shell has it, or one of these. It stays `RUNNING`
+if the attempt was over before the program."""
+
+
 class ProgramFailedError(Exception):
-    """A program failed before it made a call, so that there is no attempt to be graded."""
+    """A program was not started, or could not reach its model before it made a call: there is no attempt."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class AgentPlayer:
-    """A player of a batch, see `Decathlon.batch`. It returns the program's exit status.
+    """Plays an attempt of a batch, see `Decathlon.batch`; returns the exit status, None if it was killed.
 
-    `d` and `app`: the server, as a client and as an ASGI application. `seconds`: what an attempt may take.
-    `shows_output`: whether the program's output is also written to stderr.
+    `registry` and `app`: the server, and its ASGI application. `variables`: see `choose_variables`.
+    `seconds`: what an attempt may take. `shows_output`: whether the program's output is also written to
+    stderr.
     """
 
-    d: Decathlon
+    registry: EpisodeRegistry
     app: ASGIApp
     limits: ConnectionLimits
     program: Program
     launcher: Launcher
+    variables: Mapping[str, str]
     seconds: float
     shows_output: bool
+    last_output: str = ""
+    """The end of what the program wrote in the latest attempt that ended."""
 
-    async def __call__(self, episode: Episode) -> int:
-        """Run the program until it ends. Raises ProgramFailedError, DecathlonError."""
+    async def __call__(self, episode: Episode) -> int | None:
+        """Run the program until it ends, or its time is over. Raises ProgramFailedError, DecathlonError."""
+        output, reached = _Output(episode), Reached()
+        status = None
+        with anyio.move_on_after(self.seconds) as limit:
+            status = await self._run(episode, output, reached)
+        self.last_output = output.last or "(nothing)"
+        if status is None and not limit.cancelled_caught:
+            raise ProgramFailedError(f"{self.program.name} was not started: {self.last_output}")
+        served = self.registry.find(episode.id, Principal())
+        if reached.why_not and not served.calls.sent and served.claim is None:
+            raise ProgramFailedError(
+                f"{self.program.name} made no call, and its model could not be reached ({reached.why_not}); "
+                f"its output ends with: {self.last_output}"
+            )
+        # An attempt that was claimed, or met a limit, is graded since; its verdict has the labels of then.
+        if served.claim is None and served.state.phase is not Phase.ENDED:
+            served.add_label(STATUS_LABEL, KILLED if status is None else str(status))
+            if status is None:
+                await episode.truncate()
+        return status
+
+    async def _run(self, episode: Episode, output: _Output, reached: Reached) -> int | None:
+        """Run the program; its exit status, None if it was never started. `reached`: is kept up to date."""
         assert episode.agent_address is not None
         async with AsyncExitStack() as stack:
             place = stack.enter_context(self.launcher.place())
@@ -65,6 +99,7 @@ class AgentPlayer:
                 address=place.address,
                 prompt=episode.prompt,
                 tool_seconds=self.seconds,
+                variables=self.variables,
             )
             running = await stack.enter_async_context(self.launcher.start(place, configuration))
             listener, *relayed = (*([place.listener] if place.listener else ()), *running.listeners)
@@ -72,24 +107,14 @@ class AgentPlayer:
             await stack.enter_async_context(playing(app, listener, self.limits))
             tasks = await stack.enter_async_context(background_tasks())
             for socket, endpoint in zip(relayed, self.launcher.endpoints, strict=True):
-                tasks.start_soon(relay_connections, socket, endpoint)
-            async with _noting(episode) as output:
+                tasks.start_soon(relay_connections, socket, endpoint, reached)
+            async with _noting(output):
                 async for text in _texts(running.output):
                     output.add(text)
                     if self.shows_output:
                         sys.stderr.write(text)
                         sys.stderr.flush()
-                status = await running.wait()
-            if status and not await self._has_played(episode):
-                raise ProgramFailedError(
-                    f"{self.program.name} ended with exit status {status} before it made a call; its output "
-                    f"ends with: {output.last or '(nothing)'}"
-                )
-            return status
-
-    async def _has_played(self, episode: Episode) -> bool:
-        state = (await self.d.ask("episode_status", {"episode": episode.id})).structured or {}
-        return bool(state.get("calls")) or state.get("phase") != "ready"
+                return await running.wait()
 
 
 class _Output:
@@ -135,13 +160,12 @@ class _Output:
 
 
 @asynccontextmanager
-async def _noting(episode: Episode) -> AsyncGenerator[_Output]:
-    """An output that is sent while the body runs; at its end, what waits is sent too."""
-    output = _Output(episode)
+async def _noting(output: _Output) -> AsyncGenerator[None]:
+    """Send the output while the body runs; at its end, what waits is sent too."""
     async with background_tasks() as tasks:
         tasks.start_soon(output.run)
         try:
-            yield output
+            yield
         finally:
             await output.send()
 

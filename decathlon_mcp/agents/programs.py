@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.sandboxes.bubblewrap.host_files import USR
+from decathlon_mcp.sandboxes.bubblewrap.answer_traces import repositories_of
+from decathlon_mcp.sandboxes.bubblewrap.host_files import USR, python_files
 
 _FIRST_LINE_BYTES = 256
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
@@ -20,13 +21,15 @@ _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"
 class Program:
     """A command whose program was found.
 
-    `path`: the program's folders, for the variable PATH. `folders`: those that it needs to see.
+    `path`: the program's folders, for the variable PATH. `folders`: those that it needs to see. `prefixes`:
+    folders of Pythons and virtual environments, of which it needs to see `host_files.python_files`.
     """
 
     name: str
     command: tuple[str, ...]
     path: tuple[Path, ...]
     folders: tuple[Path, ...]
+    prefixes: tuple[Path, ...]
 
 
 def find_program(
@@ -35,6 +38,7 @@ def find_program(
     """The program of a command line. `shown`, `hidden`: folders that it shall see, and must not.
 
     The folders of an npm package are its whole `node_modules`, those of a script also its interpreter's.
+    Neither `shown` nor a program's folder may have a hidden folder or its repository in it.
     Raises BadRequestError if there is no such program, or if it could not be run in namespaces (`isolated`).
     """
     found = shutil.which(command[0])
@@ -42,32 +46,48 @@ def find_program(
         raise BadRequestError(f"there is no program {command[0]} on the PATH")
     program = Path(os.path.abspath(found))  # noqa: PTH100  (links are kept)
     chain = [program, *_interpreters(program)]
-    folders = dict.fromkeys(folder.resolve() for folder in shown)
-    for path in chain:
-        folders |= dict.fromkeys(_folders_of(path))
-    needed = tuple(folder for folder in folders if not folder.is_relative_to(USR))
+    prefixes = _outside_usr(prefix for path in chain for prefix in _pythons_of(path))
+    own = _outside_usr(folder for path in chain for folder in _folders_of(path))
+    asked = _outside_usr(folder.resolve() for folder in shown)
     path = tuple(dict.fromkeys(place.parent for link in chain for place in (link, link.resolve())))
     if isolated:
-        _check(program, command[1:], needed, hidden)
+        _check_folders(asked, own, hidden)
+        seen = (USR, *asked, *own, *(file for prefix in prefixes for file in python_files(prefix)))
+        _check_arguments(command[1:], seen)
         # The link need not be there inside.
         program = program.resolve() if not _is_in_environment(program) else program
-    return Program(Path(command[0]).name, (str(program), *command[1:]), path, needed)
+    folders = tuple(dict.fromkeys((*asked, *own)))
+    return Program(Path(command[0]).name, (str(program), *command[1:]), path, folders, prefixes)
 
 
-def _check(program: Path, arguments: Sequence[str], shown: Sequence[Path], hidden: Collection[Path]) -> None:
-    """Raises BadRequestError for what the program would not find, and for folders that show too much."""
+def _outside_usr(folders: Iterable[Path]) -> tuple[Path, ...]:
+    return tuple(folder for folder in dict.fromkeys(folders) if not folder.is_relative_to(USR))
+
+
+def _check_folders(shown: Sequence[Path], own: Sequence[Path], hidden: Collection[Path]) -> None:
+    """Raises BadRequestError for folders that show too much, or that are none."""
     home = Path.home().resolve()
-    for folder in shown:
+    secret = {path for folder in hidden for path in (folder.resolve(), *repositories_of(folder.resolve()))}
+    for folder in (*shown, *own):
+        what = f"--show {folder}" if folder in shown else f"the program's folder {folder}"
         if home.is_relative_to(folder):
             raise BadRequestError(
                 f"all of {folder} would have to be shown to the program: move what it needs into a folder "
                 "of its own, or use --trust-command"
             )
         if not folder.is_dir():
-            raise BadRequestError(f"--show {folder} is not a folder")
-    for folder in hidden:
-        if program.resolve().is_relative_to(folder.resolve()):
-            raise BadRequestError(f"{program} lies in {folder}, which is hidden from it: move it elsewhere")
+            raise BadRequestError(f"{what} is not a folder")
+        for path in sorted(secret):
+            if folder.is_relative_to(path):
+                raise BadRequestError(f"{what} lies in {path}, which is hidden from it: move it elsewhere")
+            if path.is_relative_to(folder):
+                raise BadRequestError(
+                    f"{what} has {path} in it, which must not be seen: name folders beside that one"
+                )
+
+
+def _check_arguments(arguments: Sequence[str], seen: Sequence[Path]) -> None:
+    """Raises BadRequestError for what the program would not find."""
     for argument in arguments:
         file = Path(argument)
         with suppress(OSError, ValueError):  # such as a text too long for a name
@@ -76,7 +96,7 @@ def _check(program: Path, arguments: Sequence[str], shown: Sequence[Path], hidde
             real = file.resolve()
             if not file.is_absolute():
                 raise BadRequestError(f"the program starts in an empty folder: name {argument} as {real}")
-            if not any(map(real.is_relative_to, (USR, *shown))):
+            if not any(map(real.is_relative_to, seen)):
                 raise BadRequestError(f"the program does not see {argument}: add --show {real.parent}")
 
 
@@ -91,14 +111,20 @@ def _interpreters(program: Path) -> Iterator[Path]:
             yield Path(found)
 
 
-def _folders_of(program: Path) -> Iterator[Path]:
-    """The folders that a program needs besides those of the system."""
+def _pythons_of(program: Path) -> Iterator[Path]:
+    """The virtual environment that a program belongs to, and the Python that it is."""
     if _is_in_environment(program):
         yield program.parent.parent
-        if program.is_symlink():  # its Python, with its library beside
-            yield program.resolve().parent.parent
-        return
     real = program.resolve()
+    if _is_python(real):
+        yield real.parent.parent
+
+
+def _folders_of(program: Path) -> Iterator[Path]:
+    """The folders that a program needs besides those of the system and of Pythons."""
+    real = program.resolve()
+    if _is_in_environment(program) or _is_python(real):
+        return
     if "node_modules" in real.parts:
         yield Path(*real.parts[: real.parts.index("node_modules") + 1])
     else:
@@ -108,3 +134,9 @@ def _folders_of(program: Path) -> Iterator[Path]:
 def _is_in_environment(program: Path) -> bool:
     """Whether it belongs to a virtual environment of Python."""
     return (program.parent.parent / _VIRTUAL_ENVIRONMENT).is_file()
+
+
+def _is_python(program: Path) -> bool:
+    """Whether it is a Python with its library beside."""
+    library = program.parent.parent / "lib"
+    return program.parent.name == "bin" and any(library.glob("python*")) and "python" in program.name

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
-import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, ip_address
+from typing import cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -31,6 +32,10 @@ KNOWN_URLS = {
 MAX_ENDPOINTS = 16
 DIAL_SECONDS = 20.0
 """As for connections out of a sandbox."""
+MAX_CONNECTIONS = 64
+"""Of a program to one endpoint, at once. More wait."""
+OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of a connection that a program can cause by making many: they say nothing about the endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +47,12 @@ class Endpoint:
     inside: str
 
 
-def read_endpoints(urls: Sequence[str], program: str) -> list[Endpoint]:
-    """The endpoints of these URLs; without any, those of the variables, or else of the known program.
+def read_endpoints(urls: Sequence[str], program: str, environment: Mapping[str, str]) -> list[Endpoint]:
+    """The endpoints of these URLs; without any, those of the program's variables, or else of a known one.
 
     Raises BadRequestError for a URL that cannot be reached from the namespaces, and if there is none.
     """
-    set_urls = [value for name, value in os.environ.items() if name.endswith(BASE_URL_ENDING) and value]
+    set_urls = [value for name, value in environment.items() if name.endswith(BASE_URL_ENDING) and value]
     chosen = urls or set_urls or ([KNOWN_URLS[program]] if program in KNOWN_URLS else [])
     if not chosen:
         raise BadRequestError(
@@ -88,11 +93,34 @@ def hosts_file(endpoints: Iterable[Endpoint]) -> bytes:
     return "".join(f"{line}\n" for line in dict.fromkeys(lines)).encode()
 
 
-async def relay_connections(listener: socket.socket, endpoint: Endpoint) -> None:
+@dataclass(slots=True)
+class Reached:
+    """Which endpoints a program could connect to in one attempt, and why it could not to others."""
+
+    _connected: set[Endpoint] = field(default_factory=set[Endpoint])
+    _failed: dict[Endpoint, str] = field(default_factory=dict[Endpoint, str])
+
+    @property
+    def why_not(self) -> str:
+        """Why an endpoint took no connection of the attempt; empty if each that was tried took one."""
+        # A program that floods an endpoint which lives cannot say that there was none.
+        return "; ".join(why for endpoint, why in self._failed.items() if endpoint not in self._connected)
+
+    def add(self, endpoint: Endpoint, error: Exception | None = None) -> None:
+        """Note a connection, or the error in its place."""
+        if error is None:
+            self._connected.add(endpoint)
+        elif not OWN_FAULTS & set(_numbers(error)):
+            why = str(error) or f"no answer within {DIAL_SECONDS:g} s"
+            self._failed.setdefault(endpoint, f"{endpoint.host}:{endpoint.port}: {why}")
+
+
+async def relay_connections(listener: socket.socket, endpoint: Endpoint, reached: Reached) -> None:
     """Connect every connection to the listener with the endpoint, until cancelled."""
+    places = anyio.Semaphore(MAX_CONNECTIONS)
 
     async def handle(client: SocketStream) -> None:
-        async with client:
+        async with client, places:
             try:
                 with anyio.fail_after(DIAL_SECONDS):
                     target = await anyio.connect_tcp(endpoint.host, endpoint.port)
@@ -100,11 +128,24 @@ async def relay_connections(listener: socket.socket, endpoint: Endpoint) -> None
                 # The program sees a closed connection.
                 why = fields(host=endpoint.host, port=endpoint.port, why=str(error))
                 log.warning("a program's model cannot be reached", extra=why)
+                reached.add(endpoint, error)
                 return
+            reached.add(endpoint)
             await relay(client, target)
 
     async with await SocketListener.from_socket(listener) as accepting:
         await accepting.serve(handle)
+
+
+def _numbers(error: BaseException | None) -> Iterator[int]:
+    """The numbers of the errors of an attempt to connect, which tries each address of a name."""
+    while error is not None:
+        if isinstance(error, BaseExceptionGroup):
+            for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+                yield from _numbers(each)
+        elif isinstance(error, OSError) and error.errno is not None:
+            yield error.errno
+        error = error.__cause__
 
 
 def without_proxies(environment: Mapping[str, str]) -> dict[str, str]:

@@ -690,8 +690,12 @@ def serve_episode(
     player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
     model_url: Annotated[tuple[str, ...], Parameter(metavar="URL", negative=(), show_default=False)] = (),
     show: Annotated[tuple[Path, ...], Parameter(metavar="FOLDER", negative=(), show_default=False)] = (),
+    env: Annotated[
+        tuple[str, ...], Parameter(metavar="NAME[=VALUE]", negative=(), env_var=(), show_default=False)
+    ] = (),
     trust_command: Flag = False,
     resume: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    again_without_calls: Flag = False,
     launch_time: Annotated[str | None, Parameter(metavar="TIME")] = None,
     label: Labels = (),
     json: Flag = False,
@@ -701,7 +705,8 @@ def serve_episode(
     """Let an agent's program play a task and grade it, or serve an episode to an agent.
 
     The program runs in namespaces, without the state folder and the tasks' files, and reaches its episode
-    and its model. Exit status 0 if every attempt passed, 4 if one did not, 5 if one has no verdict.
+    and its model. Exit status 0 if every attempt passed, 4 if one did not, 5 if one has no verdict or if all
+    ended before a call.
 
     Without `--run`, an episode is served at `http://HOST:PORT/mcp` until a signal. It can only be played
     there; `verdict` grades it.
@@ -731,11 +736,16 @@ def serve_episode(
         Address of the model, which the command may reach. Can be repeated. [those in variables that end in
         `_BASE_URL`, else that of `claude`, `codex` or `gemini`]
     show
-        A folder that the command may read besides its program's. Can be repeated.
+        A folder that the command may read besides its program's; none with a suite in it. Can be repeated.
+    env
+        A variable that the command gets besides those of known programs' models. Can be repeated.
     trust_command
         Run the command as an ordinary process; the episodes' labels say so.
     resume
         File to which each verdict is appended. What has a verdict there is not played again.
+    again_without_calls
+        Discard the verdicts in that file on attempts without a call, and play these again. The label `again`
+        of the run's new episodes says so.
     launch_time
         The time at which the attempts are played, in ISO 8601, which the prompt may name. [now]
     json
@@ -745,12 +755,17 @@ def serve_episode(
     has_filters = bool(filters.model_dump(exclude_defaults=True))
     several = bool(chosen) or has_filters
     names, command = (chosen, words) if several else (words[:1], words[1:])
-    of_runs = (several, attempts > 1, concurrency > 1, model_url, show, trust_command, resume, json)
+    of_runs = (
+        *(several, attempts > 1, concurrency > 1, model_url, show, env, trust_command, resume, json),
+        again_without_calls,
+    )
     if run != bool(command) or not (run or names) or (not run and any(of_runs)):
         raise BadRequestError(
             "give the command: decathlon-mcp serve-episode TASK --run -- COMMAND; for an agent that is "
             "started otherwise, give the task alone, without options for a command"
         )
+    if again_without_calls and resume is None:
+        raise BadRequestError("--again-without-calls is about the verdicts in the file of --resume")
     if filters.seed is not None or (chosen and has_filters):
         raise BadRequestError(
             "--tasks names tasks, filters choose all that fit; --seed is for `tasks --sample`"
@@ -762,10 +777,12 @@ def serve_episode(
         seconds=player_seconds,
         urls=model_url,
         shown=show,
+        variables=env,
         trusted=trust_command,
         attempts=attempts,
         concurrency=concurrency,
         resume=resume,
+        again_without_calls=again_without_calls,
         as_json=json,
         launch_time=launch_time,
         labels=parse_labels(label),

@@ -25,10 +25,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver_client.heartbeat import Heartbeat
-from decathlon_mcp.driver_client.link import NO_SURVIVAL, DriverLink, Loss, Request, Survival
+from decathlon_mcp.driver_client.link import NO_SURVIVAL, DriverLink, Request, Survival
 from decathlon_mcp.driver_client.mcp_schema import LogParams, ProgressParams, is_valid_notification
 from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
+from decathlon_mcp.driver_client.stream import Loss
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.errors import (
     DecathlonError,
@@ -142,8 +143,8 @@ class DriverClient:
         return self._link.closed
 
     def on_absent(self, listener: Callable[[float], object]) -> None:
-        """Call `listener` while the driver cannot be reached, see `DriverLink.on_absent`."""
-        self._link.on_absent(listener)
+        """Call `listener` while the driver cannot be reached, see `AttachedClock.on_absent`."""
+        self._link.stream.clock.on_absent(listener)
 
     async def closed_error(self) -> SandboxLostError:
         """The error that says why the connection has ended, with the provider's cause if it knows one."""
@@ -403,8 +404,8 @@ class DriverClient:
         return tunnel
 
     def quiet(self) -> AbstractContextManager[None]:
-        """Send the driver nothing in the body, see `DriverLink.quiet`."""
-        return self._link.quiet()
+        """Send the driver nothing in the body, see `DriverStream.quiet`."""
+        return self._link.stream.quiet()
 
     async def ping(self, *, saving: bool = False) -> None:
         """Renew the driver's lease. Raises CallTimeoutError if it does not answer.
@@ -465,7 +466,7 @@ async def connect(
         try:
             if not taken_back:
                 await link.send_bytes(boot_message())
-            link.attach()
+            link.stream.attach()
             heartbeat.start()
             if sandbox.spec.dense and not taken_back:
                 # Before anything can start a server.

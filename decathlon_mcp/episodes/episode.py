@@ -17,6 +17,7 @@ from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.differences import Difference
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.calls import EpisodeCalls
+from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.records import (
     EpisodeRecords,
@@ -34,6 +35,7 @@ from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import DecathlonError, LimitExceededError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.labels import check_labels
 from decathlon_mcp.storage.journal import MAX_NOTE_LINE_BYTES, MAX_NOTES, Journal
 from decathlon_mcp.storage.snapshots import SavedStates
 from decathlon_mcp.storage.store import Store
@@ -312,6 +314,16 @@ class Episode:
                 f"most {MAX_NOTES} notes of limited size, and the disk must have room"
             )
 
+    def add_label(self, name: str, value: str) -> None:
+        """Add a label that is known only when the episode has begun; the verdict has it too.
+
+        Raises BadRequestError for one that is not allowed, and the error of an ended episode.
+        """
+        if self.state.phase is Phase.ENDED:
+            raise self.state.end_error()
+        self.spec = replace(self.spec, labels=check_labels({**self.spec.labels, name: value}))
+        self.records.set_labels(self.spec.labels)
+
     def write_head(self) -> None:
         """Write the first line of the trajectory: what is fixed when the episode starts, without secrets."""
         spec, factory = self.spec, self.sandbox_factory
@@ -346,7 +358,7 @@ class Episode:
             **({} if progress.image_digest is None else {"image_digest": progress.image_digest}),
             **({"prepared": True} if progress.prepared else {}),
         )
-        self.records.update(Phase.READY, ready_at=datetime.now(UTC), sealed=sealed)
+        self.records.update(Phase.READY, ready_at=datetime.now(UTC), ready=Instant.now(), sealed=sealed)
         self.lease.mark_ready()
         self.become_ready(tool_session)
 

@@ -23,7 +23,9 @@ from anyio import CancelScope
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.records import Progress
 from decathlon_mcp.episodes.services import EpisodeResources
+from decathlon_mcp.episodes.specification import Claim, EpisodeLimits
 from decathlon_mcp.errors import DecathlonError, DiskFullError, LimitExceededError
 from decathlon_mcp.grading.attempt import Attempt, BranchPoint
 from decathlon_mcp.grading.evaluation import grade
@@ -113,6 +115,17 @@ async def capture_workspace(
     return CapturedWorkspace(archive, sealed)
 
 
+def _seconds(progress: Progress, claim: Claim | None, limits: EpisodeLimits) -> float | None:
+    """How long the attempt took; None if it did not begin, or is not over."""
+    if claim is None or progress.ready_at is None:
+        return None
+    seconds = None if progress.ready is None else progress.ready.until(claim.instant)
+    if seconds is None:
+        # The machine was started again. Its clock may be wrong, but no attempt is longer than its limit.
+        seconds = min((claim.at - progress.ready_at).total_seconds(), limits.episode_seconds)
+    return max(0.0, seconds)
+
+
 def attempt_of(episode: Episode) -> Attempt:
     """What grading needs to know about the attempt; complete once it is claimed. Blocks."""
     spec, factory, claim = episode.spec, episode.sandbox_factory, episode.claim
@@ -146,6 +159,7 @@ def attempt_of(episode: Episode) -> Attempt:
         turns=claim.turns if claim else None,
         started_at=progress.ready_at,
         claimed_at=claim.at if claim else None,
+        seconds=_seconds(progress, claim, spec.limits),
         image_digest=progress.image_digest,
         dense=progress.dense,
         coerced_arguments=progress.coerces_arguments,

@@ -16,6 +16,7 @@ from decathlon_sandbox import wire
 from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.episodes.specification import Branch, Claim, EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools
@@ -32,7 +33,8 @@ SandboxRole = Literal["agent", "preprocess", "grader", "service"]
 class Progress:
     """What changes in the course of an episode, except for its phase. Times in Unix seconds.
 
-    `opened_at`: when the absolute time limit started. `slots`: of the shared resources that the episode has.
+    `opened_at`: when the absolute time limit started. `ready_at`, `ready`: when the tools were ready, by two
+    clocks. `slots`: of the shared resources that the episode has.
     `preprocess_failure`: how preprocess failed. `agent`: name of the agent's sandbox. `dense`: whether its
     memory can be merged with that of others. `coerces_arguments`: see `tools.coercion`. `sealed`, `captured`:
     the archive of the task's folder after preprocess, and that of the agent's workspace, are in the episode's
@@ -43,6 +45,7 @@ class Progress:
 
     opened_at: float | None = None
     ready_at: datetime | None = None
+    ready: Instant | None = None
     image_digest: str | None = None
     dense: bool = False
     coerces_arguments: bool = False
@@ -226,6 +229,12 @@ class EpisodeRecords:
                 tools=None if tools is None else tools.to_json(),
                 calls=calls,
             )
+
+    def set_labels(self, labels: Mapping[str, str]) -> None:
+        if self._store is not None:
+            self._store.set_labels(self._id, labels)
+        elif self._row is not None:
+            self._row = replace(self._row, labels=labels)
 
     def set_verdict(self, verdict: JsonObject) -> None:
         if self._store is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal, Self
 
+from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.suites.tasks import Task
@@ -144,7 +145,7 @@ class Claim:
 
     `truncated_by`: what cut the attempt short. `turns`: the agent's turns, if a controller reports them.
     `operation`: id of the request that closed it, by which a client that comes back is known. `calls`: how
-    many had been sent.
+    many had been sent. `at`, `instant`: when, by two clocks.
     """
 
     by_agent: bool
@@ -154,3 +155,4 @@ class Claim:
     operation: str | None = None
     calls: int = 0
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    instant: Instant = field(default_factory=Instant.now)

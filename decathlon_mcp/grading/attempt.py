@@ -92,7 +92,8 @@ class Attempt:
     definitions of each server, as the server sent them. `calls` can be iterated any number of times, in a
     worker thread: it reads them from disk one by one, in the order in which they began. `call_counts`
     includes those that the disk does not have. `turns` is None unless a controller reports it. `started_at`
-    is the time when the tools were ready, `claimed_at` the time when they were closed. `claimed`: the agent
+    is the time when the tools were ready, `claimed_at` the time when they were closed, `seconds` what was in
+    between, by a clock that nobody sets. `claimed`: the agent
     called `claim_done`. `truncated_by`: what ended the attempt before its agent did. `suite_revision` is that
     of the files at the set-up; `suite_changed`: not all files that were used are of that revision.
     `suite_release`: of Toolathlon, None for other suites. `preprocess_failure`: how preprocess failed, if the
@@ -120,6 +121,7 @@ class Attempt:
     turns: int | None = None
     started_at: datetime | None = None
     claimed_at: datetime | None = None
+    seconds: float | None = None
     image_digest: str | None = None
     unlimited: tuple[LimitName, ...] = ()
     suite_changed: bool = False
@@ -144,8 +146,8 @@ class Attempt:
             "failed_calls": float(self.call_counts.failed),
             "tools_used": float(self.call_counts.tools),
         }
-        if self.started_at is not None and self.claimed_at is not None:
-            counts["seconds"] = max(0.0, (self.claimed_at - self.started_at).total_seconds())
+        if self.seconds is not None:
+            counts["seconds"] = self.seconds
         if self.turns is not None:
             counts["turns"] = float(min(self.turns, MAX_COUNT))
         return counts

@@ -4,10 +4,10 @@
 
 Sends a byte through the socket with this descriptor, and reads an order from it, one line of JSON:
 `{"files": {PATH: TEXT}, "command": [...], "folder": DIR, "environment": {...}, "remove": DIR or null}`.
-Writes the files, then runs the program. When the socket is closed at the other end, it kills the program. At
-the end it kills what the program has left running, and removes a folder if the order names one. Its exit
-status is the program's, 128 plus the number of a signal, or 127 if the program cannot be started. Standard
-library only, any Python from 3.10.
+Writes the files, then sends `STARTING` and runs the program, or `FAILED` if it cannot be started. When the
+socket is closed at the other end, it kills the program. At the end it kills what the program has left
+running, and removes a folder if the order names one. Its exit status is the program's, 128 plus the number of
+a signal, or 127 if the program cannot be started. Standard library only, any Python from 3.10.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PR_SET_CHILD_SUBREAPER = 36
+STARTING, FAILED = b"2", b"3"
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 REAP_SECONDS = 1.0
 """How often processes without a parent are reaped."""
 
@@ -33,8 +34,11 @@ def main() -> int:
     """Read and carry out the order; return the exit status."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
+    library = ctypes.CDLL(None)
     # Whatever the program leaves behind becomes a child of this process.
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    library.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # The program, which has the same user, cannot take the socket's descriptor to say that it never started.
+    library.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     channel.send(b"1")
     order = json.loads(channel.makefile("rb").readline() or "null")
     if order is None:
@@ -52,6 +56,7 @@ def run(order: dict[str, Any], channel: socket.socket) -> int:
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         Path(path).write_text(text, "utf-8")
     Path(order["folder"]).mkdir(mode=0o700, parents=True, exist_ok=True)
+    channel.send(STARTING)
     try:
         program = subprocess.Popen(
             order["command"],
@@ -61,6 +66,7 @@ def run(order: dict[str, Any], channel: socket.socket) -> int:
             start_new_session=True,
         )
     except OSError as error:
+        channel.send(FAILED)
         sys.stderr.write(f"{order['command'][0]} cannot be started: {error.strerror}\n")
         return 127
     try:

@@ -15,8 +15,7 @@ from decathlon_mcp.sandboxes.docker.events import LIVING_STATES, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider, containers_of
 from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.sandboxes.processes.resources import OWNER_FILE, read_owner
-from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
+from decathlon_mcp.sandboxes.processes.resources import living_sandboxes, sandbox_owners
 
 LOCAL_FOLDER, NAMESPACES_FOLDER, BUBBLEWRAP_FOLDER = "sandboxes", "namespaces", "bubblewrap"
 GVISOR_FOLDER = "gvisor"
@@ -32,7 +31,7 @@ class Inventory(Protocol):
         ...
 
     async def sandboxes(self, owner: str) -> dict[str, bool]:
-        """The sandboxes labelled with `owner`: whether a process of each is alive, by name.
+        """The sandboxes labelled with `owner`: whether the first process of each is alive, by name.
 
         Raises ProviderUnavailableError.
         """
@@ -58,29 +57,20 @@ class ProcessInventory:
 
     async def sandboxes(self, owner: str) -> dict[str, bool]:
         found: dict[str, bool] = {}
-        for provider, folder in self._folders.items():
-            alive = await anyio.to_thread.run_sync(sandboxes_with_processes, provider.label(owner))
-            owners = await anyio.to_thread.run_sync(_owners, folder)
-            names = alive | {name for name, of in owners.items() if of == owner}
-            found |= {name: name in alive for name in names}
+        for folder in self._folders.values():
+            found |= await anyio.to_thread.run_sync(living_sandboxes, folder, owner)
         return found
 
     async def owners(self) -> set[str]:
         """The owners of the folders there are."""
         found: set[str] = set()
         for folder in self._folders.values():
-            found |= set((await anyio.to_thread.run_sync(_owners, folder)).values())
+            found |= set((await anyio.to_thread.run_sync(sandbox_owners, folder)).values())
         return found
 
     async def remove(self, owner: str) -> None:
         for provider, folder in self._folders.items():
             await provider(owner, folder).sweep(owner)
-
-
-def _owners(folder: Path) -> dict[str, str]:
-    """The owner of each sandbox that has a folder in this one, by its name."""
-    files = folder.glob(f"*/{OWNER_FILE}")
-    return {file.parent.name: owner for file in files if (owner := read_owner(file.parent)) is not None}
 
 
 def process_inventories(state: Path) -> list[ProcessInventory]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decathlon_mcp.sandboxes.base import Finding, finding
+from decathlon_mcp.storage.disk import read_kernel_file
 
 SYSCTL_FOLDER = Path("/proc/sys")
 SERVER_DESCRIPTORS = 128
@@ -149,7 +150,7 @@ def _engine_pid(address: str) -> int | None:
             connection.connect(path)
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid = _CREDENTIALS.unpack(credentials)[0]
-        return pid if Path(f"/proc/{pid}/comm").read_text("utf-8").strip() == "dockerd" else None
+        return pid if read_kernel_file(Path(f"/proc/{pid}/comm")).strip() == "dockerd" else None
     except OSError:
         return None
 
@@ -157,7 +158,7 @@ def _engine_pid(address: str) -> int | None:
 def _open_files(pid: int) -> int | None:
     """The soft limit; None for no limit, too."""
     try:
-        lines = Path(f"/proc/{pid}/limits").read_text("ascii").splitlines()
+        lines = read_kernel_file(Path(f"/proc/{pid}/limits")).splitlines()
     except OSError:
         return None
     for line in lines:

@@ -3,6 +3,12 @@
 Nothing is isolated: what runs inside can read and write whatever this user can, and reach the network.
 Requires Linux (/proc).
 
+Decided 2026-11-27: the first process of a sandbox is `payloads.subreaper`, and not the driver. It adopts what
+a dying driver leaves, so that the processes of a sandbox are known by their ancestors alone. A control group
+would say the same where the server may create one, which it may not in most containers, and they are where
+this provider is used. What kills both the first process and the driver, as `pkill -9 python3` does, leaves
+processes that nobody knows; it could as well have killed the server.
+
 Decided 2026-11-21: the limits of a spec are not enforced. The limits that an ordinary process can have
 (RLIMIT_AS, RLIMIT_NPROC) do not mean what a container's limits mean.
 """
@@ -24,15 +30,20 @@ from typing import Self
 import anyio
 import anyio.to_thread
 from anyio import to_thread
-from decathlon_sandbox import wire
 
 from decathlon_mcp.archives.unpacking import unpack
 from decathlon_mcp.archives.writing import ArchiveSource, pack_folder
-from decathlon_mcp.errors import BadRequestError, ImageError
+from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError
+from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding
 from decathlon_mcp.sandboxes.processes.first_process import FirstProcess, Launch
 from decathlon_mcp.sandboxes.processes.provider import ProcessProvider
-from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, ProcessResources, write_process
+from decathlon_mcp.sandboxes.processes.resources import (
+    LEADER_FILE,
+    ProcessResources,
+    closing_descriptor,
+    write_process,
+)
 from decathlon_mcp.sandboxes.processes.sandbox import ProcessSandbox
 from decathlon_mcp.telemetry.logs import fields
 
@@ -103,26 +114,35 @@ class LocalProvider(ProcessProvider[ProcessResources, LocalSandbox]):
         return await self._environment.identity()
 
     def _resources(self, owner: str, name: str) -> ProcessResources:
-        return ProcessResources(
-            owner, name, self._folder / name, label=self.label(owner), subfolders=("root", "tmp")
-        )
+        return ProcessResources(owner, name, self._folder / name, subfolders=("root", "tmp"))
 
     def _start(self, spec: SandboxSpec, resources: ProcessResources) -> None:
         folder = resources.folder
-        launch = Launch(
-            command=spec.command,
-            cwd=folder / "root",
-            environment=_environment(folder, resources.marker),
-            survives=spec.survives,
-        )
-        try:
-            resources.process = FirstProcess.start(launch, folder)
-        except OSError as error:
-            raise ImageError(
-                f"this machine has no {spec.command[0]} on its PATH: {error.strerror}"
-            ) from error
-        if resources.process.id is not None:
-            write_process(folder / LEADER_FILE, resources.process.id)
+        environment = _environment(folder)
+        if shutil.which(spec.command[0], path=environment["PATH"]) is None:
+            raise ImageError(f"this machine has no {spec.command[0]} on its PATH")
+        waiting, go = os.pipe()
+        with closing_descriptor(go):
+            with closing_descriptor(waiting):
+                program = (sys.executable, "-I", "-S", "-c", source("subreaper"), str(waiting))
+                launch = Launch(
+                    command=(*program, *spec.command),
+                    cwd=folder / "root",
+                    environment=environment,
+                    survives=spec.survives,
+                    descriptors=(waiting,),
+                )
+                try:
+                    resources.process = FirstProcess.start(launch, folder)
+                except OSError as error:
+                    raise ProviderUnavailableError(
+                        f"{sys.executable} cannot be started: {error.strerror}"
+                    ) from error
+            if resources.process.id is not None:
+                # Before the command starts: of a server that is killed meanwhile, nothing runs that the next
+                # one does not find.
+                write_process(folder / LEADER_FILE, resources.process.id)
+            os.write(go, b"1")
 
     async def _opened(
         self, spec: SandboxSpec, resources: ProcessResources, *, paused: bool, taken_back: bool
@@ -139,9 +159,10 @@ class LocalProvider(ProcessProvider[ProcessResources, LocalSandbox]):
             Finding("isolation", True, f"none: sandboxes are processes of this user{reason}"),
             finding(
                 "/proc",
-                Path("/proc/self/environ").exists(),
+                Path("/proc/thread-self/children").exists(),
                 "shows which processes belong to a sandbox",
-                "the local provider requires Linux with /proc mounted; --provider docker does not",
+                "the local provider requires Linux with /proc mounted, and a kernel that lists the "
+                "children of a process there (CONFIG_PROC_CHILDREN); --provider docker does not",
             ),
             finding(
                 "python3",
@@ -167,7 +188,7 @@ def check_folder(folder: Path) -> list[Finding]:
     ]
 
 
-def _environment(folder: Path, marker: str) -> Mapping[str, str]:
+def _environment(folder: Path) -> Mapping[str, str]:
     """The server's own variables without its settings; temporary files go to the sandbox's folder."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("DECATHLON_")}
     # `python3` is the server's own Python. Not resolved: a virtual environment is recognized by the path.
@@ -176,7 +197,6 @@ def _environment(folder: Path, marker: str) -> Mapping[str, str]:
         **inherited,
         "PATH": os.pathsep.join((python_folder, inherited.get("PATH", os.defpath))),
         "TMPDIR": str(folder / "tmp"),
-        wire.SANDBOX_VARIABLE: marker,
     }
 
 

@@ -18,6 +18,8 @@ RETRY_SECONDS = 60.0
 """When to ask again after a refusal: running episodes must end first."""
 SMALL_BYTES = 1 << 20
 """Logs up to this length are written also while the disk is nearly full."""
+KERNEL_FILE_BYTES = 16 << 20
+"""Limit on a file of /proc or /sys. A table of 100,000 mounts, as many as the kernel allows, has that."""
 SMALL_ARCHIVE_BYTES = 16 << 20
 """An archive of this length is written however little is free."""
 
@@ -103,6 +105,15 @@ def open_regular(file: Path, *, follow: bool = False) -> BufferedReader:
     FIFO would wait for ever.
     """
     return open(_open_regular(file, os.O_RDONLY, follow=follow), "rb")
+
+
+def read_kernel_file(file: Path) -> str:
+    """The text of a file of the kernel. Raises OSError, also if it has more than `KERNEL_FILE_BYTES`."""
+    with open(_open_regular(file, os.O_RDONLY, follow=True), "rb") as content:
+        text = content.read(KERNEL_FILE_BYTES + 1)
+    if len(text) > KERNEL_FILE_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(file))
+    return text.decode("utf-8", "replace")
 
 
 def append_to_regular(file: Path) -> FileIO:

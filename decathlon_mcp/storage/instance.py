@@ -29,6 +29,7 @@ import msgspec
 from decathlon_sandbox.processes import read_process
 
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.storage.disk import read_kernel_file
 
 MAX_DEAD_SERVERS = 64
 """Dead servers that one start takes over; each costs an open file. The next start takes the others."""
@@ -204,7 +205,7 @@ def server_processes(state: Path) -> dict[str, int | None]:
     # Read from /proc/locks: to try the locks would keep a server that starts in that moment from taking over
     # the dead ones.
     try:
-        locks = Path("/proc/locks").read_text("ascii")
+        locks = read_kernel_file(Path("/proc/locks"))
         files = list(os.scandir(state / "servers"))
     except OSError:
         return {}

@@ -306,6 +306,10 @@ class Store:
             statement, values = f"{statement}, calls = ?", [*values, calls]
         self._write((f"{statement} WHERE id = ?", (*values, episode)))
 
+    def set_labels(self, episode: str, labels: Mapping[str, str]) -> None:
+        """Replace the labels of an episode; its run stays the one with which it began."""
+        self._write(("UPDATE episodes SET labels = ? WHERE id = ?", (_text(dict(labels)), episode)))
+
     def set_verdict(self, episode: str, verdict: JsonObject) -> None:
         """Write a verdict, with its numbers in columns of their own."""
         metrics = as_object(verdict.get("metrics")) or {}

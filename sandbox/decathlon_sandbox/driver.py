@@ -132,7 +132,7 @@ class Driver:
 
     # messages
 
-    def on_message(self, number: int, payload: bytes) -> None:
+    def on_message(self, payload: bytes) -> None:
         try:
             # Unpaired surrogates are accepted: they may be part of a tool's arguments.
             message = as_object(json.loads(payload.decode("utf-8", "surrogatepass")))
@@ -148,15 +148,16 @@ class Driver:
                 text = "`id` must be a positive integer with a generation and a counter"
                 self._refuse(None, RequestError(wire.INVALID, text))
             else:
-                # Acknowledged when it begins.
                 params = as_object(message.get("params", {}))
-                self._requests.add(number, message["id"], message["method"], params)
-                return
-        self._connection.acknowledge(number)
+                self._requests.add(message["id"], message["method"], params)
 
-    def on_new_server(self) -> None:
+    def on_attached(self) -> None:
+        # Their data may have been lost with the stream.
         if self._created_tunnels is not None:
             self._created_tunnels.reset_all()
+
+    def on_pending(self, ids: list[int]) -> list[int]:
+        return self._requests.resume(ids)
 
     def on_room(self) -> None:
         self._requests.begin_waiting()
@@ -200,7 +201,7 @@ class Driver:
             return
         data = encode({"jsonrpc": "2.0", "method": method, "params": params})
         if len(data) <= wire.MAX_NOTIFICATION_BYTES and not (is_optional and self._requests.leave_no_room()):
-            self._connection.send(data)
+            self._connection.notify(data)
 
     # methods
 

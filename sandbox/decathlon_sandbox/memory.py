@@ -12,7 +12,7 @@ import os
 import signal
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.processes import read_file, read_processes
+from decathlon_sandbox.processes import STAT_BYTES, read_file, read_processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def kill_largest_processes(excess_bytes: int, finished_rounds: int) -> None:
             continue
         if finished_rounds < SPARING_ROUNDS and process.parent == os.getpid():
             continue
-        statm = (read_file(pid, "statm") or b"").split()
+        statm = (read_file(pid, "statm", STAT_BYTES) or b"").split()
         found.append((int(statm[1]) * _PAGE_BYTES if len(statm) > 1 else 0, pid))
     for size, pid in sorted(found, reverse=True):
         try:

@@ -1,6 +1,7 @@
 """The processes of a machine as /proc shows them, for the driver and for the server's local sandboxes.
 
-Linux only. Without /proc there are no processes.
+Linux only. Without /proc there are no processes. Every file is read up to a limit: a process without any
+privilege can claim an environment or a command line of many gigabytes (PR_SET_MM in prctl(2)).
 """
 
 from __future__ import annotations
@@ -11,6 +12,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+STAT_BYTES = 4096
+"""Limit on /proc/PID/stat, which has 52 numbers and a name, and other files that the kernel fills."""
+CHILDREN_BYTES = 1 << 20
+"""Limit on /proc/PID/task/TID/children: about 150,000 children."""
+ENVIRONMENT_BYTES = 1 << 20
+"""What is read of an environment. What lies beyond that is not seen."""
+COMMAND_LINE_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _ENDED_STATES = (b"Z", b"X", b"x")
 # linux/sched.h
 _PF_EXITING = 0x4
@@ -72,12 +81,29 @@ def read_processes() -> dict[int, Process]:
 
 def read_process(pid: int) -> Process | None:
     """None if there is no such process."""
-    stat = read_file(pid, "stat")
+    stat = read_file(pid, "stat", STAT_BYTES)
     return Process(pid, stat) if stat else None
 
 
+def read_children(pid: int) -> list[int]:
+    """The pids of a process's children; empty if it is gone.
+
+    While children end and are reaped, the kernel may leave out others. Of a stopped process, the list is
+    complete.
+    """
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return [
+        int(child)
+        for task in tasks
+        for child in (read_file(pid, f"task/{task}/children", CHILDREN_BYTES) or b"").split()
+    ]
+
+
 def read_environment(process: Process) -> bytes | None:
-    """The environment of a process, as it was given to its program.
+    """The beginning of the environment of a process, as it was given to its program or as it has changed it.
 
     Empty if it has none or may not be inspected; None in the middle of execve(2), when it cannot be read.
     """
@@ -85,13 +111,14 @@ def read_environment(process: Process) -> bytes | None:
         return b""
     pid = process.pid
     if process.main_thread_ended:
-        # Only the other threads still have its memory.
+        # Only the other threads still have its memory, all the same one.
         try:
             tasks = os.listdir(f"/proc/{pid}/task")
         except OSError:  # it has been reaped meanwhile
             return b""
-        return b"".join(read_file(pid, f"task/{task}/environ") or b"" for task in tasks)
-    environment = read_file(pid, "environ")
+        found = (read_file(pid, f"task/{task}/environ", ENVIRONMENT_BYTES) for task in tasks)
+        return next(filter(None, found), b"")
+    environment = read_file(pid, "environ", ENVIRONMENT_BYTES)
     if environment or environment is None or process.exiting:
         return environment or b""
     # In execve(2) a process has neither environment nor command line for a moment.
@@ -99,7 +126,7 @@ def read_environment(process: Process) -> bytes | None:
         return None
     # Read again: execve(2) may have ended after the first look. And looked at again: a script's interpreter
     # is executed right after its `env`, so that the second look may be in the next execve(2).
-    environment = read_file(pid, "environ")
+    environment = read_file(pid, "environ", ENVIRONMENT_BYTES)
     if environment or environment is None or _has_command_line(pid):
         return environment or b""
     return None
@@ -107,16 +134,22 @@ def read_environment(process: Process) -> bytes | None:
 
 def _has_command_line(pid: int) -> bool:
     """Whether the process has one, or is gone."""
-    return read_file(pid, "cmdline") != b""
+    return read_file(pid, "cmdline", 1) != b""
 
 
-def read_file(pid: int, name: str) -> bytes | None:
-    """The content of a file of /proc/PID; None if the process is gone or may not be inspected."""
+def read_file(pid: int, name: str, limit_bytes: int) -> bytes | None:
+    """The beginning of a file of /proc/PID; None if the process is gone or may not be inspected."""
+    content = b""
     try:
         with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
-            return file.read()
+            # The kernel may answer with less than there is.
+            while len(content) < limit_bytes and (
+                chunk := file.read(min(limit_bytes - len(content), _CHUNK_BYTES))
+            ):
+                content += chunk
     except OSError:
         return None
+    return content
 
 
 def children_by_parent(processes: Iterable[Process]) -> dict[int, list[int]]:

@@ -1,14 +1,19 @@
 """Requests from their arrival to their response: ids that were used, and requests that wait for room.
 
-A request begins only if its longest response fits into the connection's send buffer in addition to those of
-the requests in progress, so that a response is never refused. Until then its message is not acknowledged.
+An id is never used for two requests, and that alone makes a request run once: a server that has lost its
+stream, or a new server process, names the ids that it waits for. It gets the kept responses, and sends what
+has never come.
+
+A request begins only if its longest response fits into RESPONSE_BUFFER_BYTES in addition to those of the
+requests in progress, so that a response is never refused.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from decathlon_sandbox import wire
-from decathlon_sandbox.connection import RESERVED_BYTES
-from decathlon_sandbox.resumable import OVERHEAD_BYTES
+from decathlon_sandbox.connection import OVERHEAD_BYTES, RESERVED_BYTES
 from decathlon_sandbox.rpc import Request, RequestError, error_response
 
 TYPE_CHECKING = False
@@ -38,37 +43,43 @@ class Requests:
         self._running: dict[int, _ReceivedRequest] = {}
         self._reserved_bytes = 0
         self._is_beginning = False
-        # The number of the response's message, until the server has acknowledged it.
-        self._responses: dict[int, int] = {}
 
-    def add(self, number: int, request_id: int, method: str, params: dict[str, Any] | None) -> None:
-        """Begin a request, or keep it until there is room. `number` is that of its message.
-
-        An id that was used before is ignored: the response is still to come, or is sent until the server
-        acknowledges it. If the server has acknowledged it and asks again, it has lost the response.
-        """
+    def add(self, request_id: int, method: str, params: dict[str, Any] | None) -> None:
+        """Begin a request, or keep it until there is room. One with an id that was used before never runs."""
         if self._used_ids.add(request_id):
             request = Request(request_id, self._on_response)
             request.max_bytes = _max_response_bytes(method, params)
-            self._waiting[request_id] = _ReceivedRequest(number, request, method, params)
+            self._waiting[request_id] = _ReceivedRequest(request, method, params)
             self.begin_waiting()
-            return
-        self._connection.acknowledge(number)
-        response = self._responses.get(request_id)
-        if request_id in self._running or request_id in self._waiting:
-            return
-        if response is None or self._connection.is_acknowledged(response):
-            message = f"id {request_id} was answered before, and the answer was acknowledged"
-            self.send_error(request_id, RequestError(wire.INVALID, message))
+        elif not self._is_to_be_answered(request_id):
+            self._refuse_used(request_id)
+
+    def resume(self, pending: list[int]) -> list[int]:
+        """The server waits for these responses only; returns the ids of requests that have never come.
+
+        Other requests of this server process have been cancelled while it was not attached. Those of an
+        earlier process go on: what it has started, its successor needs.
+        """
+        waited_for = set(pending)
+        for request_id in (*self._waiting, *self._running):
+            if request_id not in waited_for and _generation(request_id) == self._connection.generation:
+                self.cancel(request_id)
+        unknown = [request_id for request_id in pending if request_id not in self._used_ids]
+        for request_id in waited_for.difference(unknown):
+            if not self._is_to_be_answered(request_id):
+                self._refuse_used(request_id)
+        return unknown
 
     def cancel(self, request_id: int) -> None:
-        """Cancel a request, also one that has not begun. No effect if it was answered."""
+        """Cancel a request, also one that has not begun or never comes. No effect if it was answered."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
-            self._connection.acknowledge(waiting.number)
             waiting.request.fail(RequestError(wire.CANCELLED, "the request was cancelled"))
         elif request_id in self._running:
             self._running[request_id].request.cancel()
+        else:
+            # It may have been lost with a stream, and must not run if it comes late.
+            self._used_ids.add(request_id)
 
     def begin_waiting(self) -> None:
         """Begin the requests for which there is room. Large ones begin in the order of their arrival."""
@@ -78,7 +89,9 @@ class Requests:
         try:
             while (waiting := self._next()) is not None:
                 del self._waiting[waiting.request.id]
-                self._begin(waiting)
+                self._running[waiting.request.id] = waiting
+                self._reserved_bytes += waiting.response_bytes
+                self._dispatch(waiting.request, waiting.method, waiting.params)
         finally:
             self._is_beginning = False
 
@@ -88,7 +101,17 @@ class Requests:
         return free_bytes < RESERVED_BYTES // 2
 
     def send_error(self, request_id: int | None, error: RequestError) -> None:
-        self._connection.send(error_response(request_id, error))
+        """Answer what is no request, so that nobody waits for it for ever."""
+        self._connection.notify(error_response(request_id, error))
+
+    def _is_to_be_answered(self, request_id: int) -> bool:
+        """Whether the response to a request is still to come, or is kept and sent."""
+        is_in_progress = request_id in self._running or request_id in self._waiting
+        return is_in_progress or self._connection.has_response(request_id)
+
+    def _refuse_used(self, request_id: int) -> None:
+        message = f"id {request_id} was answered before, and its response is not kept any more"
+        self.send_error(request_id, RequestError(wire.INVALID, message))
 
     def _next(self) -> _ReceivedRequest | None:
         """The next request that can begin."""
@@ -102,37 +125,21 @@ class Requests:
             large_ones_wait = large_ones_wait or not is_small
         return None
 
-    def _begin(self, waiting: _ReceivedRequest) -> None:
-        self._running[waiting.request.id] = waiting
-        self._reserved_bytes += waiting.response_bytes
-        self._dispatch(waiting.request, waiting.method, waiting.params)
-        self._connection.acknowledge(waiting.number)
-
     def _on_response(self, request: Request, data: bytes) -> None:
         running = self._running.pop(request.id, None)
         if running is not None:
             self._reserved_bytes -= running.response_bytes
-        self._forget_acknowledged()
-        self._responses[request.id] = self._connection.send(data)
+        self._connection.respond(request.id, data)
         if self._waiting:
             self.begin_waiting()
 
-    def _forget_acknowledged(self) -> None:
-        # Responses are nearly in the order of their numbers.
-        while self._responses:
-            request_id, number = next(iter(self._responses.items()))
-            if not self._connection.is_acknowledged(number):
-                break
-            del self._responses[request_id]
-
 
 class _ReceivedRequest:
-    """A request with the number of its message, and the room that its response needs."""
+    """A request with the room that its response needs."""
 
-    __slots__ = ("method", "number", "params", "request", "response_bytes")
+    __slots__ = ("method", "params", "request", "response_bytes")
 
-    def __init__(self, number: int, request: Request, method: str, params: dict[str, Any] | None) -> None:
-        self.number = number
+    def __init__(self, request: Request, method: str, params: dict[str, Any] | None) -> None:
         self.request = request
         self.method = method
         self.params = params
@@ -149,36 +156,39 @@ def _max_response_bytes(method: str, params: dict[str, Any] | None) -> int:
     return max(reply_bytes, SMALL_RESPONSE_BYTES) + wire.RESPONSE_MARGIN_BYTES
 
 
+def _generation(request_id: int) -> int:
+    return request_id >> wire.COUNTER_BITS
+
+
 class UsedIds:
-    """The request ids used so far: nearly in order within the generation of a server, so few are stored."""
+    """The request ids used so far, as ranges: they come nearly in order, so there are few.
+
+    An id that its server never sends leaves a gap between two ranges.
+    """
 
     def __init__(self) -> None:
-        self._generations: dict[int, _Counters] = {}
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+
+    def __contains__(self, request_id: int) -> bool:
+        index = bisect_right(self._firsts, request_id)
+        return index > 0 and request_id <= self._lasts[index - 1]
 
     def add(self, request_id: int) -> bool:
         """Add an id; return False if it was used before."""
-        generation, counter = divmod(request_id, 1 << wire.COUNTER_BITS)
-        counters = self._generations.get(generation)
-        if counters is None:
-            counters = self._generations[generation] = _Counters()
-        return counters.add(counter)
-
-
-class _Counters:
-    """A set of nearly consecutive numbers from 1."""
-
-    __slots__ = ("_above", "_all_up_to")
-
-    def __init__(self) -> None:
-        self._all_up_to = 0
-        self._above: set[int] = set()
-
-    def add(self, number: int) -> bool:
-        """Add a number; return False if it was there before."""
-        if number <= self._all_up_to or number in self._above:
+        if request_id in self:
             return False
-        self._above.add(number)
-        while self._all_up_to + 1 in self._above:
-            self._all_up_to += 1
-            self._above.remove(self._all_up_to)
+        index = bisect_right(self._firsts, request_id)
+        extends = index > 0 and self._lasts[index - 1] == request_id - 1
+        precedes = index < len(self._firsts) and self._firsts[index] == request_id + 1
+        if extends and precedes:
+            del self._firsts[index]
+            del self._lasts[index - 1]
+        elif extends:
+            self._lasts[index - 1] = request_id
+        elif precedes:
+            self._firsts[index] = request_id
+        else:
+            self._firsts.insert(index, request_id)
+            self._lasts.insert(index, request_id)
         return True

@@ -12,6 +12,7 @@ import time
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.processes import (
+    COMMAND_LINE_BYTES,
     Process,
     children_by_parent,
     descendants,
@@ -95,9 +96,7 @@ class ProcessSupervisor:
         self._background_marks: set[str] = set()
         self._mark = os.urandom(8).hex()
         self._started_count = 0
-        label = os.environ.get(wire.SANDBOX_VARIABLE)
-        self._labels = {} if label is None else {wire.SANDBOX_VARIABLE: label}
-        self._adopts_orphans = _harden_driver()
+        _harden_driver()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
     def spawn(
@@ -116,7 +115,8 @@ class ProcessSupervisor:
         """
         self._started_count += 1
         mark = f"{self._mark}-{self._started_count}-"
-        env = {**env, **self._labels, wire.MARK_VARIABLE: mark}
+        # First, so that it is found at the beginning of however long an environment.
+        env = {wire.MARK_VARIABLE: mark, **env, wire.MARK_VARIABLE: mark}
         child_fds: list[int] = []
         own_fds: list[int] = []
 
@@ -168,9 +168,11 @@ class ProcessSupervisor:
     def process_tree(self, child: Child) -> set[int]:
         """Living processes that `child` started, directly or not, daemons included.
 
-        These are its descendants, its session, and every process with its mark. If no other child runs, they
-        are all of the driver's descendants: that finds processes that cleared their environment too. Exempt
-        and kept background processes belong to no tree.
+        These are its descendants, its session, and those of the driver's descendants with its mark. If no
+        other child runs, they are all of the driver's descendants: that finds processes that cleared their
+        environment too. Exempt and kept background processes belong to no tree.
+
+        A mark decides only with which child a process of this sandbox ends; all of them end in `kill_all`.
         """
         table = _living_processes()
         children = children_by_parent(table.values())
@@ -181,9 +183,7 @@ class ProcessSupervisor:
         tree = {pid for pid, process in table.items() if process.session == child.pid}
         tree |= {child.pid} & table.keys()
         tree |= descendants(tree, children)
-        candidates = (
-            (all_descendants if self._adopts_orphans else table.keys()) - tree - self._children.keys()
-        )
+        candidates = all_descendants - tree - self._children.keys()
         return (tree | marked_processes([table[pid] for pid in candidates], {child.mark})) - kept
 
     def keep_background(self, child: Child, linger_seconds: float, on_done: Callable[[int], object]) -> None:
@@ -219,11 +219,7 @@ class ProcessSupervisor:
         table = _living_processes()
         if os.getpid() == 1:
             return table.keys() - {1}
-        found = descendants([os.getpid()], children_by_parent(table.values()))
-        if self._adopts_orphans:
-            return found
-        others = [process for pid, process in table.items() if pid not in found]
-        return found | marked_processes(others, {self._mark})
+        return descendants([os.getpid()], children_by_parent(table.values()))
 
     def kill_tree(self, child: Child, on_done: Callable[[], object]) -> None:
         """Kill the process tree of `child`, then call `on_done`, after at most KILL_SECONDS."""
@@ -274,7 +270,8 @@ class ProcessSupervisor:
         """Kept background processes that still run, with what they have started since."""
         if self._background_marks:
             self._background &= table.keys()
-            self._background |= marked_processes(table.values(), self._background_marks)
+            own = descendants([os.getpid()], children)
+            self._background |= marked_processes((table[pid] for pid in own), self._background_marks)
             self._background |= descendants(self._background, children)
         return self._background
 
@@ -312,11 +309,13 @@ def marked_processes(processes: Iterable[Process], marks: Iterable[str]) -> set[
     deadline = time.monotonic() + EXECVE_SECONDS
     undecided = list(processes)
     while undecided:
-        environments = {process.pid: read_environment(process) for process in undecided}
-        for pid, environment in environments.items():
-            if environment is not None and any(prefix in b"\0" + environment for prefix in prefixes):
-                marked.add(pid)
-        again = [pid for pid, environment in environments.items() if environment is None]
+        again: list[int] = []
+        for process in undecided:
+            environment = read_environment(process)
+            if environment is None:
+                again.append(process.pid)
+            elif any(prefix in b"\0" + environment for prefix in prefixes):
+                marked.add(process.pid)
         if not again or time.monotonic() > deadline:
             break
         time.sleep(KILL_INTERVAL_SECONDS)
@@ -326,7 +325,7 @@ def marked_processes(processes: Iterable[Process], marks: Iterable[str]) -> set[
 
 def matches_command(pid: int, patterns: Iterable[str]) -> bool:
     """Whether the command line of `pid` matches one of the patterns, as `freeze` in `wire` defines it."""
-    command_line = read_file(pid, "cmdline")
+    command_line = read_file(pid, "cmdline", COMMAND_LINE_BYTES)
     if command_line is None:
         return False
     argv = command_line.rstrip(b"\0").decode("utf-8", "replace").split("\0")
@@ -381,24 +380,23 @@ def _process_group(pid: int) -> int:
         return 0
 
 
-def _harden_driver() -> bool:
-    """Protect the driver from its children and adopt orphans; return whether orphans are adopted.
+def _harden_driver() -> None:
+    """Protect the driver from its children, and adopt orphans, as a machine's first process does anyway.
 
-    Without `ctypes` only a machine's first process adopts orphans; otherwise they are found by their mark.
+    Needs `ctypes`, without which another than a machine's first process does not find orphans.
     """
-    is_first_process = os.getpid() == 1
     try:
         import ctypes  # takes 3 ms
 
         libc = ctypes.CDLL(None)
         prctl = libc.prctl
     except (ImportError, OSError, AttributeError):
-        return is_first_process
+        return
     # Keeps processes without CAP_SYS_PTRACE from attaching to the driver and out of its fd, environ and mem
     # in /proc.
     prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    if is_first_process:
+    if os.getpid() == 1:
         from decathlon_sandbox.seccomp import protect_first_process
 
         protect_first_process(libc)
-    return prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0 or is_first_process
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -3,13 +3,20 @@
 Transport
 ---------
 The server writes to the driver's stdin and reads its stdout; the driver's stderr is a log. Messages are
-JSON-RPC 2.0 in UTF-8, without line feeds. `resumable` describes the lines that carry them: numbered in both
-directions, acknowledged, and sent again after the stream was lost and opened again, by the same server
-process or by another. A message from the server has at most MAX_LINE_BYTES. A response has at most
-MAX_RESPONSE_BYTES, unless a `call` allows more; one that would be longer is an error (code TOO_LONG). A
-notification has at most MAX_NOTIFICATION_BYTES; longer ones are dropped. So are notifications of the task's
-servers above NOTIFICATIONS_PER_SECOND, after NOTIFICATIONS_BURST of them, and while there is little room for
-responses.
+JSON-RPC 2.0 in UTF-8, without line feeds; `lines` describes the lines that carry them. A message from the
+server has at most MAX_LINE_BYTES. A response has at most MAX_RESPONSE_BYTES, unless a `call` allows more; one
+that would be longer is an error (code TOO_LONG). A notification has at most MAX_NOTIFICATION_BYTES; longer
+ones are dropped. So are notifications of the task's servers above NOTIFICATIONS_PER_SECOND, after
+NOTIFICATIONS_BURST of them, and while there is little room for responses.
+
+The stream may lose any bytes, may be cut inside a line, and may be opened again by the same server process or
+by another. The server sends `attach` on every stream, and again on the same stream if a line was damaged or
+no answer comes, and with it the ids of the requests that it waits for. The driver obeys the newest `attach`,
+unless its generation is lower than the current one: a server process has a higher generation than all before
+it, and one that was replaced gets `refused`. The driver answers with `attached`, and with the ids that it has
+never received, whose requests the server sends again. It sends the kept responses of the others, forgets
+every other response, and cancels the other requests of this server process: that one has cancelled them. So
+requests and responses survive a stream. Nothing else does: notifications may be lost, and tunnels are reset.
 
 The sandbox's first process runs `BOOT_COMMAND`. It reads one line with a decimal number of bytes, then that
 many bytes: a dictionary, by `marshal`, that maps the names of this package's modules to their source code,
@@ -21,14 +28,12 @@ source after LOADER_SECONDS ends.
 
 Requests run concurrently and are answered in any order. An id is `generation << COUNTER_BITS | counter`: the
 generation of the server process that sent the request first, and a number from 1 that this process has not
-used before. A request with an id that was used before does not run again, and there is one response for all:
-it is still to come, or is sent until it is acknowledged. So a new server process can send every request again
-whose response its predecessor has not logged. If the response has been acknowledged already, the request is
-answered with an error (code INVALID).
+used before. A request with an id that was used before does not run again. Its response is still to come, or
+is kept until the server names it in `done`; after that, the request is answered with an error (code INVALID).
+An id that was cancelled counts as used.
 
-The driver acknowledges a request when it begins. A request begins only if the connection's send buffer, of
-RESPONSE_BUFFER_BYTES, has room for its longest response in addition to those of all requests in progress. The
-server acknowledges a response once it does not need it again. While much is not acknowledged, the driver does
+A request begins only if the responses that are kept leave room in RESPONSE_BUFFER_BYTES for its longest
+response, in addition to those of all requests in progress. While much is kept or not written, the driver does
 not read the output of the task's servers and of tunnels.
 
 Requests: params -> result
@@ -152,8 +157,8 @@ Each tunnelled connection has a number that is never reused. Both sides send not
 `finished` {"conn": INT}                  end of data in this direction
 `reset` {"conn": INT}                     the connection is broken, or closed in both directions
 A connection is closed when both sides have sent `finished` or one has sent `reset`. Notifications about a
-closed connection are ignored. The server answers an `opened` that it does not accept with `reset`. The driver
-resets all tunnels when another server process attaches.
+closed connection are ignored. The server answers an `opened` that it does not accept with `reset`. Both sides
+reset all tunnels when the stream is attached again.
 
 Other notifications
 -------------------
@@ -175,18 +180,16 @@ Lifetime
 Every valid line from the server renews the driver's lease: the `survive_seconds` of `attach`, or
 LEASE_SECONDS if that is 0 or no server has attached yet. When it expires, the driver kills all processes that
 it started and exits. With 0, the end of its stdin is the end too. Every process that it starts has
-MARK_VARIABLE in its environment, by which the driver recognizes it, and SANDBOX_VARIABLE if the driver itself
-has it, by which a provider finds leftover processes after the driver was killed.
+MARK_VARIABLE in its environment, which says with which call it ends.
 
 With MEMORY_VARIABLE, the driver keeps the sandbox's memory below that many MiB (`memory.py`), and exits with
 OUT_OF_MEMORY_EXIT where it cannot.
 """
 
-VERSION = 5
+VERSION = 6
 LEASE_SECONDS = 60.0
 LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
-SANDBOX_VARIABLE = "DECATHLON_SANDBOX"
 MARK_VARIABLE = "DECATHLON_MARK"
 MEMORY_VARIABLE = "DECATHLON_MEMORY_MIB"
 COUNTER_BITS = 32
@@ -197,9 +200,9 @@ ENVELOPE_BYTES = 1024
 RESPONSE_MARGIN_BYTES = 64 * 1024
 """How much longer than the longest reply of a task's server the response to a `call` can be."""
 REQUEST_BUFFER_BYTES = MAX_LINE_BYTES + 16 * 1024 * 1024
-"""Messages from the server that the driver has not acknowledged."""
+"""Requests of the server that have no response."""
 RESPONSE_BUFFER_BYTES = 256 * 1024 * 1024
-"""Messages from the driver that the server has not acknowledged: 59 calls at once whose replies have up to 4
+"""Responses that the server may need again: 59 calls at once whose replies have up to 4
 MiB, or 3 with up to 60 MiB. Memory is only used for what was sent."""
 MAX_ARCHIVE_BYTES = 2 * 1024 * 1024
 """In base64 less than MAX_RESPONSE_BYTES."""

@@ -4,11 +4,13 @@
 
 `solve` plays tune-reactor; `call` makes one call; `wait` never ends; `fail` exits with status 3; `post URL`
 prints what an address answers; `list` prints what it finds on the machine; `daemon` leaves a process behind;
-`say TEXT` prints a text.
+`say TEXT` prints a text; `tools` lists the task's tools; `once FILE` fails if there is no such file, and
+makes it; `steal` tries to open the descriptors of the program that has started this one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -62,6 +64,13 @@ def answer_of(url: str) -> str:
         return f"unreachable {type(error).__name__}"
 
 
+def stolen_descriptors() -> list[int]:
+    """Descriptors of the parent that could be opened, by pidfd_getfd(2)."""
+    library = ctypes.CDLL(None, use_errno=True)
+    parent = os.pidfd_open(os.getppid())
+    return [number for number in range(64) if library.syscall(438, parent, number, 0) >= 0]
+
+
 def say(*parts: object) -> None:
     sys.stdout.write(" ".join(map(str, parts)) + "\n")
     sys.stdout.flush()
@@ -94,6 +103,19 @@ def main(words: list[str]) -> int:
             subprocess.Popen(["sleep", words.pop(0)], start_new_session=True)
         elif word == "environment":
             say(json.dumps(dict(os.environ)))
+        elif word == "tools":
+            names = [
+                tool["name"]
+                for tool in Client(os.environ["DECATHLON_ADDRESS"]).request("tools/list", {})["tools"]
+            ]
+            say("tools", sorted(names))
+        elif word == "once":
+            if not (file := Path(words.pop(0))).exists():
+                file.touch()
+                say("no key yet")
+                return 3
+        elif word == "steal":
+            say("taken", stolen_descriptors())
         elif word == "say":
             say(words.pop(0))
     return 0

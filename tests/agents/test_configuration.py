@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
@@ -12,10 +13,16 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from decathlon_mcp.agents.configuration import MAX_ARGUMENT_BYTES, Folders, configure
+from decathlon_mcp.agents.configuration import (
+    MAX_ARGUMENT_BYTES,
+    PRESETS,
+    Folders,
+    choose_variables,
+    configure,
+)
 from decathlon_mcp.agents.launch import NamespaceLauncher
 from decathlon_mcp.agents.programs import find_program
-from decathlon_mcp.agents.reach import Endpoint, hosts_file, read_endpoints
+from decathlon_mcp.agents.reach import Endpoint, Reached, hosts_file, read_endpoints
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 
@@ -25,7 +32,7 @@ PROGRAM = Path(__file__).with_name("scripted_agent.py")
 
 
 def test_every_program_gets_the_episode_with_time_for_slow_tools() -> None:
-    files = configure(["x"], FOLDERS, address=ADDRESS, prompt="Do it.", tool_seconds=3600).files
+    files = configure(["x"], FOLDERS, address=ADDRESS, prompt="Do it.", tool_seconds=3600, variables={}).files
     codex = tomllib.loads(files["/agent/configuration/codex/config.toml"])
     opencode = json.loads(files["/agent/configuration/opencode.json"])
     gemini = json.loads(files["/agent/home/.gemini/settings.json"])
@@ -50,9 +57,9 @@ def test_placeholders_in_a_prompt_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://models.test/v1")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/home/me/.config")
     prompt = "Explain {address}."
-    made = configure(
-        ["run", "-p={prompt}", "{address}"], FOLDERS, address=ADDRESS, prompt=prompt, tool_seconds=1
-    )
+    command = ["run", "-p={prompt}", "{address}"]
+    variables, _ = choose_variables("run", [])
+    made = configure(command, FOLDERS, address=ADDRESS, prompt=prompt, tool_seconds=1, variables=variables)
     assert made.command == ["run", "-p=Explain {address}.", ADDRESS]
     assert made.environment["DECATHLON_PROMPT"] == prompt
     assert "XDG_CONFIG_HOME" not in made.environment
@@ -60,9 +67,42 @@ def test_placeholders_in_a_prompt_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert codex["openai_base_url"] == "http://models.test/v1"
 
 
+def test_page_lists_the_variables_that_each_known_program_gets() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clients" / "agent-programs.md").read_text("utf-8")
+    for program, prefixes in PRESETS.items():
+        assert f"| `{program}` | {', '.join(f'`{prefix}`' for prefix in prefixes)} |\n" in page
+
+
+@pytest.mark.parametrize("program", [*PRESETS, "other"])
+def test_a_program_gets_the_key_of_its_own_model_alone(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {
+        "claude": "ANTHROPIC_API_KEY",
+        "codex": "CODEX_API_KEY",
+        "opencode": "OPENROUTER_API_KEY",
+        "gemini": "GEMINI_API_KEY",
+        "other": "A_BASE_URL",
+    }
+    others = {"GITHUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "DECATHLON_TOKEN", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR"}
+    monkeypatch.setattr("os.environ", dict.fromkeys({*keys.values(), *others, "HOME", "LC_ALL"}, "a value"))
+    passed, withheld = choose_variables(program, [])
+    assert {keys[program], "LC_ALL"} <= passed.keys()
+    assert not others & passed.keys()
+    assert others <= set(withheld)
+    assert "HOME" not in {*passed, *withheld}
+    if program in ("claude", "codex", "gemini"):
+        assert passed.keys() == {keys[program], "LC_ALL"}
+
+
 def test_prompt_that_is_no_argument_is_refused() -> None:
     with pytest.raises(BadRequestError, match="no argument of a program can have"):
-        configure(["x"], FOLDERS, address=ADDRESS, prompt="é" * (MAX_ARGUMENT_BYTES // 2 + 1), tool_seconds=1)
+        configure(
+            ["x"],
+            FOLDERS,
+            address=ADDRESS,
+            prompt="é" * (MAX_ARGUMENT_BYTES // 2 + 1),
+            tool_seconds=1,
+            variables={},
+        )
 
 
 def test_script_of_an_npm_package_needs_all_packages_and_its_interpreter(
@@ -87,24 +127,22 @@ def test_script_of_an_npm_package_needs_all_packages_and_its_interpreter(
 
 def test_program_of_a_virtual_environment_needs_it_and_its_python() -> None:
     program = find_program([sys.executable], isolated=True)
-    assert Path(sys.prefix) in program.folders
+    assert program.folders == ()
+    assert Path(sys.prefix) in program.prefixes
     base = Path(sys.base_prefix).resolve()
-    assert base.is_relative_to("/usr") or base in program.folders
+    assert base.is_relative_to("/usr") or base in program.prefixes
 
 
-def test_model_is_that_of_the_options_or_the_variables_or_the_program(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("os.environ", {})
-    assert read_endpoints([], "claude") == [Endpoint("api.anthropic.com", 443, "127.0.1.1")]
-    monkeypatch.setattr(
-        "os.environ", {"ANTHROPIC_BASE_URL": "http://localhost:9000", "A_BASE_URL": "http://10.0.0.5"}
-    )
-    assert read_endpoints([], "claude") == [
+def test_model_is_that_of_the_options_or_the_variables_or_the_program() -> None:
+    assert read_endpoints([], "claude", {}) == [Endpoint("api.anthropic.com", 443, "127.0.1.1")]
+    variables = {"ANTHROPIC_BASE_URL": "http://localhost:9000", "A_BASE_URL": "http://10.0.0.5"}
+    assert read_endpoints([], "claude", variables) == [
         Endpoint("localhost", 9000, "127.0.0.1"),
         Endpoint("10.0.0.5", 80, "10.0.0.5"),
     ]
-    endpoints = read_endpoints(["https://b.test/v1", "https://a.test", "http://b.test:8000"], "claude")
+    endpoints = read_endpoints(
+        ["https://b.test/v1", "https://a.test", "http://b.test:8000"], "claude", variables
+    )
     assert endpoints == [
         Endpoint("b.test", 443, "127.0.1.2"),
         Endpoint("a.test", 443, "127.0.1.1"),
@@ -118,10 +156,30 @@ def test_model_is_that_of_the_options_or_the_variables_or_the_program(
     ]
 
 
+def test_only_an_endpoint_that_took_no_connection_was_not_reached() -> None:
+    here, there = Endpoint("a.test", 443, "127.0.1.1"), Endpoint("b.test", 443, "127.0.1.2")
+    reached = Reached()
+    # What a program can cause by many connections says nothing about the endpoint.
+    for number in (errno.EMFILE, errno.EADDRNOTAVAIL):
+        reached.add(here, OSError(number, "of this process"))
+        several = OSError("all attempts failed")
+        several.__cause__ = ExceptionGroup("attempts", [OSError(errno.ECONNREFUSED, ""), OSError(number, "")])
+        reached.add(here, several)
+    assert reached.why_not == ""
+    reached.add(here, OSError(errno.ECONNREFUSED, "refused"))
+    reached.add(there, TimeoutError())
+    assert reached.why_not == "a.test:443: [Errno 111] refused; b.test:443: no answer within 20 s"
+    reached.add(here)
+    assert reached.why_not == "b.test:443: no answer within 20 s"
+    reached.add(there)
+    reached.add(there, TimeoutError())
+    assert reached.why_not == ""
+
+
 @pytest.mark.parametrize("url", ["models.test", "ftp://models.test", "http://[::1]:8000", "http://a:b"])
 def test_url_that_cannot_be_reached_is_refused(url: str) -> None:
     with pytest.raises(BadRequestError, match="expected http or https"):
-        read_endpoints([url], "agent")
+        read_endpoints([url], "agent", {})
 
 
 @pytest.mark.anyio
@@ -133,7 +191,9 @@ async def test_names_and_addresses_of_others_lead_to_this_process(url: str) -> N
     endpoints = [Endpoint("models.test", 443, "127.0.1.1"), Endpoint("10.9.8.7", 80, "10.9.8.7")]
     launcher = NamespaceLauncher(program, endpoints, [])
     with launcher.place() as place:
-        made = configure(program.command, place.folders, address=place.address, prompt="", tool_seconds=1)
+        made = configure(
+            program.command, place.folders, address=place.address, prompt="", tool_seconds=1, variables={}
+        )
         async with launcher.start(place, made) as running:
             listener = running.listeners[1 if "models" in url else 2]
             await anyio.to_thread.run_sync(_answer, listener)

@@ -24,7 +24,7 @@ from decathlon_mcp.agents.verdict_socket import SOCKET
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.sandboxes.bubblewrap import host_provider
-from decathlon_mcp.starter import suite_path
+from decathlon_mcp.starter import TEMPLATE_TASK, copy_template, suite_path
 from tests.agents.scripted_agent import HEADERS, RECIPE, Client, answer_of
 from tests.probe.leftovers import processes_marked
 
@@ -112,7 +112,7 @@ def test_program_plays_and_reaches_nothing_but_its_episode_and_its_model(
     assert verdict["labels"]["agent"] == Path(sys.executable).name
     assert verdict["labels"]["agent_isolation"] == "namespaces"
     assert verdict["labels"]["kind"] == "test"
-    environment = json.loads(errors.splitlines()[0])
+    environment = json.loads(next(line for line in errors.splitlines() if line.startswith("{")))
     assert environment["HOME"] == "/agent/home"
     assert "DECATHLON_TOKEN" not in environment
     assert "DECATHLON_STATE" not in environment
@@ -136,28 +136,78 @@ def test_program_plays_and_reaches_nothing_but_its_episode_and_its_model(
 
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(
-    ("words", "expected", "message"),
+    ("words", "expected", "program_status"),
     [
-        (
-            ("say", "no key", "fail"),
-            5,
-            "ended with exit status 3 before it made a call; its output ends with: no key",
-        ),
-        (("call", "lab__describe_reactor", "fail"), 4, ""),
+        (("tools", "say", "wrong key", "fail"), 5, "3"),
+        (("say", "wrong key"), 5, "0"),
+        (("steal", "say", "wrong key", "fail"), 5, "3"),
+        (("call", "lab__describe_reactor", "fail"), 4, "3"),
+        (("call", "lab__describe_reactor", "post", "http://127.0.0.1:9/", "fail"), 4, "3"),
     ],
-    ids=["no call", "a call"],
+    ids=["tools listed", "no call", "descriptors taken", "a call", "a call, and the model is away"],
 )
-def test_program_that_fails_has_an_attempt_only_if_it_made_a_call(
+def test_whatever_a_program_has_done_is_graded_with_its_exit_status(
     state: Path,
     capfd: pytest.CaptureFixture[str],
     words: tuple[str, ...],
     expected: int,
-    message: str,
+    program_status: str,
 ) -> None:
     assert play(*NO_MODEL, words=words) == expected
     output, errors = capfd.readouterr()
-    assert message in errors
-    assert bool(output) == (expected == 4)
+    verdict = json.loads(output)
+    assert (verdict["reward"], verdict["labels"]["program_status"]) == (0.0, program_status)
+    message = "the attempt ended before a call; the program's output ends with: "
+    assert (message in errors) == (expected == 5)
+    if expected == 5:
+        assert errors.rstrip().partition(message)[2].endswith("wrong key")
+    if "steal" in words:
+        assert "taken []" in errors
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_program_whose_model_is_away_has_no_verdict(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert play(*NO_MODEL, words=("tools", "post", "http://127.0.0.1:9/", "fail")) == 5
+    output, errors = capfd.readouterr()
+    assert not output
+    assert "made no call, and its model could not be reached (127.0.0.1:9: " in errors
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_program_whose_model_is_away_until_its_time_is_over_has_no_verdict(
+    state: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("post", "http://127.0.0.1:9/", "wait")
+    assert play(*NO_MODEL, "--player-seconds", "4", words=words) == 5
+    output, errors = capfd.readouterr()
+    assert not output
+    assert "its model could not be reached" in errors
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["namespaces", "trusted"])
+def test_program_that_is_not_started_has_no_verdict(
+    state: Path,
+    capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    trusted: bool,
+) -> None:
+    if not trusted:
+        request.getfixturevalue("namespaces")
+    tmp_path.chmod(0o755)
+    program = tmp_path / "bin" / "agent"
+    program.parent.mkdir()
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    options = ["--trust-command"] if trusted else NO_MODEL
+    assert run(["serve-episode", "tune-reactor", "--run", *options, "--", str(program)]) == 5
+    output, errors = capfd.readouterr()
+    assert not output
+    assert "agent was not started: " in errors
+    program.write_text("#!/bin/sh\necho as if it had not been started\nexit 127\n")
+    assert run(["serve-episode", "tune-reactor", "--run", *options, "--", str(program)]) == 5
+    verdict = json.loads(capfd.readouterr().out)
+    assert (verdict["reward"], verdict["labels"]["program_status"]) == (0.0, "127")
 
 
 @pytest.mark.slow
@@ -176,6 +226,7 @@ def test_program_that_never_ends_is_killed_with_all_that_it_started(
     assert "waiting" in errors
     verdict = json.loads(output)
     assert verdict["truncated"]
+    assert verdict["labels"]["program_status"] == "killed"
     assert verdict["labels"]["agent_isolation"] == ("none" if trusted else "namespaces")
     assert not _sleeping(mark)
     if trusted:
@@ -218,6 +269,95 @@ def test_table_is_resumed(state: Path, capfd: pytest.CaptureFixture[str], tmp_pa
     results = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [(result["attempt"], result["verdict"]["reward"]) for result in results] == [(0, 1.0), (1, 1.0)]
     assert len(list(state.glob("episodes/*"))) == 2
+
+
+@pytest.mark.slow
+def test_attempts_without_calls_are_played_again_only_when_asked_for(
+    state: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    verdicts = tmp_path / "verdicts.jsonl"
+    options = ("--tasks", "tune-reactor", "--attempts", "2", "--trust-command", "--json")
+    options = (*options, "--resume", str(verdicts))
+    words = ("once", str(tmp_path / "was here"), "solve")
+    for more, expected, rewards in (
+        ((), 4, [0.0, 1.0]),
+        ((), 4, [0.0, 1.0]),
+        (("--again-without-calls",), 0, [1.0, 1.0]),
+        (("--again-without-calls",), 0, [1.0, 1.0]),
+    ):
+        assert play(*options, *more, words=words, task="") == expected
+        output, errors = capfd.readouterr()
+        results = sorted(map(json.loads, output.splitlines()), key=lambda result: result["attempt"])
+        assert [result["verdict"]["reward"] for result in results] == rewards
+        assert "every attempt ended" not in errors
+    assert [result["verdict"]["labels"].get("again") for result in results] == ["without_calls", None]
+    assert [result["verdict"]["labels"]["program_status"] for result in results] == ["running"] * 2
+    assert len(verdicts.read_bytes().splitlines()) == 2
+    assert len(list(state.glob("episodes/*"))) == 3
+    assert list(tmp_path.glob(".verdicts*")) == []
+
+
+@pytest.mark.slow
+def test_run_whose_attempts_all_end_before_a_call_says_so(
+    state: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ("--tasks", "tune-reactor", "--attempts", "2", "--concurrency", "2", "--trust-command")
+    options = (*options, "--resume", str(tmp_path / "verdicts.jsonl"))
+    assert play(*options, words=("say", "wrong key", "fail"), task="") == 5
+    errors = capfd.readouterr().err
+    assert "every attempt ended before a call; the program's output ends with: wrong key" in errors
+    # Those that have a verdict are others, which do not change why this one says it.
+    assert play(*options, words=("solve",), task="") == 5
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["namespaces", "trusted"])
+def test_program_gets_no_variable_that_it_is_not_given(
+    state: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    trusted: bool,
+) -> None:
+    if not trusted:
+        request.getfixturevalue("namespaces")
+    for name in ("GITHUB_TOKEN", "OPENAI_API_KEY", "DECATHLON_TOKEN", "KEPT_SECRET"):
+        monkeypatch.setenv(name, f"value of {name}")
+    options = ["--trust-command"] if trusted else NO_MODEL
+    given = ("--env", "OPENAI_API_KEY", "--env", "MODE=fast=1", *options)
+    assert play(*given, words=("environment",)) == 5
+    errors = capfd.readouterr().err
+    environment = json.loads(next(line for line in errors.splitlines() if line.startswith("{")))
+    assert environment["OPENAI_API_KEY"] == "value of OPENAI_API_KEY"
+    assert environment["MODE"] == "fast=1"
+    assert "value of GITHUB_TOKEN" not in environment.values()
+    assert "value of KEPT_SECRET" not in environment.values()
+    assert "value of DECATHLON_TOKEN" not in errors
+    withheld = [line for line in errors.splitlines() if "that the program does not get" in line]
+    assert len(withheld) == 2  # at the start, and because the program has made no call
+    assert all("GITHUB_TOKEN" in line and "KEPT_SECRET" in line for line in withheld)
+    assert "value of KEPT" not in errors
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_folders_in_which_a_suite_or_its_repository_lies_are_not_shown(
+    state: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    repository = tmp_path / "repository"
+    copy_template(repository / "suites" / "mine")
+    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], check=True)
+    agent = repository / "agent"
+    agent.write_text("#!/bin/sh\n")
+    agent.chmod(0o755)
+    suite = ("--suite", str(repository / "suites" / "mine"))
+    command = ["serve-episode", TEMPLATE_TASK, "--run", *suite, *NO_MODEL]
+    shown = ("", "suites", "suites/mine", "suites/mine/tasks", ".git", ".git/objects")
+    for folder in shown:
+        assert run([*command, "--show", str(repository / folder), "--", "true"]) == 1
+        assert f"--show {repository / folder}" in capfd.readouterr().err
+    assert run([*command, "--", str(agent)]) == 1
+    assert f"the program's folder {repository} has" in capfd.readouterr().err
 
 
 @contextmanager
@@ -384,6 +524,12 @@ def _remains(home: str, trusted: bool) -> bool:
         (
             ["tune-reactor", "--run", *NO_MODEL, "--show", "/", "--", "true"],
             "all of / would have to be shown",
+        ),
+        (["tune-reactor", "--run", "--env", "NO_SUCH", "--", "true"], "--env 'NO_SUCH': there is no such"),
+        (["tune-reactor", "--run", "--env", "HOME=/secret", "--", "true"], "--env 'HOME': this variable"),
+        (
+            ["tune-reactor", "--run", "--again-without-calls", "--", "true"],
+            "--again-without-calls is about the verdicts in the file of --resume",
         ),
         (["--split", "starter", "--seed", "1", "--run", "--", "true"], "--seed is for"),
     ],

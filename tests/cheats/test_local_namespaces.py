@@ -53,12 +53,15 @@ def reaches(family, address):
 @pytest.fixture(scope="module", name="prefix")
 def prefix_of_the_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder that belongs to the server's Python, as an installed package's would."""
-    prefix = tmp_path_factory.mktemp("prefix")
-    prefix.chmod(0o755)
+    folder = tmp_path_factory.mktemp("prefix")
+    folder.chmod(0o755)
+    (folder / "notes.txt").write_text("of the operator\n")
+    prefix = folder / "lib"
+    prefix.mkdir(mode=0o755)
     (prefix / "library.py").write_text("answer = 42\n")
     shutil.copytree(SUITE, prefix / "suite")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "base_exec_prefix", str(prefix))
+        patch.setattr(sys, "base_exec_prefix", str(folder))
         patch.setenv(SECRET, "secret")
         yield prefix
 
@@ -78,6 +81,7 @@ async def test_suite_and_state_folder_in_a_folder_of_programs_are_empty(
     assert (prefix / "state" / "episodes").is_dir()
     async with cheats.unrewarded_episode() as agent:
         assert await agent.shell(f"ls -A {prefix}") == "library.py\nstate\nsuite\n"
+        assert await agent.shell(f"ls -A {prefix.parent}") == "lib\n"
         assert await agent.shell(f"ls -A {prefix}/suite {prefix}/state | grep -v :") == "\n"
         assert "Read-only" in await agent.shell(f"touch {prefix}/suite/file")
         assert await agent.shell(f"cp {prefix}/suite/{ANSWER} report.json; ls report.json 2>/dev/null") != ""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.sandboxes.processes.table import ProcessTable
 from tests.cheats.agent import CheatServer
+from tests.probe.leftovers import processes_in_group
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -106,4 +106,4 @@ async def test_no_process_survives_the_claim(
             label = {"label": f"decathlon.sandbox={name}"}
             assert docker_engine.containers(all=True, filters=label) == []
         else:
-            assert not any(marker.endswith(f"/{name}") for marker in ProcessTable.read().markers)
+            assert not processes_in_group(f"-{name}")

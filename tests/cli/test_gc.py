@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,11 @@ from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.processes import resources
 from decathlon_mcp.sandboxes.processes.resources import remove_folder
-from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
+from decathlon_mcp.sandboxes.processes.table import ProcessId
 from decathlon_mcp.storage.instance import Successor, instance_lock
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.types import public_id
+from tests.probe.leftovers import processes_by_sandbox
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +89,11 @@ class RunningServer:
 
     @property
     def is_running_a_sandbox(self) -> bool:
-        return bool(sandboxes_with_processes(self.name))
+        return bool(self.processes)
+
+    @property
+    def processes(self) -> set[int]:
+        return processes_by_sandbox(self.state / "sandboxes").get(f"box-{self.name}", set())
 
     def kill(self) -> None:
         self.process.kill()
@@ -97,13 +102,10 @@ class RunningServer:
             self.process.stdout.close()
 
     def end_sandbox(self) -> None:
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if f"{self.name}/box-".encode() in (folder / "environ").read_bytes():
-                    os.kill(int(folder.name), signal.SIGKILL)
-            except OSError:
-                continue
-        while self.is_running_a_sandbox:
+        while processes := self.processes:
+            for pid in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
     @property
@@ -155,10 +157,10 @@ async def test_a_sandbox_that_cannot_be_removed_is_reported_and_removed_by_the_n
         (tmp_path / "sandboxes" / name).mkdir(parents=True)
         (tmp_path / "sandboxes" / name / "owner").write_text("0123456789ab")
 
-    def refuse(folder: Path, **options: Any) -> None:
-        if folder.name == "one":
+    def refuse(name: str, parent: int, **options: Any) -> None:
+        if name == "one":
             raise OSError(errno.EBUSY, "busy")
-        remove_folder(folder, **options)
+        remove_folder(name, parent, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(resources, "remove_folder", refuse)
@@ -215,6 +217,26 @@ def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
     with Store.open(dead.state, dead.name) as store:
         assert store.session(f"s{dead.name}") is None
     assert shell.run("gc").stdout.startswith("nothing is left")
+
+
+def test_what_a_stranger_says_is_neither_removed_nor_killed(
+    shell: Shell, server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    dead, named = server(), tmp_path / "named"
+    dead.kill()
+    named.mkdir()
+    with subprocess.Popen(["sleep", "600"]) as victim:
+        (named / "owner").write_text(dead.name)
+        process_id = ProcessId.of(victim.pid)
+        assert process_id is not None
+        resources.write_process(named / "leader", process_id)
+        variables = {"DECATHLON_SANDBOX": f"{dead.name}/{named}"}
+        with subprocess.Popen(["/bin/sleep", "600"], env=variables) as forger:
+            assert "1 sandbox," in shell.run("gc", "--abandon").stdout
+            assert (victim.poll(), forger.poll()) == (None, None)
+            forger.kill()
+        victim.kill()
+    assert len([*named.iterdir()]) == 2
 
 
 def test_a_sandbox_that_has_ended_is_removed_and_its_episode_left_to_the_next_server(

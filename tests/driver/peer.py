@@ -17,19 +17,13 @@ from typing import Any
 import anyio
 import anyio.abc
 from decathlon_sandbox import wire
-from decathlon_sandbox.resumable import Limits, ServerEnd
 
 from decathlon_mcp.driver_client.driver import boot_message
+from tests.fakes.server_end import ServerEnd
 
 SERVERS = Path(__file__).parent / "servers"
 BOUND_SECONDS = 60.0
 """Upper limit of any wait in these tests, for a slow machine; normally none takes as long."""
-LIMITS = Limits(
-    send_payload_bytes=2 * wire.MAX_LINE_BYTES,  # some tests send too much
-    send_buffer_bytes=4 * wire.MAX_LINE_BYTES,
-    receive_payload_bytes=wire.MAX_LINE_BYTES + wire.RESPONSE_MARGIN_BYTES,
-    receive_window_bytes=wire.RESPONSE_BUFFER_BYTES,
-)
 FIRST_ID = (1 << wire.COUNTER_BITS) + 1
 _PF_EXITING = 0x4
 _PF_KTHREAD = 0x200000
@@ -51,14 +45,13 @@ class DriverPeer:
 
     `token` is in the command line of the servers that it describes, so that their processes can be found.
     `errors_without_id` holds error responses without an id, `lines` the bytes of every response by its id.
-    Messages are acknowledged at once, unless `acknowledges` is false.
+    It is done with responses at once, unless `acknowledges` is false.
     """
 
     def __init__(self, process: anyio.abc.Process, *, survive_seconds: int = 0) -> None:
         self.process = process
-        self.end = ServerEnd(LIMITS, generation=1, survive_seconds=survive_seconds)
+        self.end = ServerEnd(generation=1, survive_seconds=survive_seconds)
         self.acknowledges = True
-        self._unacknowledged: list[int] = []
         self.token = uuid.uuid4().hex
         self.notifications: list[tuple[str, dict[str, Any]]] = []
         self.errors_without_id: list[WireError] = []
@@ -134,11 +127,8 @@ class DriverPeer:
         await self.write()
 
     async def acknowledge_all(self) -> None:
-        """Acknowledge every message that has arrived."""
-        numbers, self._unacknowledged = self._unacknowledged, []
-        for number in numbers:
-            self.end.acknowledge(number)
-        self.end.acknowledge_now()
+        """Be done with every response that has arrived."""
+        self.end.done(*self.lines)
         await self.write()
 
     async def write(self) -> None:
@@ -221,15 +211,13 @@ class DriverPeer:
         """Receive until the driver closes its stdout."""
         assert self.process.stdout is not None
         async for chunk in self.process.stdout:
-            for number, payload in self.end.receive(chunk):
-                self._on_message(payload)
-                self._unacknowledged.append(number)
-            assert self.end.failure is None
-            assert not self.end.attach_due
+            ids = [number for payload in self.end.receive(chunk) if (number := self._on_message(payload))]
+            assert self.end.damaged == []
             self._wake()
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                if self.acknowledges:
-                    await self.acknowledge_all()
+                if self.acknowledges and ids:
+                    self.end.done(*ids)
+                    await self.write()
         self.ended.set()
         self._wake()
 
@@ -244,7 +232,8 @@ class DriverPeer:
                 assert not self.ended.is_set(), f"the driver has exited; its log: {self.log}"
                 await self._received.wait()
 
-    def _on_message(self, payload: bytes) -> None:
+    def _on_message(self, payload: bytes) -> int | None:
+        """The id, for a response to a request."""
         message = json.loads(payload.decode())
         if "method" in message:
             self.notifications.append((message["method"], message["params"]))
@@ -254,6 +243,8 @@ class DriverPeer:
             assert message["id"] not in self.lines, "a request was answered twice"
             self.lines[message["id"]] = payload
             self._responses[message["id"]] = message
+            return message["id"]
+        return None
 
     def _wake(self) -> None:
         self._received.set()

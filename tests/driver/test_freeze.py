@@ -146,7 +146,7 @@ async def test_process_that_matches_only_after_the_freeze_began_is_killed(
 def test_pattern_must_match_the_whole_command_line(
     monkeypatch: pytest.MonkeyPatch, pattern: str, matches: bool
 ) -> None:
-    def fake_read_file(pid: int, name: str) -> bytes:
+    def fake_read_file(pid: int, name: str, limit_bytes: int) -> bytes:
         return b"/usr/bin/kubectl\0port-forward\0svc/a\0" + b"80\0"
 
     monkeypatch.setattr(supervisor, "read_file", fake_read_file)

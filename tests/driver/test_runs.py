@@ -224,6 +224,25 @@ async def test_process_whose_main_thread_has_exited_is_killed(
     await until(lambda: not stat.exists())
 
 
+async def test_claimed_environment_takes_no_memory_of_the_driver(peer: DriverPeer, tmp_path: Path) -> None:
+    """Beside a server, the driver reads the environments of processes that have left their run."""
+    await peer.start(peer.scripted_server("plain"))
+    program = Path(__file__).parent.parent / "sandboxes" / "claimed_environment.py"
+    answer = tmp_path / "answer"
+    script = f"""
+(setsid {sys.executable} {program} 256 > {answer} &)
+until grep -q . {answer}; do sleep 0.05; done; cat {answer}
+"""
+    result = await peer.request(wire.RUN, **process("sh", "-c", script))
+    if result["stdout"] != "claimed\n":
+        pytest.skip(f"this kernel lets nobody claim an environment: {result['stdout']}")
+    status = (await anyio.Path(f"/proc/{peer.process.pid}/status").read_text()).splitlines()
+    (peak_kib,) = (int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    assert peak_kib < 64 << 10
+    await peer.close()
+    assert peer.living() == []
+
+
 async def test_timed_out_run_keeps_no_background_process(peer: DriverPeer) -> None:
     script = f"{with_background_process(peer.token)[2]}; sleep 1000"
     result = await peer.request(wire.RUN, **process("sh", "-c", script, leave=True, timeout_seconds=0.5))

@@ -19,14 +19,12 @@ import anyio
 import pytest
 from anyio.abc import Process
 from decathlon_sandbox import wire
-from decathlon_sandbox.resumable import ServerEnd
 
 from decathlon_mcp.driver_client.driver import Survival, boot_message, connect
 from decathlon_mcp.sandboxes.local import LocalProvider
 from tests.driver.peer import (
     BOUND_SECONDS,
     FIRST_ID,
-    LIMITS,
     SERVERS,
     DriverPeer,
     WireError,
@@ -36,6 +34,7 @@ from tests.driver.peer import (
     until,
 )
 from tests.driver.survivor import spec_of
+from tests.fakes.server_end import ServerEnd
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
@@ -52,8 +51,10 @@ class CutPeer:
         assert process.stdout is not None
         self._input_fd, self._output_fd = process.stdin.fileno(), process.stdout.fileno()
         self._scratch = scratch
-        self._end = ServerEnd(LIMITS, generation=1, survive_seconds=60)
+        self._end = ServerEnd(generation=1, survive_seconds=60)
         self._remaining: dict[str, float] = {}
+        self._requests: dict[int, bytes] = {}
+        """Those without a response."""
         self._next_id = FIRST_ID
         self.passed = {"to_driver": 0, "to_server": 0}
         process.stdin.write(boot_message())
@@ -76,7 +77,8 @@ class CutPeer:
         ]
         for request_id, (method, params) in zip(ids, requests, strict=True):
             message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
-            self._end.send(json.dumps(message).encode())
+            self._requests[request_id] = json.dumps(message).encode()
+            self._end.send(self._requests[request_id])
         responses: list[dict[str, Any]] = []
         deadline = time.monotonic() + BOUND_SECONDS
         while len(responses) < 3:
@@ -85,10 +87,14 @@ class CutPeer:
             if any(remaining <= 0 for remaining in self._remaining.values()):
                 self._remaining = {}
                 self._end.stream_lost()
-                self._end.attach(secrets.token_hex(16))
+                self._attach()
         assert sorted(response["id"] for response in responses) == [*ids]
         assert sum("error" in response for response in responses) == 1
-        self._end.acknowledge_now()
+        self._end.done(*ids)
+
+    def _attach(self) -> None:
+        """Attach, and send again what the driver has never had."""
+        self._end.attach(secrets.token_hex(16), self._requests)
 
     def _carry(self) -> list[dict[str, Any]]:
         """Carry bytes in both directions; returns the messages that arrive."""
@@ -99,12 +105,17 @@ class CutPeer:
         if select.select([self._output_fd], [], [], 0.01)[0]:
             data = os.read(self._output_fd, 65536)
             assert data, "the driver has ended"
-            for number, payload in self._end.receive(self._passing("to_server", data)):
-                messages.append(json.loads(payload))
-                self._end.acknowledge(number)
-        assert self._end.failure is None
-        if self._end.attach_due:
-            self._end.attach(secrets.token_hex(16))
+            for payload in self._end.receive(self._passing("to_server", data)):
+                message = json.loads(payload)
+                # One that was sent before and after an attachment comes twice.
+                if self._requests.pop(message["id"], None) is not None:
+                    messages.append(message)
+            for request_id in self._end.unknown or ():
+                self._end.send(self._requests[request_id])
+            self._end.unknown = None
+        if self._end.damaged:
+            self._end.damaged.clear()
+            self._attach()
         return messages
 
     def _passing(self, direction: str, data: bytes) -> bytes:

@@ -15,20 +15,14 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from decathlon_sandbox import wire
-from decathlon_sandbox.resumable import DriverEnd, Limits
 
 from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.types import JsonObject
+from tests.fakes.driver_end import DriverEnd
 
-LIMITS = Limits(
-    send_payload_bytes=8 << 20,
-    send_buffer_bytes=wire.RESPONSE_BUFFER_BYTES,
-    receive_payload_bytes=wire.MAX_LINE_BYTES,
-    receive_window_bytes=wire.REQUEST_BUFFER_BYTES,
-)
 FIRST_ID = (1 << wire.COUNTER_BITS) + 1
 BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError)
 
@@ -67,9 +61,7 @@ class Peer:
     """The driver's end of a connection. After the driver's source, nothing is read before `start`."""
 
     def __init__(self, stream: MemoryByteStream, *, boots: bool) -> None:
-        self.connection = DriverEnd(LIMITS)
-        self.acknowledges = True
-        """Whether messages are acknowledged when they arrive."""
+        self.connection = DriverEnd()
         self._stream = stream
         self._boots = boots
         self._source = b""
@@ -89,10 +81,8 @@ class Peer:
                 self._booted.set()
             await self._started.wait()
             while True:
-                for number, payload in self.connection.receive(await reader.receive()):
-                    self._put.send_nowait(json.loads(payload))
-                    if self.acknowledges:
-                        self.connection.acknowledge(number)
+                for message in self.connection.receive(await reader.receive()):
+                    self._put.send_nowait(message)
                 await self.flush()
 
     def start(self) -> None:

@@ -10,15 +10,16 @@ from typing import Any
 
 import anyio
 import anyio.from_thread
-import msgspec
 import pytest
 from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client import link as link_module
-from decathlon_mcp.driver_client.link import COPIES_OF_COPIES, DriverLink, Loss, Survival
+from decathlon_mcp.driver_client import stream as stream_module
+from decathlon_mcp.driver_client.link import COPIES_OF_COPIES, DriverLink, Survival
 from decathlon_mcp.driver_client.link import Request as LinkRequest
 from decathlon_mcp.driver_client.messages import Message, Notification, read_message
+from decathlon_mcp.driver_client.stream import Loss
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DriverError,
@@ -47,7 +48,7 @@ async def linked(**options: Any) -> AsyncGenerator[tuple[DriverLink, Peer]]:
     async with connection() as (stream, peer), anyio.create_task_group() as tasks:
         link = DriverLink(Source(stream), tasks, describe_loss, **options)
         tasks.start_soon(link.run)
-        link.attach()
+        link.stream.attach()
         yield link, peer
         tasks.cancel_scope.cancel()
 
@@ -157,8 +158,8 @@ async def test_reply_that_cannot_be_read_fails_its_request(rest: bytes) -> None:
 
 
 async def test_millions_of_unknown_ids_are_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "READ_BYTES_BURST", 100 * link_module.LINE_COST_BYTES)
-    monkeypatch.setattr(link_module, "READ_BYTES_PER_SECOND", 1000 * link_module.LINE_COST_BYTES)
+    monkeypatch.setattr(stream_module, "READ_BYTES_BURST", 100 * stream_module.LINE_COST_BYTES)
+    monkeypatch.setattr(stream_module, "READ_BYTES_PER_SECOND", 1000 * stream_module.LINE_COST_BYTES)
     async with linked() as (link, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, link)
         number = (await peer.receive())["id"]
@@ -369,23 +370,24 @@ async def test_outcome_that_cannot_be_handled_ends_no_other_request() -> None:
         assert await other.result() == "fine"
 
 
-async def test_long_reply_is_acknowledged_after_its_request_has_had_it() -> None:
+async def test_driver_keeps_a_long_reply_until_its_request_has_had_it() -> None:
     async with linked() as (link, peer):
         observed = Observed(link)
         await link.send(observed.request)
         text = "x" * link_module.READ_IN_THREAD_BYTES
-        acknowledged: list[int] = []
+        kept: list[bool] = []
         observed_end = observed.request.on_outcome
 
         def end(outcome: object) -> None:
-            acknowledged.append(peer.connection.first_unacknowledged)
+            kept.append(FIRST_ID in peer.connection.responses)
             observed_end(outcome)
 
-        link._pending[observed.request.id] = msgspec.structs.replace(observed.request, on_outcome=end)  # pyright: ignore[reportPrivateUsage]
+        observed.request.on_outcome = end
         await peer.reply(await peer.receive(), text)
         await observed.done.wait()
         assert observed.events == [text]
-        assert acknowledged == [1]
+        assert kept == [True]
+        await until(lambda: not peer.connection.responses)
 
 
 async def long_reply_in_thread(link: DriverLink, peer: Peer, outcomes: list[Any]) -> threading.Event:
@@ -424,7 +426,7 @@ async def test_request_whose_long_reply_is_read_is_not_cancelled_in_the_driver()
         resume = await long_reply_in_thread(link, peer, outcomes)
         link.cancel(FIRST_ID)
         resume.set()
-        await until(lambda: peer.connection.first_unacknowledged == 2)
+        await until(lambda: not peer.connection.responses)
         await link.notify("next", {})
         assert (await peer.receive())["method"] == "next"
         assert outcomes == []
@@ -467,7 +469,7 @@ async def test_link_that_closes_while_a_long_reply_is_read_gives_one_outcome() -
         resume.set()
         await until(lambda: not link._in_thread)  # pyright: ignore[reportPrivateUsage]
         assert outcomes == [None]
-        assert peer.connection.first_unacknowledged == 1
+        assert FIRST_ID in peer.connection.responses
 
 
 # The end of the connection
@@ -514,7 +516,7 @@ async def test_line_over_the_limit_closes_the_connection() -> None:
         await peer.send_bytes(b"x" * 1100)
         error = await request.result()
         assert isinstance(error, SandboxLostError)
-        assert error.message == "the driver violated the protocol: it sent a line of more than 1048 bytes"
+        assert error.message == "the driver violated the protocol: it sent a line of more than 1000 bytes"
         assert error.data["by_driver"]
 
 
@@ -571,7 +573,7 @@ async def test_client_is_ready_once_the_driver_is_attached() -> None:
         link = DriverLink(Source(stream), tasks, describe_loss)
         tasks.start_soon(link.run)
         await link.send_bytes(b"1\n ")
-        link.attach()
+        link.stream.attach()
         await anyio.wait_all_tasks_blocked()
         assert not link.ready
         peer.start()

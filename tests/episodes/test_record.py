@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp import __version__
+from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.storage.kept_tools import remove_unnamed_tools
 from decathlon_mcp.storage.trajectory import TrajectoryCalls
 from tests.probe.clients import playing, start
@@ -95,3 +98,28 @@ async def test_readers_of_calls_pass_over_the_other_lines(served: Served) -> Non
         await player.call("probe__read", path="notes.txt")
     trajectory = served.state / "episodes" / player.episode_id / "trajectory.jsonl"
     assert [call["name"] for call in TrajectoryCalls(trajectory)] == ["probe__read"]
+
+
+@pytest.mark.parametrize("hours", [-10, 10], ids=["forward", "back"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["same start", "machine started again"])
+async def test_seconds_of_an_attempt_do_not_depend_on_the_clock_that_is_set(
+    served: Served, hours: int, restarted: bool
+) -> None:
+    async with playing(served, "find-answer", "task") as player:
+        await player.call("probe__read", path="notes.txt")
+        episode = served.find(player.episode_id)
+        progress = episode.records.progress
+        assert progress.ready_at is not None
+        # As if the clock had been set back or forward since.
+        episode.records.progress = replace(
+            progress,
+            ready_at=progress.ready_at + timedelta(hours=hours),
+            ready=Instant("another start", 1e9) if restarted else progress.ready,
+        )
+        result = await player.client.call_tool("evaluate", {})
+    assert result.structured_content is not None
+    seconds = result.structured_content["metrics"]["seconds"]
+    if restarted:
+        assert seconds == (0.0 if hours > 0 else episode.spec.limits.episode_seconds)
+    else:
+        assert 0 < seconds < 600

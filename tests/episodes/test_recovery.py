@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.driver_client import link as link_module
+from decathlon_mcp.driver_client import stream as stream_module
 from decathlon_mcp.driver_client.driver import Survival, connect
 from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes import recovery as recovery_module
@@ -575,7 +575,7 @@ async def test_a_server_whose_sandbox_cannot_be_removed_is_not_forgotten_and_hol
 async def test_call_whose_sandbox_cannot_be_reached_fails_in_time_and_its_reply_can_be_had_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "ABSENT_SECONDS", 0.3)
+    monkeypatch.setattr(stream_module, "ABSENT_SECONDS", 0.3)
     runs, running, go_on = list[str](), anyio.Event(), anyio.Event()
 
     async def count(call: FakeCall) -> str:
@@ -618,7 +618,7 @@ def registry_sandbox(calls: EpisodeCalls) -> FakeSandbox:
     """The sandbox to which calls are sent."""
     session = calls._session  # pyright: ignore[reportPrivateUsage]
     assert session is not None
-    source = session.driver._link._source  # pyright: ignore[reportPrivateUsage]
+    source = session.driver._link.stream._source  # pyright: ignore[reportPrivateUsage]
     assert isinstance(source, FakeSandbox)
     return source
 

@@ -17,11 +17,10 @@ from anyio import CancelScope
 from anyio.abc import ByteStream, TaskGroup
 from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_sandbox import wire
-from decathlon_sandbox.connection import LIMITS
-from decathlon_sandbox.resumable import DriverEnd
 from decathlon_sandbox.truncation import cut, shorten
 
 from decathlon_mcp.errors import DecathlonError
+from tests.fakes.driver_end import DriverEnd
 from tests.fakes.tree import Tree
 
 Json = dict[str, Any]
@@ -169,8 +168,7 @@ class FakeDriver:
         self._faults = faults
         self._on_start = on_start
         self._send_lock = anyio.Lock()
-        self._end: DriverEnd = DriverEnd(LIMITS) if saved is None else deepcopy(saved._end)
-        self._used_ids: set[int] = set() if saved is None else {*saved._used_ids}
+        self._end: DriverEnd = DriverEnd() if saved is None else deepcopy(saved._end)
         self._requests: dict[int, CancelScope] = {}
         self._defined: set[str] = set() if saved is None else {*saved._defined}
         self._started: set[str] = set() if saved is None else {*saved._started}
@@ -202,25 +200,20 @@ class FakeDriver:
             await reader.receive_exactly(size)
         if self._faults.never_ready:
             await anyio.sleep_forever()
-        valid_lines, deadline = 0, anyio.current_time() + wire.LEASE_SECONDS
-        while self._end.failure is None:
+        deadline = anyio.current_time() + wire.LEASE_SECONDS
+        while True:
             with anyio.fail_after(deadline - anyio.current_time()):
                 data = await reader.receive()
-            for number, payload in self._end.receive(data):
-                self._on_message(json.loads(payload), tasks)
-                self._end.acknowledge(number)
-            if self._end.valid_lines > valid_lines:
-                valid_lines = self._end.valid_lines
+            for message in self._end.receive(data):
+                self._on_message(message, tasks)
+            if self._end.has_heard:
                 deadline = anyio.current_time() + (self._end.survive_seconds or wire.LEASE_SECONDS)
-            self._end.acknowledge_now()
             await self._flush()
 
     def _on_message(self, message: Json, tasks: TaskGroup) -> None:
         method, params, request_id = message["method"], message.get("params", {}), message.get("id")
         if request_id is not None:
-            if request_id not in self._used_ids:
-                self._used_ids.add(request_id)
-                tasks.start_soon(self._answer, request_id, method, params)
+            tasks.start_soon(self._answer, request_id, method, params)
         elif method == wire.CANCEL and (scope := self._requests.get(params.get("id"))):
             scope.cancel()
 

@@ -10,11 +10,12 @@ import json
 from typing import Any, cast
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.resumable import DriverEnd, Limits
+from decathlon_sandbox.lines import NONCE_DIGITS, Lines
 
-from decathlon_mcp.driver_client.link import DriverLink, Loss, Request
+from decathlon_mcp.driver_client.link import DriverLink, Request
 from decathlon_mcp.driver_client.messages import MAX_DEPTH, Message, Notification
 from decathlon_mcp.driver_client.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_keys
+from decathlon_mcp.driver_client.stream import Loss, ViolationError
 from decathlon_mcp.driver_client.tunnels import MAX_TUNNELS
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
 from decathlon_mcp.types import as_json, as_object
@@ -25,20 +26,13 @@ MODULES = (
     "decathlon_mcp.driver_client.messages",
     "decathlon_mcp.driver_client.replies",
     "decathlon_mcp.driver_client.tunnels",
-    "decathlon_sandbox.resumable",
+    "decathlon_sandbox.lines",
 )
 LIMIT_BYTES = 2048
 PORT = 1000
+NONCE = b"0" * NONCE_DIGITS
 CHUNK_BYTES = 7
 """The stream is received in chunks of this length, so that lines are put together."""
-
-
-DRIVER_LIMITS = Limits(
-    send_payload_bytes=1 << 20,
-    send_buffer_bytes=1 << 24,
-    receive_payload_bytes=1 << 20,
-    receive_window_bytes=1 << 24,
-)
 
 
 class NoStream:
@@ -48,6 +42,12 @@ class NoStream:
 
     async def reopen(self) -> None:
         raise NotImplementedError
+
+
+class Handled:
+    """Takes what would be written to the driver, without an event loop."""
+
+    def add(self, request_id: int, size_bytes: int) -> None: ...
 
 
 class Tasks:
@@ -75,19 +75,16 @@ def check(data: bytes) -> None:
     tunnels: Any = link.tunnels
     tunnels.forward({PORT: describe_loss}, tasks)
     tunnels.create()
-    end, driver = link._end, DriverEnd(DRIVER_LIMITS)
-    end.attach("0" * 32)
-    driver.receive(end.data_to_send())
-    for line in data.split(b"\n"):
-        if line:
-            driver.send(line)
-    _receive(link, end, driver.data_to_send(1 << 24))
-    if end.failure is not None:
-        assert max(map(len, data.split(b"\n"))) > LIMIT_BYTES
-    assert not end._in_progress
-    delivered = end._delivered
-    _receive(link, end, data)
-    assert end._delivered == delivered
+    link._handled = Handled()
+    driver = Lines(1 << 20)
+    driver.begin_writing(NONCE)
+    link.stream._lines.begin_reading(NONCE)
+    lines = [line for line in data.split(b"\n") if line]
+    if not _receive(link, b"".join(driver.frame(line) for line in lines)):
+        assert max(map(len, lines)) > LIMIT_BYTES
+    counts = len(outcomes), len(notifications)
+    _receive(link, data)
+    assert (len(outcomes), len(notifications)) == counts
     assert len(tasks.started) <= MAX_TUNNELS
     for tunnel in tunnels._open.values():
         assert len(tunnel._buffer) <= wire.WINDOW_BYTES
@@ -99,10 +96,14 @@ def check(data: bytes) -> None:
         _check_outcome(outcome)
 
 
-def _receive(link: Any, end: Any, data: bytes) -> None:
-    for start in range(0, len(data), CHUNK_BYTES):
-        for number, payload in end.receive(data[start : start + CHUNK_BYTES]):
-            link._on_message(number, payload)
+def _receive(link: Any, data: bytes) -> bool:
+    """Whether the protocol was kept."""
+    try:
+        for start in range(0, len(data), CHUNK_BYTES):
+            link.stream._handle(data[start : start + CHUNK_BYTES])
+    except ViolationError:
+        return False
+    return True
 
 
 def _read(message: Message) -> Reply:

@@ -136,7 +136,11 @@ def test_results_have_toolathlons_format(tmp_path: Path) -> None:
 def test_tools_and_key_stats_are_filled(tmp_path: Path) -> None:
     start = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
     attempt = make_attempt(
-        tools={"files": [TOOL]}, answer="done", started_at=start, claimed_at=start + timedelta(seconds=65)
+        tools={"files": [TOOL]},
+        answer="done",
+        started_at=start,
+        claimed_at=start + timedelta(seconds=65),
+        seconds=65.0,
     )
     log = log_of(tmp_path, attempt)
     assert log["status"] == "success"

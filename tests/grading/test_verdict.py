@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import get_args
 
 import pytest
@@ -91,8 +91,7 @@ def test_verdict_is_immutable() -> None:
 
 
 def test_unscored_verdict_has_the_servers_metrics() -> None:
-    start = datetime(2026, 11, 21, tzinfo=UTC)
-    attempt = make_attempt(started_at=start, claimed_at=start + timedelta(seconds=12.5), turns=4)
+    attempt = make_attempt(seconds=12.5, turns=4)
     assert verdict_without_grading(attempt, status="forfeited", detail="").metrics == {
         "calls": 2.0,
         "failed_calls": 1.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,13 +15,47 @@ def processes_marked(state: Path) -> list[str]:
     """
     path = str(state).encode()
     commands: list[str] = []
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal():
-            continue
+    for process in _processes():
         # A process may end while it is inspected.
         with suppress(OSError):
-            command = (process / "cmdline").read_bytes()
+            command = beginning(process / "cmdline")
             folder = str((process / "cwd").readlink()).encode()
-            if path in command or path in folder or path in (process / "environ").read_bytes():
+            if path in command or path in folder or path in beginning(process / "environ"):
                 commands.append(command.replace(b"\0", b" ").decode(errors="replace"))
     return commands
+
+
+def beginning(file: Path) -> bytes:
+    """Up to 1 MiB: a process can claim any length."""
+    with file.open("rb") as content:
+        return content.read(1 << 20)
+
+
+def processes_by_sandbox(folder: Path) -> dict[str, set[int]]:
+    """The processes of each sandbox without isolation whose folder is in this one, by its name.
+
+    They are those with their working directory or their TMPDIR there.
+    """
+    pattern = re.compile(rb"(?:^|=)" + re.escape(bytes(folder)) + rb"/([^/\0]+)/(?:root|tmp)")
+    found: dict[str, set[int]] = {}
+    for process in _processes():
+        with suppress(OSError):
+            text = bytes((process / "cwd").readlink()) + b"\0" + beginning(process / "environ")
+            # One whose main thread has ended has neither; nor does one that has ended.
+            if match := pattern.search(text):
+                found.setdefault(match[1].decode(), set()).add(int(process.name))
+    return found
+
+
+def processes_in_group(name: str) -> set[int]:
+    """The processes in control groups whose name ends so."""
+    found: set[int] = set()
+    for process in _processes():
+        with suppress(OSError):
+            if any(line.endswith(name) for line in (process / "cgroup").read_text().splitlines()):
+                found.add(int(process.name))
+    return found
+
+
+def _processes() -> Iterator[Path]:
+    return (process for process in Path("/proc").iterdir() if process.name.isdecimal())

@@ -29,12 +29,12 @@ from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTes
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
-from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER, NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER, LOCAL_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 from decathlon_mcp.types import Network
 from tests.fakes.driver import FakeRun, RunReply
 from tests.fakes.provider import FakeMachine, FakeProvider
+from tests.probe.leftovers import processes_by_sandbox
 from tests.sandboxes.killed_server import spec_arguments
 
 
@@ -63,8 +63,8 @@ class Bench(ProviderUnderTest):
         )
 
     def processes(self) -> Collection[str]:
-        """This owner's sandboxes that have a process on this machine."""
-        return sandboxes_with_processes(self.owner)
+        """The local provider's sandboxes that have a process on this machine."""
+        return processes_by_sandbox(self.scratch / LOCAL_FOLDER).keys()
 
 
 def driver_spec(
@@ -143,12 +143,10 @@ def fake_bench(owner: str, folder: Path) -> Bench:
 
 
 def local_bench(owner: str, folder: Path) -> Bench:
-    sandboxes = folder / "sandboxes"
+    sandboxes = folder / LOCAL_FOLDER
 
     async def resources() -> Collection[str]:
-        owners = (owner, former(owner))
-        processes = [name for owner in owners for name in sandboxes_with_processes(owner)]
-        return [*processes, *(path.name for path in sandboxes.glob("*"))]
+        return [*processes_by_sandbox(sandboxes), *(path.name for path in sandboxes.glob("*"))]
 
     return bench_of(owner, folder, lambda: LocalProvider(owner, sandboxes), resources=resources)
 
@@ -171,10 +169,8 @@ def bubblewrap_bench(
     parents = set(Hierarchies.of_this_process().by_limit.values())
 
     async def resources() -> Collection[str]:
-        labels = [provider.label(label) for label in (owner, former(owner))]
-        processes = [name for label in labels for name in sandboxes_with_processes(label)]
         groups = [str(path) for parent in parents for path in parent.glob(f"decathlon-{owner}-*")]
-        return [*processes, *groups, *(path.name for path in sandboxes.glob("*"))]
+        return [*groups, *(path.name for path in sandboxes.glob("*"))]
 
     return bench_of(
         owner,

@@ -23,7 +23,7 @@ async def main(folder: str, script: str) -> None:
     command = ("python3", "-I", "-S", "-c", f"input()\n{script}")
     name = f"networked-{secrets.token_hex(4)}"
     spec = SandboxSpec(name, command, ROOT, network="outbound", limits=Limits(memory_mib=512))
-    async with HostProvider(name, Path(folder)) as provider, provider.open(spec) as sandbox:
+    async with HostProvider(name, Path(folder) / "sandboxes") as provider, provider.open(spec) as sandbox:
         await sandbox.stream.send(b"\n")
         sys.stdout.write((await receive_all(sandbox)).decode() + sandbox.log_tail)
 

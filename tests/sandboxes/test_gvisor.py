@@ -35,8 +35,7 @@ from decathlon_mcp.sandboxes.gvisor.provider import (
     runsc_version,
 )
 from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER
-from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, read_process
-from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
+from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, living_sandboxes, read_process
 from tests.sandboxes.conftest import Bench, killed_server
 from tests.sandboxes.test_bubblewrap import REFUSED_CALLS, output_of
 from tests.sandboxes.test_docker import MANY_PROCESSES
@@ -130,15 +129,15 @@ async def test_sandboxes_of_a_killed_server_end_after_their_survival_time(
     async with killed_server(
         owner, gvisor.scratch, specs, last_step, name=GVISOR_FOLDER, wait_for="ready", survival=2
     ) as server:
-        leaders = [read_process(folder / name / LEADER_FILE) for name in names]
+        leaders = [read_process(folder / name, LEADER_FILE) for name in names]
         namespaces = user_namespaces(*(str(leader.pid) for leader in leaders if leader is not None))
         server.kill()
         await server.wait()
-    assert sandboxes_with_processes(GvisorProvider.label(owner)) == names
+    assert living_sandboxes(folder, owner) == dict.fromkeys(names, True)
     with anyio.fail_after(60):
         while namespaces & user_namespaces():  # noqa: ASYNC110  (nothing reports it)
             await anyio.sleep(0.2)
-    assert sandboxes_with_processes(GvisorProvider.label(owner)) == set()
+    assert living_sandboxes(folder, owner) == dict.fromkeys(names, False)
     async with gvisor.create_second() as provider:
         assert await provider.sweep(owner) == len(names)
 
@@ -147,7 +146,7 @@ async def test_its_kernel_may_be_late_and_the_server_may_not(gvisor: Bench) -> N
     """Otherwise a sandbox in which nothing runs takes a fortieth of a core."""
     before = timer_slacks(os.getpid())
     async with gvisor.provider.open(gvisor.new_spec()) as sandbox:
-        leader = read_process(gvisor.scratch / GVISOR_FOLDER / sandbox.spec.name / LEADER_FILE)
+        leader = read_process(gvisor.scratch / GVISOR_FOLDER / sandbox.spec.name, LEADER_FILE)
         assert leader is not None
         assert timer_slacks(leader.pid) == {TIMER_SLACK_NS}
     assert TIMER_SLACK_NS not in before | timer_slacks(os.getpid())

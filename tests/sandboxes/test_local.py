@@ -15,15 +15,18 @@ from typing import Any
 import anyio
 import pytest
 from anyio.abc import ByteStream
+from decathlon_sandbox.processes import Process, read_children, read_process
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.sandboxes import local as local_module
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.sandboxes.processes import resources, signals
+from decathlon_mcp.sandboxes.processes import resources, signals, table
 from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
+from decathlon_mcp.sandboxes.processes.table import ProcessId, is_alive, living_members
 from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench
 
@@ -54,7 +57,7 @@ async def test_settings_of_the_server_are_not_inherited(
     script = "import os; print([name for name in os.environ if name.startswith('DECATHLON_')])"
     with anyio.fail_after(30):
         async with local.provider.open(local.python_spec(script)) as sandbox:
-            assert await receive_all(sandbox) == b"['DECATHLON_SANDBOX']\n"
+            assert await receive_all(sandbox) == b"[]\n"
 
 
 async def test_temporary_files_are_removed_with_the_sandbox(local: Bench) -> None:
@@ -112,38 +115,87 @@ async def test_processes_of_a_killed_driver_end_with_the_sandbox(local: Bench) -
     """Such a process may have little of the driver's environment, its own session, and no parent."""
     with anyio.fail_after(30):
         async with local.provider.open(local.spec()) as sandbox, connect(sandbox) as driver:
-            script = "import os, time; os.chdir('/'); os.kill(os.getppid(), 9); time.sleep(1000)"
-            with pytest.raises(SandboxLostError, match="exit code 137"):
-                await driver.run(
-                    ["python3", "-c", script], cwd=str(sandbox.root), inherit="minimal", timeout_seconds=20
-                )
-            assert list(local.processes()) == [sandbox.spec.name]
+            script = f"""
+import os, time
+os.chdir("/")
+os.environ.clear()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve("/bin/sleep", ["sleep", "1000"], {{}})
+    os._exit(0)
+os.wait()
+open({str(folder_of(local, sandbox.spec) / "root" / "started")!r}, "w").close()
+while True: time.sleep(1)
+"""
+            leader = leader_id(sandbox)
+
+            async def kill_driver() -> None:
+                await until((folder_of(local, sandbox.spec) / "root" / "started").exists)
+                members.update(living_members(leader))
+                os.kill(command_of(sandbox), signal.SIGKILL)
+
+            members: dict[ProcessId, Process] = {}
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kill_driver)
+                with pytest.raises(SandboxLostError, match="exit code 137"):
+                    await driver.run(["python3", "-c", script], cwd=str(sandbox.root), timeout_seconds=20)
+            assert len(members) == 4  # with the program, and what it has left
+            assert living_members(leader, members.keys()) == {}
         await local.assert_nothing_left()
+
+
+async def test_what_a_killed_first_process_leaves_ends_by_itself(local: Bench) -> None:
+    """The driver gets a signal, and ends its own descendants."""
+    with anyio.fail_after(30):
+        async with local.provider.open(local.spec()) as sandbox, connect(sandbox) as driver:
+            command = ["sh", "-c", "setsid sleep 1000 & echo $!"]
+            await driver.run(command, cwd=str(sandbox.root), timeout_seconds=20, leave=True)
+            members = living_members(leader_id(sandbox))
+            assert len(members) == 3
+            os.kill(leader_of(sandbox), signal.SIGKILL)
+            await until(lambda: not any(is_alive(member) for member in members))
+        await local.assert_nothing_left()
+
+
+async def test_nothing_runs_that_was_not_noted_before(local: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that dies in the moment in which it starts a sandbox."""
+
+    def die(*_arguments: object) -> None:
+        raise OSError(errno.EIO, "died")
+
+    monkeypatch.setattr(local_module, "write_process", die)
+    spec = local.python_spec(f"open({str(local.scratch / 'ran')!r}, 'w')")
+    with pytest.raises(OSError, match="died"):
+        async with local.provider.open(spec):
+            pass
+    await local.assert_nothing_left()
+    assert not (local.scratch / "ran").exists()
 
 
 # Removal
 
 
-async def test_many_sandboxes_that_end_together_share_the_readings_of_proc(
+async def test_of_strangers_nothing_is_read_when_many_sandboxes_end_together(
     local: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many end, /proc is read a few times for all of them, and nothing is left."""
-    readings: list[object] = []
-    listdir: Any = os.listdir
+    read: set[int] = set()
 
-    def count(path: Any = ".") -> list[str]:
-        readings.extend([path] if path == "/proc" else [])
-        return listdir(path)
+    def note(pid: int) -> Any:
+        read.add(pid)
+        return read_process(pid)
 
     script = "import os, time; [os.fork() for _ in range(2)]; print(flush=True); time.sleep(1000)"
     all_open, ended = anyio.Event(), anyio.Event()
     open_count, count_at_once = 0, 60
+    members: set[int] = set()
 
     async def one() -> None:
         nonlocal open_count
         async with local.provider.open(local.python_spec(script)) as sandbox:
             await sandbox.stream.receive()
             open_count += 1
+            members.update(member.pid for member in living_members(leader_id(sandbox)))
             if open_count == count_at_once:
                 all_open.set()
             await ended.wait()
@@ -154,10 +206,11 @@ async def test_many_sandboxes_that_end_together_share_the_readings_of_proc(
                 tasks.start_soon(one)
             await all_open.wait()
             assert len(local.processes()) == count_at_once
-            monkeypatch.setattr(os, "listdir", count)
+            monkeypatch.setattr(table, "read_process", note)
             ended.set()
         await local.assert_nothing_left()
-    assert len(readings) < count_at_once
+    # Some had not forked twice when they were counted.
+    assert len(members) <= len(read) <= 5 * count_at_once
 
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -166,14 +219,14 @@ async def test_processes_that_do_not_end_delay_no_other_removal(
 ) -> None:
     """The kernel delivers no signal to an uninterruptible process; here none is sent to some."""
     monkeypatch.setattr(signals, "SIGNAL_SECONDS", 4.0)
-    kill: Any = os.kill
+    send = ProcessId.send
     unkillable: set[int] = set()
 
-    def kill_others(pid: int, number: int) -> None:
-        if pid not in unkillable:
-            kill(pid, number)
+    def send_to_others(process_id: ProcessId, number: signal.Signals) -> None:
+        if process_id.pid not in unkillable:
+            send(process_id, number)
 
-    monkeypatch.setattr(os, "kill", kill_others)
+    monkeypatch.setattr(ProcessId, "send", send_to_others)
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
     ended, removed = anyio.Event(), anyio.Event()
 
@@ -194,8 +247,8 @@ async def test_processes_that_do_not_end_delay_no_other_removal(
             removed.set()
             assert len(local.processes()) == 8, "the other removals had ended"
     assert caplog.text.count("A sandbox could not be removed") == 8
-    for pid in unkillable:
-        kill(pid, signal.SIGKILL)
+    unkillable.clear()
+    assert await local.provider.sweep(local.owner) == 8, "what a sweep needs was kept"
     await local.wait_until_nothing_left()
     gc.collect()  # within the filter of this test
 
@@ -214,7 +267,7 @@ async def test_process_that_waits_uninterruptibly_does_not_delay_the_pause(
     with anyio.fail_after(30):
         async with local.provider.open(local.python_spec(script)) as sandbox:
             await sandbox.stream.receive()
-            stat = Path(f"/proc/{leader_of(sandbox)}/stat")
+            stat = Path(f"/proc/{command_of(sandbox)}/stat")
             await until(lambda: " D " in stat.read_text())
             with anyio.fail_after(1):
                 await sandbox.pause()
@@ -226,6 +279,7 @@ async def test_sandbox_whose_processes_are_stopped_is_removed(local: Bench) -> N
         async with local.provider.open(local.spec()) as sandbox, connect(sandbox) as driver:
             await driver.ping()
             os.kill(leader_of(sandbox), signal.SIGSTOP)
+            os.kill(command_of(sandbox), signal.SIGSTOP)
         await local.assert_nothing_left()
 
 
@@ -250,15 +304,16 @@ time.sleep(1000)
         await until(lambda: not status.exists() or "Threads:\t1\n" in status.read_text())
 
 
-async def test_first_process_of_a_dead_server_is_killed_without_its_marker(local: Bench) -> None:
-    """A stopped driver does not notice its server's end, and only root can read its environment."""
+async def test_stopped_processes_of_a_dead_server_are_killed(local: Bench) -> None:
+    """They do not notice its end."""
     spec = local.spec("env", "-i", "cat")
     with anyio.fail_after(30):
         async with local.provider.open(spec) as sandbox:
-            leader = leader_of(sandbox)
-            command_line = Path(f"/proc/{leader}/cmdline")
+            leader, command = leader_of(sandbox), await command_when_started(sandbox)
+            command_line = Path(f"/proc/{command}/cmdline")
             await until(lambda: command_line.read_bytes() == b"cat\x00")
             os.kill(leader, signal.SIGSTOP)
+            os.kill(command, signal.SIGSTOP)
             assert await local.create_second().sweep(local.owner) == 1
             assert await sandbox.cause_of_end() == "exit code 137"
 
@@ -288,6 +343,23 @@ async def test_another_process_with_the_pid_of_a_dead_servers_is_not_killed(loca
 def leader_of(sandbox: Sandbox) -> int:
     """Pid of a sandbox's first process."""
     return int((Path(sandbox.root).parent / LEADER_FILE).read_text().split()[0])
+
+
+def leader_id(sandbox: Sandbox) -> ProcessId:
+    found = ProcessId.of(leader_of(sandbox))
+    assert found is not None
+    return found
+
+
+def command_of(sandbox: Sandbox) -> int:
+    """Pid of the command of a sandbox, the driver's mostly: the only child of the first process."""
+    (child,) = read_children(leader_of(sandbox))
+    return child
+
+
+async def command_when_started(sandbox: Sandbox) -> int:
+    await until(lambda: len(read_children(leader_of(sandbox))) == 1)
+    return command_of(sandbox)
 
 
 def folder_of(local: Bench, spec: SandboxSpec) -> Path:
@@ -422,12 +494,15 @@ async def test_another_process_with_the_pid_of_a_surviving_one_is_not_taken_back
     await local.leave_behind([spec], "none")
     async with local.provider.open(local.spec("env", "-i", "cat")) as stranger:
         leader = folder_of(local, spec) / LEADER_FILE
-        _, started_ticks, boot_id = leader.read_text().split()
+        pid, started_ticks, boot_id = leader.read_text().split()
         leader.write_text(f"{leader_of(stranger)} {int(started_ticks) - 100} {boot_id}")
         with pytest.raises(SandboxLostError):
             async with local.provider.take_back(local.former_owner, spec):
                 pass
         assert await stranger.is_running()
+    # By the false record, nobody finds the true one.
+    ProcessId(int(pid), int(started_ticks)).send(signal.SIGKILL)
+    await local.wait_until_nothing_left()
 
 
 async def test_folder_that_could_not_be_deleted_is_deleted_by_the_next_sweep(

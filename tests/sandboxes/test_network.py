@@ -170,7 +170,7 @@ async def test_helper_ends_with_the_sandbox_also_without_a_server(networked: Ben
     spec = networked.python_spec("import signal\nsignal.pause()", survives=True)
     await networked.leave_behind([spec], "none")
     folder = sandboxes(networked) / spec.name
-    helper, first = read_process(folder / HELPER_FILE), read_process(folder / LEADER_FILE)
+    helper, first = read_process(folder, HELPER_FILE), read_process(folder, LEADER_FILE)
     assert helper is not None
     assert first is not None
     assert ProcessId.of(helper.pid) == helper

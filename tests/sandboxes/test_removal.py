@@ -24,10 +24,10 @@ from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.container import Container
 from decathlon_mcp.sandboxes.processes import resources as resources_module
+from decathlon_mcp.sandboxes.processes import signals as signals_module
 from decathlon_mcp.sandboxes.processes.first_process import FirstProcess
-from decathlon_mcp.sandboxes.processes.resources import OWNER_FILE, ProcessResources, remove_folder
+from decathlon_mcp.sandboxes.processes.resources import OWNER_FILE, ProcessResources
 from decathlon_mcp.sandboxes.processes.signals import ProcessSignaller
-from decathlon_mcp.sandboxes.processes.table import ProcessTable
 from decathlon_mcp.sandboxes.streams import PipeStream
 from tests.sandboxes.conftest import Bench, open_bench
 
@@ -64,6 +64,14 @@ def few_descriptors(spare: int) -> Generator[None]:
             os.close(filler)
 
 
+def remove_folder(folder: Path, *, keep_last: bool = False) -> None:
+    parent = os.open(folder.parent, os.O_PATH)
+    try:
+        resources_module.remove_folder(folder.name, parent, last=(OWNER_FILE,), keep_last=keep_last)
+    finally:
+        os.close(parent)
+
+
 def as_another_user(work: Callable[[], object]) -> None:
     """Do the work in a process of an ordinary user, for whom permissions count."""
     pid = os.fork()
@@ -95,7 +103,7 @@ def make_deep(folder: Path) -> None:
 def test_a_folder_of_any_depth_is_removed_with_five_descriptors(folder: Path) -> None:
     make_deep(folder)
     with few_descriptors(5):
-        remove_folder(folder, last=OWNER_FILE)
+        remove_folder(folder)
     assert not folder.exists()
 
 
@@ -113,7 +121,7 @@ def test_folders_of_any_permissions_are_removed(mode: int) -> None:
                 (path / "x").write_text("")
             for path in (inner, inner.parent, inner.parent.parent, folder):
                 path.chmod(mode << 6)
-            remove_folder(folder, last=OWNER_FILE)
+            remove_folder(folder)
 
         as_another_user(work)
         assert not folder.exists()
@@ -128,10 +136,10 @@ def test_links_are_removed_and_not_followed(folder: Path, tmp_path: Path) -> Non
     (folder / "dangling").symlink_to(tmp_path / "nowhere")
     (folder / "d").mkdir()
     (folder / "d" / "to-file").symlink_to(outside / "file")
-    remove_folder(folder, last=OWNER_FILE)
+    remove_folder(folder)
     link = tmp_path / "link"
     link.symlink_to(outside)
-    remove_folder(link, last=OWNER_FILE)
+    remove_folder(link)
     assert not folder.exists()
     assert not link.is_symlink()
     assert (outside / "file").read_text() == "mine"
@@ -145,7 +153,7 @@ def test_sockets_pipes_and_odd_names_are_removed(folder: Path) -> None:
     (folder / "a\nb").write_text("")
     (folder / os.fsdecode(b"\xff")).mkdir()
     (folder / os.fsdecode(b"\xff") / ("x" * 255)).write_text("")
-    remove_folder(folder, last=OWNER_FILE)
+    remove_folder(folder)
     assert not folder.exists()
 
 
@@ -165,18 +173,18 @@ def test_what_cannot_be_removed_leaves_the_owner_and_nothing_else(
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", refuse)
         with pytest.raises(OSError, match="busy"):
-            remove_folder(folder, last=OWNER_FILE)
+            remove_folder(folder)
     assert {path.name for path in folder.rglob("*")} == {OWNER_FILE, "d", "stays"}
-    remove_folder(folder, last=OWNER_FILE)
+    remove_folder(folder)
     assert not folder.exists()
 
 
 def test_an_owner_that_was_replaced_by_a_folder_is_removed_too(folder: Path) -> None:
     (folder / OWNER_FILE).unlink()
     (folder / OWNER_FILE / "d").mkdir(parents=True)
-    remove_folder(folder, last=OWNER_FILE)
+    remove_folder(folder)
     assert not folder.exists()
-    remove_folder(folder, last=OWNER_FILE)
+    remove_folder(folder)
 
 
 # A sandbox
@@ -215,7 +223,7 @@ BUBBLEWRAP_STEPS = (
 STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
     "local": (
         *PROCESS_STEPS,
-        (ProcessTable, "read"),
+        (signals_module, "living_members"),
         (ProcessSignaller, "kill"),
         (ProcessResources, "release"),
     ),

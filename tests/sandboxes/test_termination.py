@@ -12,8 +12,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 from tests.driver.peer import until
+from tests.probe.leftovers import processes_by_sandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -32,10 +32,11 @@ async def test_pytest_that_is_ended_leaves_no_process_of_a_sandbox(
         process = await anyio.open_process(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
     async with process:
         await until(ready.exists)
-        assert len(sandboxes_with_processes(owner)) == 2
+        (sandboxes,) = (tmp_path / "here").glob("**/sandboxes")
+        assert len(processes_by_sandbox(sandboxes)) == 2
         process.send_signal(signal_number)
         await process.wait()
-    await until(lambda: not sandboxes_with_processes(owner))
+    await until(lambda: not processes_by_sandbox(sandboxes))
     is_orderly = signal_number is signal.SIGTERM
     assert ("KeyboardInterrupt" in (tmp_path / "log").read_text()) == is_orderly
     assert (list((tmp_path / "here").glob("**/sandboxes/*")) == []) == is_orderly

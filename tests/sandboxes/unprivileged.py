@@ -30,7 +30,6 @@ from decathlon_mcp.sandboxes.conformance import (
     streams,
 )
 from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
-from decathlon_mcp.sandboxes.processes.table import sandboxes_with_processes
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
 
 USER = 1_000_000
@@ -55,8 +54,7 @@ async def main(kind: str, image: str, folder: Path) -> None:
     sandboxes = folder / "sandboxes"
 
     async def resources() -> Collection[str]:
-        processes = sandboxes_with_processes(provider_type.label(owner))
-        return [*processes, *(path.name for path in sandboxes.glob("*"))]
+        return [path.name for path in sandboxes.glob("*")]
 
     async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
         raise NotImplementedError

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from decathlon_mcp.sandboxes.base import LimitName, Limits
+from decathlon_mcp.storage.disk import read_kernel_file
 
 CONTROLLERS: Final[Mapping[LimitName, str]] = {"memory": "memory", "cpus": "cpu", "pids": "pids"}
 REMOVE_SECONDS = 5.0
@@ -47,8 +48,8 @@ class Hierarchies:
     def of_this_process(cls, process: Path = Path("/proc/self")) -> Self:
         """Look for groups in which this process may create others. Creates and removes one in each."""
         try:
-            groups = list(_own_groups((process / "cgroup").read_text("utf-8", "replace")))
-            mounts = list(_mounts((process / "mountinfo").read_text("utf-8", "replace")))
+            groups = list(_own_groups(read_kernel_file(process / "cgroup")))
+            mounts = list(_mounts(read_kernel_file(process / "mountinfo")))
         except OSError:
             return cls({})
         found: dict[LimitName, Path] = {}
@@ -77,6 +78,17 @@ class Hierarchies:
     def group(self, name: str) -> Group:
         """The group of a sandbox, which may not exist."""
         return Group({parent / name for parent in self.by_limit.values()})
+
+
+def is_group(folder: Path, name: str, process: Path = Path("/proc/self")) -> bool:
+    """Whether a path is that of a control group with this name, which may not exist any more."""
+    if folder.name != name or ".." in folder.parts:
+        return False
+    try:
+        mounts = list(_mounts(read_kernel_file(process / "mountinfo")))
+    except OSError:
+        return False
+    return any(folder.is_relative_to(mount.path) for mount in mounts)
 
 
 class Group:
@@ -112,7 +124,7 @@ class Group:
         for folder in self.folders:
             for name in ("memory.events", "memory.oom_control"):
                 with suppress(OSError):
-                    fields = (line.split() for line in (folder / name).read_text("ascii").splitlines())
+                    fields = (line.split() for line in read_kernel_file(folder / name).splitlines())
                     if any(field[0] == "oom_kill" and int(field[1]) > 0 for field in fields):
                         return True
         return False
@@ -197,9 +209,9 @@ def _passes_on(group: Path, controller: str) -> bool:
     """Whether groups in this one have the controller. Tries to switch it on."""
     file = group / "cgroup.subtree_control"
     try:
-        if controller in file.read_text("ascii").split():
+        if controller in read_kernel_file(file).split():
             return True
-        if controller not in (group / "cgroup.controllers").read_text("ascii").split():
+        if controller not in read_kernel_file(group / "cgroup.controllers").split():
             return False
         _write(file, f"+{controller}")
     except OSError:

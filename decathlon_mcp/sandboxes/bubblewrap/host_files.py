@@ -1,7 +1,8 @@
 """This machine's own programs as the root file system of a sandbox: /usr, parts of /etc, the server's Python.
 
 Whatever else the machine has is absent: homes, the state folder, /run, /opt, /srv, /sys. Folders that may
-contain answers, and lie in one of those that are there, are replaced by empty ones.
+contain answers, and lie in one of those that are there, are replaced by empty ones, and so are their
+repositories. Lists with hashes of their files are replaced by others (`answer_traces`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from pathlib import Path, PurePosixPath
 from typing import Self
 
+from decathlon_mcp.sandboxes.bubblewrap.answer_traces import find_traces, repositories_of
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import DEFAULT_PATH
 from decathlon_mcp.sandboxes.bubblewrap.mount_view import closed_parent
 from decathlon_mcp.sandboxes.bubblewrap.mounts import (
@@ -47,6 +49,10 @@ PYTHON_ETC = "python*"
 """Debian's Python has a part of its library there."""
 RESOLVER = "resolv.conf"
 """Only with a network. In one of the sandbox's own, without the machine's name servers."""
+PYTHON_FILES = (*("bin", "include", "lib", "lib32", "lib64", "libexec", "share", "ssl", "pyvenv.cfg"),)
+"""In the folder of a Python or a virtual environment: programs, libraries and their data."""
+PYTHONS_IN_USR = ("lib*/python*", "local/lib*/python*")
+"""Where packages of the system's Pythons are."""
 PASSED_VARIABLES = ("LANG", "LANGUAGE", "TZ")
 PASSED_PREFIX = "LC_"
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -59,21 +65,24 @@ _HIDDEN_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class HostFiles:
-    """See `mounts.RootFiles`.
+    """See `mounts.RootFiles`."""
 
-    `prefixes`: folders of the Python that runs the server, and of the one that its virtual environment is
-    made of, and others that are shown. `hidden`: folders that are empty inside, if they are there at all.
-    `nameserver`: that of a network of the sandbox's own. `certificates`: files and folders that variables
-    name. `hosts`: the content of /etc/hosts.
-    """
-
-    prefixes: tuple[Path, ...]
+    reached: tuple[Path, ...]
+    """Folders outside of /usr that the sandbox's user must be able to enter."""
+    shown: tuple[Path, ...]
+    """Files and folders outside of /usr that are there inside; none lies in another."""
     hidden: tuple[Path, ...]
+    """Folders that are empty inside."""
+    replaced: Mapping[Path, bytes]
+    """Files with another content inside."""
     environment: Mapping[str, str]
     has_network: bool = False
     nameserver: IPv4Address | None = None
+    """That of a network of the sandbox's own."""
     certificates: tuple[Path, ...] = ()
+    """Files and folders that variables name."""
     hosts: bytes = HOSTS
+    """The content of /etc/hosts."""
 
     user = HOST_USER
     owner = (0, 0)
@@ -81,44 +90,42 @@ class HostFiles:
     location = None
 
     @classmethod
-    def of_this_server(
-        cls,
-        hidden: Iterable[Path] = (),
-        *,
-        has_network: bool = False,
-        nameserver: IPv4Address | None = None,
-        shown: Sequence[Path] = (),
-        hosts: bytes = HOSTS,
-    ) -> Self:
-        """`shown`: folders that can be read besides this server's Python."""
-        prefixes = _prefixes(shown)
-        passed = {
-            name: value
-            for name, value in os.environ.items()
-            if name in PASSED_VARIABLES or name.startswith(PASSED_PREFIX)
-        }
-        certificates: dict[str, str] = {}
-        if has_network:
-            passed |= {name: value for name, value in os.environ.items() if name.lower() in PROXY_VARIABLES}
-            certificates = {
-                name: value
-                for name in CERTIFICATE_VARIABLES
-                if (value := os.environ.get(name, "")) and _is_public(Path(value))
-            }
+    def of_this_server(cls, hidden: Iterable[Path] = ()) -> Self:
+        """This machine's programs and the server's Python with its packages, without the hidden folders.
+
+        Blocks: it searches them for traces of those. Raises ProviderUnavailableError.
+        """
+        prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
         # `python3` is the server's own. Not resolved: a virtual environment is recognized by the path.
-        path = f"{Path(sys.executable).parent}:{DEFAULT_PATH}"
-        readable = (USR, *prefixes)
-        covered = {
-            folder for given in hidden for folder in (given.absolute(), given.resolve()) if folder.is_dir()
+        environment = {**_language_variables(), "PATH": f"{Path(sys.executable).parent}:{DEFAULT_PATH}"}
+        return cls(*_view(list(map(Path, prefixes)), (), hidden), environment)
+
+    @classmethod
+    def for_program(
+        cls, hidden: Iterable[Path], prefixes: Sequence[Path], folders: Sequence[Path], hosts: bytes
+    ) -> Self:
+        """This machine's programs, Pythons with their packages (`prefixes`) and folders of a program.
+
+        Of the server's Python there is the standard library. Otherwise as `of_this_server`.
+        """
+        base = map(Path, (sys.base_prefix, sys.base_exec_prefix))
+        environment = {**_language_variables(), "PATH": f"{own_python().parent}:{DEFAULT_PATH}"}
+        return cls(*_view([*base, *prefixes], folders, hidden), environment, hosts=hosts)
+
+    def with_network(self, nameserver: IPv4Address | None) -> Self:
+        """The same files for a sandbox with a network. `nameserver`: that of one of its own."""
+        proxies = {name: value for name, value in os.environ.items() if name.lower() in PROXY_VARIABLES}
+        certificates = {
+            name: value
+            for name in CERTIFICATE_VARIABLES
+            if (value := os.environ.get(name, "")) and _is_public(Path(value))
         }
-        return cls(
-            prefixes,
-            tuple(sorted(folder for folder in covered if _can_be_entered(folder, readable))),
-            {**passed, **certificates, "PATH": path},
-            has_network,
-            nameserver,
-            tuple(dict.fromkeys(map(Path, certificates.values()))),
-            hosts,
+        return replace(
+            self,
+            environment={**self.environment, **proxies, **certificates},
+            has_network=True,
+            nameserver=nameserver,
+            certificates=tuple(dict.fromkeys(map(Path, certificates.values()))),
         )
 
     def find_program(self, name: str) -> Path | None:
@@ -137,25 +144,20 @@ class HostFiles:
         for path in self.certificates:
             yield from ("--ro-bind", str(path), str(path))
         writable = [mount for mount in mounts if mount.parts[1:2] not in (("proc",), ("dev",))]
-        for prefix in self.prefixes:
-            if not any(map(PurePosixPath(prefix).is_relative_to, writable)):
-                yield from ("--ro-bind", str(prefix), str(prefix))
-        yield from self._hide(
-            [folder for folder in self.hidden if not any(map(PurePosixPath(folder).is_relative_to, writable))]
+        yield from self._mounts(
+            lambda path: not any(map(PurePosixPath(path).is_relative_to, writable)), copied
         )
 
     def mounts_in(self, folder: WritableFolder, copied: CopiedFiles) -> Iterator[str]:
-        for prefix in self.prefixes:
-            if PurePosixPath(prefix).is_relative_to(folder.path):
-                yield from ("--ro-bind", str(prefix), str(prefix))
-        yield from self._hide(
-            [hidden for hidden in self.hidden if PurePosixPath(hidden).is_relative_to(folder.path)]
-        )
+        yield from self._mounts(lambda path: PurePosixPath(path).is_relative_to(folder.path), copied)
 
-    def _hide(self, folders: Iterable[Path]) -> Iterator[str]:
-        for folder in folders:
-            yield from memory_mount(WritableFolder(PurePosixPath(folder), _HIDDEN_BYTES, 0o755))
-            yield from ("--remount-ro", str(folder))
+    def _mounts(self, is_wanted: Callable[[Path], bool], copied: CopiedFiles) -> Iterator[str]:
+        for path in filter(is_wanted, self.shown):
+            yield from bind(path, PurePosixPath(path))
+        yield from _hide(filter(is_wanted, self.hidden))
+        for path in filter(is_wanted, self.replaced):
+            content = copied.add_content(self.replaced[path])
+            yield from ("--perms", "0444", "--ro-bind-data", content, str(path))
 
     def _etc_mounts(self, copied: CopiedFiles) -> Iterator[str]:
         etc = Path("/etc")
@@ -169,7 +171,7 @@ class HostFiles:
             # Links are followed: what they lead to, such as /run, need not be there inside.
             if (etc / name).exists():
                 yield from ("--ro-bind-try", str(etc / name), str(etc / name))
-        yield from self._hide(etc / name for name in PRIVATE_KEYS if (etc / name).is_dir())
+        yield from _hide(etc / name for name in PRIVATE_KEYS if (etc / name).is_dir())
         for name, content in contents.items():
             yield from ("--perms", "0644", "--ro-bind-data", copied.add_content(content), str(etc / name))
 
@@ -189,25 +191,80 @@ def _is_public(path: Path) -> bool:
     return path.is_absolute() and path.exists() and (os.geteuid() != 0 or closed_parent(path) is None)
 
 
-def _can_be_entered(folder: Path, shown: Sequence[Path]) -> bool:
-    """Whether a folder lies in one that is shown, so that a sandbox could read it."""
-    above = [path for path in folder.parents if any(map(path.is_relative_to, shown))]
+def _can_be_entered(path: Path, shown: Sequence[Path]) -> bool:
+    """Whether a file or folder lies in what is shown, so that a sandbox could read it."""
+    above = [folder for folder in path.parents if any(map(folder.is_relative_to, shown))]
     # Root's sandboxes run as another user, who can neither read nor cover what lies in such a folder.
-    closed = os.geteuid() == 0 and not all(path.stat().st_mode & stat.S_IXOTH for path in above)
-    return any(map(folder.is_relative_to, shown)) and not closed
+    closed = os.geteuid() == 0 and not all(folder.stat().st_mode & stat.S_IXOTH for folder in above)
+    return any(map(path.is_relative_to, shown)) and not closed
 
 
-def _prefixes(shown: Sequence[Path]) -> tuple[Path, ...]:
-    """The folders of the server's Python, and `shown`, outside of /usr; those that contain others first."""
-    found: dict[Path, None] = {}
-    for name in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *shown):
-        path = Path(os.path.abspath(name))  # noqa: PTH100  (links are kept)
-        found |= dict.fromkeys((path, path.resolve()))
-    # The program of a virtual environment is a link, which may lead through others.
-    folders = [path for path in found if not path.is_relative_to(USR)]
-    folders.sort(key=lambda path: len(path.parts))
-    return tuple(
+def _hide(folders: Iterable[Path]) -> Iterator[str]:
+    for folder in folders:
+        yield from memory_mount(WritableFolder(PurePosixPath(folder), _HIDDEN_BYTES, 0o755))
+        yield from ("--remount-ro", str(folder))
+
+
+def _language_variables() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in PASSED_VARIABLES or name.startswith(PASSED_PREFIX)
+    }
+
+
+def own_python() -> Path:
+    """The Python that the server's environment is made of, by its real path."""
+    return Path(sys.executable).resolve()
+
+
+def python_files(prefix: Path) -> list[Path]:
+    """What is shown of a Python's folder or of a virtual environment; nothing else in it is."""
+    return [path for name in PYTHON_FILES if os.path.lexists(path := prefix / name)]
+
+
+def _view(
+    prefixes: Sequence[Path], folders: Sequence[Path], hidden: Iterable[Path]
+) -> tuple[tuple[Path, ...], tuple[Path, ...], tuple[Path, ...], Mapping[Path, bytes]]:
+    """Folders that must be reached, and what is shown, hidden and replaced; see `HostFiles`."""
+    pythons, others = _both_paths(prefixes), _both_paths(folders)
+    reached = _outermost(path for path in (*pythons, *others) if not path.is_relative_to(USR))
+    shown = _outermost(
         path
-        for number, path in enumerate(folders)
-        if not any(path.is_relative_to(above) for above in folders[:number])
+        for path in (*others, *(file for prefix in pythons for file in python_files(prefix)))
+        if not path.is_relative_to(USR)
     )
+    readable = (USR, *shown)
+    given = list(hidden)
+    covered = set(
+        _both_paths([*given, *(path for each in given for path in repositories_of(each.resolve()))])
+    )
+    if not covered:
+        return reached, shown, (), {}
+    of_system = [path for pattern in PYTHONS_IN_USR for path in USR.glob(pattern)]
+    inside = [path for path in pythons if path.is_relative_to(USR) and path not in (USR, USR / "local")]
+    searched = _outermost(path for path in (*shown, *of_system, *inside) if not path.is_symlink())
+    traces = find_traces(searched, covered)
+    covered |= {path for copy in traces.folders for path in (copy, *repositories_of(copy.resolve()))}
+    empty = _outermost(path for path in covered if path.is_dir() and _can_be_entered(path, readable))
+    replaced = {
+        path: content
+        for path, content in traces.files.items()
+        if _can_be_entered(path, readable) and not any(map(path.is_relative_to, empty))
+    }
+    return reached, shown, empty, replaced
+
+
+def _both_paths(folders: Iterable[Path]) -> tuple[Path, ...]:
+    """The absolute paths, each also without links: the program of a virtual environment is a link."""
+    absolute = [Path(os.path.abspath(folder)) for folder in folders]  # noqa: PTH100  (links are kept)
+    return tuple(dict.fromkeys(path for folder in absolute for path in (folder, folder.resolve())))
+
+
+def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """The paths that lie in no other one."""
+    found: list[Path] = []
+    for path in sorted(dict.fromkeys(paths), key=lambda path: len(path.parts)):
+        if not any(map(path.is_relative_to, found)):
+            found.append(path)
+    return tuple(found)

@@ -19,8 +19,9 @@ import subprocess
 from collections.abc import Collection, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
+from typing import Self
 
 from anyio import to_thread
 
@@ -48,7 +49,7 @@ from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     program_version,
 )
 from decathlon_mcp.sandboxes.bubblewrap.network import PROGRAM, OwnNetwork
-from decathlon_mcp.sandboxes.bubblewrap.resources import Host, as_user, read_status, user_of
+from decathlon_mcp.sandboxes.bubblewrap.resources import STATUS_BYTES, Host, as_user, read_status, user_of
 from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
 from decathlon_mcp.sandboxes.local import LOCAL, LocalEnvironment, check_folder
 from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
@@ -66,12 +67,13 @@ class HostProvider(NamespaceProvider):
     def __init__(self, owner: str, folder: Path, *, hidden: Collection[Path] = ()) -> None:
         super().__init__(owner, folder)
         self._hidden = tuple(hidden)
-        self._by_network: dict[bool, HostFiles] = {}
+        self._files_with_network: HostFiles | None = None
         self._environment = LocalEnvironment()
 
-    @staticmethod
-    def label(owner: str) -> str:
-        return f"{owner}.namespaces"
+    async def __aenter__(self) -> Self:
+        # A search of all files that sandboxes can read, for up to seconds: not in the event loop.
+        await to_thread.run_sync(lambda: self._files_alone)
+        return await super().__aenter__()
 
     async def environment(self, image: str | None) -> str | None:
         identity = await self._environment.identity()
@@ -79,19 +81,20 @@ class HostProvider(NamespaceProvider):
         return identity and f"{identity}.namespaces"
 
     def _files(self, spec: SandboxSpec) -> HostFiles:
-        has_network = spec.network != "none"
-        files = self._by_network.get(has_network)
-        if files is None:
-            network = self._find_host().network if has_network else None
-            files = HostFiles.of_this_server(
-                self._hidden, has_network=has_network, nameserver=network and network.nameserver
-            )
-            self._by_network[has_network] = files
-        return files
+        if spec.network == "none":
+            return self._files_alone
+        if self._files_with_network is None:
+            network = self._find_host().network
+            self._files_with_network = self._files_alone.with_network(network and network.nameserver)
+        return self._files_with_network
+
+    @cached_property
+    def _files_alone(self) -> HostFiles:
+        return HostFiles.of_this_server(self._hidden)
 
     def _find_host(self) -> Host:
         if self._host is None:
-            launcher = view_launcher(HostFiles.of_this_server().prefixes)
+            launcher = view_launcher(HostFiles.of_this_server().reached)
             network = None if why_no_own_network() else OwnNetwork.of_this_machine()
             self._host = Host(find_program(), self._hierarchies, launcher, network)
         return self._host
@@ -185,7 +188,7 @@ class IsolatedCommand:
     @property
     def first_process(self) -> ProcessId:
         """The command's process, once it runs. Raises SandboxLostError."""
-        pid = read_status(os.pread(self._status, os.fstat(self._status).st_size, 0)).get("child-pid")
+        pid = read_status(os.pread(self._status, STATUS_BYTES, 0)).get("child-pid")
         found = ProcessId.of(pid) if isinstance(pid, int) else None
         if found is None:
             raise SandboxLostError("the command in namespaces has ended")
@@ -206,7 +209,7 @@ def isolated_command(spec: SandboxSpec, files: HostFiles) -> Generator[IsolatedC
         seccomp = stack.enter_context(closing_descriptor(file_with(compile_filter())))
         opened = SandboxFiles(status, block.fileno(), seccomp)
         arguments, descriptors = bubblewrap_command(find_program(), spec, files, opened, stack)
-        launcher = [*view_launcher(files.prefixes), *as_user(user_of(files))]
+        launcher = [*view_launcher(files.reached), *as_user(user_of(files))]
         yield IsolatedCommand(launcher, [*launcher, *arguments], (*opened.descriptors, *descriptors), status)
 
 

@@ -65,7 +65,7 @@ class NamespaceProvider(ProcessProvider[BubblewrapResources, BubblewrapSandbox])
         """The files of a sandbox. Raises ImageError."""
 
     def _resources(self, owner: str, name: str) -> BubblewrapResources:
-        return BubblewrapResources(owner, name, self._folder / name, label=self.label(owner))
+        return BubblewrapResources(owner, name, self._folder / name)
 
     def _start(self, spec: SandboxSpec, resources: BubblewrapResources) -> None:
         files = self._files(spec)

@@ -34,6 +34,7 @@ from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.bubblewrap.mount_view import device_launcher
 from decathlon_mcp.sandboxes.bubblewrap.mounts import file_with
 from decathlon_mcp.sandboxes.processes.table import ProcessId
+from decathlon_mcp.storage.disk import read_kernel_file
 from decathlon_mcp.telemetry.logs import fields
 
 PROGRAM = "slirp4netns"
@@ -219,21 +220,13 @@ async def open_listeners(
 def end_helper(process_id: ProcessId) -> bool:
     """Kill a helper that another server has started; whether it has ended. Blocks."""
     try:
-        pidfd = os.pidfd_open(process_id.pid)
-    except OSError:
-        return True
-    try:
-        # Looked at after the descriptor is open: the number may belong to another process by now.
-        if ProcessId.of(process_id.pid) != process_id:
-            return True
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(END_SECONDS * 1000))
+        with process_id.opened() as pidfd:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            return bool(poll.poll(END_SECONDS * 1000))
     except ProcessLookupError:
         return True
-    finally:
-        os.close(pidfd)
 
 
 def _pipe(own: ExitStack, inherited: ExitStack) -> tuple[int, int]:
@@ -276,7 +269,7 @@ def _machine_addresses() -> list[IPv4Network]:
     found: dict[IPv4Network, None] = {}
     address = ""
     try:
-        table = Path("/proc/net/fib_trie").read_text("ascii")
+        table = read_kernel_file(Path("/proc/net/fib_trie"))
     except OSError as error:
         message = f"the addresses of this machine, to be refused, cannot be read: {error.strerror}"
         raise ProviderUnavailableError(message) from error

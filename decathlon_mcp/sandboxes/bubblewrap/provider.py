@@ -50,10 +50,6 @@ class BubblewrapProvider(NamespaceProvider):
         self._image = image
         self._images: dict[str, ImageFolder] = {}
 
-    @staticmethod
-    def label(owner: str) -> str:
-        return f"{owner}.bubblewrap"
-
     async def environment(self, image: str | None) -> str | None:
         try:
             return None if image is None else self._image_named(image).digest

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from decathlon_sandbox import wire
-
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, Limits, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.cgroups import Group, Hierarchies
+from decathlon_mcp.sandboxes.bubblewrap.cgroups import Group, Hierarchies, is_group
 from decathlon_mcp.sandboxes.bubblewrap.command import SandboxFiles, bubblewrap_command
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import SANDBOX_USER
 from decathlon_mcp.sandboxes.bubblewrap.mounts import RootFiles, file_with
@@ -28,12 +26,15 @@ from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
 from decathlon_mcp.sandboxes.processes.first_process import FirstProcess, Launch
 from decathlon_mcp.sandboxes.processes.resources import (
     LEADER_FILE,
+    RECORDS,
     ProcessResources,
     closing_descriptor,
     read_process,
+    read_record,
     write_process,
 )
 from decathlon_mcp.sandboxes.processes.table import ProcessId
+from decathlon_mcp.storage.disk import read_kernel_file
 from decathlon_mcp.types import as_object
 
 GROUPS_FILE = "groups"
@@ -44,7 +45,7 @@ HELPER_FILE = "network"
 """In a sandbox's folder: which process connects its network, as in `LEADER_FILE`."""
 _KILLED_EXIT_CODE = 137
 _CAP_SYS_RESOURCE = 1 << 24
-_STATUS_BYTES = 4096
+STATUS_BYTES = 4096
 # Joins the control groups whose files come before `--`, then executes the rest.
 _JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
 
@@ -95,7 +96,7 @@ def can_limit_processes() -> bool:
     """
     version = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
     try:
-        status = Path("/proc/self/status").read_text("utf-8", "replace")
+        status = read_kernel_file(Path("/proc/self/status"))
     except OSError:
         return False
     capabilities = int(re.findall(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)[0], 16)
@@ -105,20 +106,26 @@ def can_limit_processes() -> bool:
 def read_status(content: bytes) -> dict[str, object]:
     """What bubblewrap writes about a sandbox: JSON objects, one a line; a line that is cut is ignored."""
     values: dict[str, object] = {}
-    for line in content[:_STATUS_BYTES].splitlines():
+    for line in content[:STATUS_BYTES].splitlines():
         with suppress(ValueError):
             values |= as_object(json.loads(line)) or {}
     return values
 
 
+def _environment() -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", os.defpath)}
+
+
 class BubblewrapResources(ProcessResources):
     """The process that is started is bubblewrap's, which waits for the first process, its child.
 
-    Its environment, which is visible outside only, has the marker.
+    It is noted for the next server until that child is known.
     """
 
-    def __init__(self, owner: str, name: str, folder: Path, *, label: str) -> None:
-        super().__init__(owner, name, folder, label=label)
+    records = (*RECORDS, GROUPS_FILE, HELPER_FILE)
+
+    def __init__(self, owner: str, name: str, folder: Path) -> None:
+        super().__init__(owner, name, folder)
         self.group = Group(set())
         self._leader: ProcessId | None = None
         self._set_up: HasFileno | None = None
@@ -129,6 +136,10 @@ class BubblewrapResources(ProcessResources):
         if self._leader is None and self.process is None:
             self._leader = super().leader
         return self._leader
+
+    @property
+    def root_process(self) -> ProcessId | None:
+        return self.leader or self.monitor
 
     @property
     def monitor(self) -> ProcessId | None:
@@ -147,7 +158,7 @@ class BubblewrapResources(ProcessResources):
             launch = Launch(
                 command=(*launcher, *command),
                 cwd=Path("/"),
-                environment=self._environment,
+                environment=_environment(),
                 survives=spec.survives,
                 descriptors=descriptors,
             )
@@ -157,6 +168,8 @@ class BubblewrapResources(ProcessResources):
                 raise ProviderUnavailableError(
                     f"{launch.command[0]} cannot be started: {error.strerror}"
                 ) from error
+            if self.process.id is not None:
+                write_process(self.folder / LEADER_FILE, self.process.id)
 
     def _command(
         self, spec: SandboxSpec, root: RootFiles, host: Host, stack: ExitStack
@@ -175,10 +188,6 @@ class BubblewrapResources(ProcessResources):
             shares_network=spec.network != "none" and host.network is None,
         )
         return command, (*files.descriptors, *descriptors)
-
-    @property
-    def _environment(self) -> dict[str, str]:
-        return {"PATH": os.environ.get("PATH", os.defpath), wire.SANDBOX_VARIABLE: self.marker}
 
     def _in_group(self) -> list[str]:
         """A command line that executes the rest of it in the control group."""
@@ -200,7 +209,7 @@ class BubblewrapResources(ProcessResources):
             leader,
             hang_up=process.stderr,
             launcher=[*self._in_group(), *network.launcher, *as_user(user)],
-            environment=self._environment,
+            environment=_environment(),
         )
         if self._helper.id is not None:
             write_process(self.folder / HELPER_FILE, self._helper.id)
@@ -215,7 +224,7 @@ class BubblewrapResources(ProcessResources):
         """End what connects the network; whether it has ended. Blocks."""
         if self._helper is not None:
             return self._helper.end()
-        helper = read_process(self.folder / HELPER_FILE)
+        helper = read_process(self.folder, HELPER_FILE)
         return helper is None or end_helper(helper)
 
     def _new_file(self, name: str, stack: ExitStack) -> int:
@@ -241,7 +250,7 @@ class BubblewrapResources(ProcessResources):
         )
 
     def _create_group(self, spec: SandboxSpec, hierarchies: Hierarchies) -> None:
-        self.group = hierarchies.group(f"decathlon-{self.owner}-{self.name}")
+        self.group = hierarchies.group(self._group_name)
         # Before it exists: of a server that is killed meanwhile, the next one knows what to remove.
         (self.folder / GROUPS_FILE).write_text("".join(f"{folder}\n" for folder in self.group.folders))
         try:
@@ -289,8 +298,10 @@ class BubblewrapResources(ProcessResources):
     @property
     def _started_leader(self) -> ProcessId | None:
         """The first process, by what bubblewrap has written; None if it has not, or if that has ended."""
-        pid = self._status().get("child-pid")
-        return ProcessId.of(pid) if isinstance(pid, int) else None
+        pid, process = self._status().get("child-pid"), self.process
+        if process is None or process.id is None or not isinstance(pid, int):
+            return None
+        return process.id.child(pid)
 
     def take_back(self) -> ProcessId:
         self.group = self._recorded_group()
@@ -330,10 +341,8 @@ class BubblewrapResources(ProcessResources):
         leader, monitor = self.leader or self._started_leader, self.monitor
         if leader is None or monitor is None:
             return False
-        with suppress(OSError), closing_descriptor(os.pidfd_open(leader.pid)) as process:
-            # Looked at after the descriptor is open: the number may belong to another process by now.
-            if ProcessId.of(leader.pid) == leader:
-                signal.pidfd_send_signal(process, signal.SIGKILL)
+        with suppress(OSError):
+            leader.send(signal.SIGKILL)
         with suppress(OSError):
             # Not reaped yet, so that its number is its own. It may have been stopped with the others.
             os.kill(monitor.pid, signal.SIGCONT)
@@ -348,14 +357,13 @@ class BubblewrapResources(ProcessResources):
         return group.remove()
 
     def _recorded_group(self) -> Group:
-        try:
-            lines = (self.folder / GROUPS_FILE).read_text("utf-8").splitlines()
-        except OSError:
-            return Group(set())
-        return Group({Path(line) for line in lines})
+        lines = (read_record(self.folder, GROUPS_FILE) or "").splitlines()
+        return Group({folder for folder in map(Path, lines) if is_group(folder, self._group_name)})
+
+    @property
+    def _group_name(self) -> str:
+        return f"decathlon-{self.owner}-{self.name}"
 
     def _status(self) -> dict[str, object]:
         """What bubblewrap has written."""
-        with suppress(OSError):
-            return read_status((self.folder / STATUS_FILE).read_bytes())
-        return {}
+        return read_status((read_record(self.folder, STATUS_FILE) or "").encode())

@@ -43,6 +43,7 @@ MS_RDONLY, MS_REMOUNT, MS_BIND = 1, 32, 4096
 MNT_DETACH = 2
 PR_SET_SECCOMP, PR_CAPBSET_DROP, SECCOMP_MODE_FILTER = 22, 24, 2
 CAPSET = {"x86_64": 126, "aarch64": 91}
+STAT_BYTES, COMMAND_LINE_BYTES = 4096, 1 << 20
 STOP_SECONDS = 30
 """How long processes may take to stop; each acts on the signal when it runs next."""
 
@@ -165,7 +166,7 @@ def processes():
             continue
         try:
             with open(f"/proc/{name}/stat") as file:
-                state, parent = file.read().rpartition(")")[2].split()[:2]
+                state, parent = file.read(STAT_BYTES).rpartition(")")[2].split()[:2]
         except OSError:
             continue
         yield int(name), state, int(parent)
@@ -174,7 +175,7 @@ def processes():
 def command_line(pid):
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
+            return file.read(COMMAND_LINE_BYTES)
     except OSError:
         return b""
 

@@ -67,17 +67,13 @@ class GvisorProvider(BubblewrapProvider):
     snapshots = True
     _runsc: Path | None = None
 
-    @staticmethod
-    def label(owner: str) -> str:
-        return f"{owner}.gvisor"
-
     @property
     def unlimited(self) -> tuple[LimitName, ...]:
         # The driver limits the memory without control groups too.
         return tuple(name for name in self._hierarchies.unlimited if name == "cpus")
 
     def _resources(self, owner: str, name: str) -> GvisorResources:
-        return GvisorResources(owner, name, self._folder / name, label=self.label(owner))
+        return GvisorResources(owner, name, self._folder / name)
 
     @asynccontextmanager
     async def open(

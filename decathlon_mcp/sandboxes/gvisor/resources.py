@@ -16,6 +16,7 @@ from pathlib import Path
 
 from decathlon_sandbox import wire
 
+from decathlon_mcp.archives.folder_cursor import FolderCursor
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
@@ -28,6 +29,7 @@ from decathlon_mcp.sandboxes.gvisor.saving import open_files
 from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
 from decathlon_mcp.sandboxes.processes.table import ProcessId
 from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.storage.disk import open_regular
 
 LOG_FILE = "runsc"
 """In a sandbox's folder: what `runsc run` notes, about 2 KiB."""
@@ -43,6 +45,8 @@ since gVisor counts the processes inside itself."""
 _NAMESPACES = (("user", "user"), ("mount", "mnt"), ("pid", "pid"))
 _ENDED = re.compile(rb"Exiting with status: (\d+)\n")
 _LOG_BYTES = 4096
+_STATE_BYTES = 1 << 20
+"""Limit on the file; the sandbox's configuration is in it."""
 
 
 class GvisorResources(BubblewrapResources):
@@ -108,9 +112,12 @@ class GvisorResources(BubblewrapResources):
         Also if it has ended.
         """
         try:
-            with closing_descriptor(self.open_root()) as root:
-                path = f"/proc/self/fd/{root}/{STATE_FILE}"
-                return b'"status":"running"' in Path(path).read_bytes()
+            with closing_descriptor(self.open_root()) as root, FolderCursor(root) as cursor:
+                *folders, name = STATE_FILE.split("/")
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                folder = cursor.enter(tuple(folders))
+                with closing_descriptor(os.open(name, flags, dir_fd=folder)) as file:
+                    return b'"status":"running"' in os.read(file, _STATE_BYTES)
         except SandboxLostError:
             return True
         except OSError:
@@ -172,7 +179,7 @@ class GvisorResources(BubblewrapResources):
     @property
     def _wait_status(self) -> int | None:
         """How the first process inside has ended, see wait(2); None if runsc did not note it."""
-        with suppress(OSError), (self.folder / LOG_FILE).open("rb") as log:
+        with suppress(OSError), open_regular(self.folder / LOG_FILE) as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_BYTES))
             if found := _ENDED.search(log.read(_LOG_BYTES)):
                 return int(found[1])

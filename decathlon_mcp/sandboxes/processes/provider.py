@@ -22,14 +22,14 @@ from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.sandboxes.base import BaseProvider, SandboxSpec, check_swept
 from decathlon_mcp.sandboxes.processes.first_process import FirstProcess
 from decathlon_mcp.sandboxes.processes.resources import (
-    OWNER_FILE,
     ProcessResources,
     read_owner,
+    sandbox_owners,
     unfinished_folder_prefix,
 )
 from decathlon_mcp.sandboxes.processes.sandbox import ProcessSandbox
 from decathlon_mcp.sandboxes.processes.signals import ProcessSignaller
-from decathlon_mcp.sandboxes.processes.table import ProcessId, is_stopped, sandboxes_with_processes
+from decathlon_mcp.sandboxes.processes.table import ProcessId, is_stopped
 from decathlon_mcp.telemetry.logs import fields
 
 DELETIONS = 4
@@ -54,14 +54,6 @@ class ProcessProvider(BaseProvider, ABC, Generic[Resources, Opened]):
         # Never waited for: the clock of a deletion, which has its place by then, would already run.
         self._threads = CapacityLimiter(math.inf)
         self._signaller = ProcessSignaller()
-
-    @staticmethod
-    def label(owner: str) -> str:
-        """The owner in the marker of this provider's processes; each kind of provider has another.
-
-        One server may have several, and each must find its own sandboxes only.
-        """
-        return owner
 
     @abstractmethod
     def _resources(self, owner: str, name: str) -> Resources:
@@ -174,7 +166,8 @@ class ProcessProvider(BaseProvider, ABC, Generic[Resources, Opened]):
     async def _remove(self, resources: Resources) -> bool:
         """Kill the sandbox's processes and delete its folder; whether both are gone.
 
-        Without the processes, the folder is deleted all the same. Raises what either raises, e.g. OSError.
+        If the processes are not, the folder's content is deleted all the same, except what the next sweep
+        needs to find them. Raises what either raises, e.g. OSError.
         """
         killed = deleted = False
         try:
@@ -201,7 +194,7 @@ class ProcessProvider(BaseProvider, ABC, Generic[Resources, Opened]):
         return resources.killed
 
     async def _kill_processes(self, resources: Resources) -> bool:
-        return await self._signaller.kill(resources.process_tree)
+        return await self._signaller.kill(resources.root_process)
 
     async def _delete(self, resources: Resources) -> bool:
         with CancelScope(shield=True):
@@ -228,11 +221,12 @@ class ProcessProvider(BaseProvider, ABC, Generic[Resources, Opened]):
 
     def _orphans_of(self, owner: str, keep: set[str]) -> set[str]:
         """Names of this owner's sandboxes that this provider did not open, except `keep`."""
-        names = {file.parent.name for file in self._folder.glob(f"*/{OWNER_FILE}")}
         prefix = unfinished_folder_prefix(owner)
-        folders = {name for name in names if read_owner(self._folder / name) == owner}
-        unfinished = {path.name for path in self._folder.glob(".*") if path.name.startswith(prefix)}
-        orphans = folders | unfinished | sandboxes_with_processes(self.label(owner))
+        orphans = {
+            name
+            for name, of in sandbox_owners(self._folder).items()
+            if of == owner and _NAME.fullmatch(name.removeprefix(prefix))
+        }
         spared = self._open_names | keep
         return {name for name in orphans if name.removeprefix(prefix) not in spared}
 

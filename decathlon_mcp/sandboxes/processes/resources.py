@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from decathlon_mcp.archives.folder_cursor import open_accessible
-from decathlon_mcp.errors import BadRequestError, SandboxLostError
+from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.processes.first_process import FirstProcess
-from decathlon_mcp.sandboxes.processes.table import ProcessId, ProcessTree
+from decathlon_mcp.sandboxes.processes.table import ProcessId, is_alive
 
 OWNER_FILE = "owner"
 """In a sandbox's folder: the owner of the provider that opened it."""
 LEADER_FILE = "leader"
 """In a sandbox's folder: which process is the first one, as `<pid> <started_ticks> <boot id>`."""
+RECORDS = (OWNER_FILE, LEADER_FILE)
+"""Files that the next server needs to find what is left of a sandbox."""
+RECORD_BYTES = 16 << 10
+"""Limit on such a file; what runs in a sandbox without isolation can replace it."""
+MAX_FOLDERS = 1 << 16
+"""Entries that are read of a folder of sandboxes: far more than sandboxes that a machine can run."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _NO_FOLDER = frozenset({errno.ENOTDIR, errno.ELOOP})
 
-# The driver's environment, which has its sandbox's marker, can be read by root alone. Another server that
-# removes what a dead one left must find a driver that is stopped, and so did not end with its server.
-
 
 class ProcessResources:
-    """What one sandbox occupies on the machine: processes and a folder, any of which may be missing.
+    """What one sandbox occupies on the machine: processes and a folder, any of which may be missing."""
 
-    `label`: stands for the owner in the marker of its processes, see `ProcessProvider.label`.
-    """
+    records = RECORDS
 
-    def __init__(
-        self, owner: str, name: str, folder: Path, *, label: str, subfolders: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, owner: str, name: str, folder: Path, *, subfolders: tuple[str, ...] = ()) -> None:
         """`subfolders`: created in the sandbox's folder."""
         self.owner = owner
-        self.label = label
         self.name = name
         self.folder = folder
         self._subfolders = subfolders
@@ -50,25 +50,27 @@ class ProcessResources:
         """Whether the processes could be killed; None before it was tried."""
 
     @property
-    def marker(self) -> str:
-        """Value of `wire.SANDBOX_VARIABLE` in the environment of its processes."""
-        return f"{self.label}/{self.name}"
-
-    @property
     def leader(self) -> ProcessId | None:
         """The first process; None if it is not known."""
-        return read_process(self.folder / LEADER_FILE) if self.process is None else self.process.id
+        return read_process(self.folder, LEADER_FILE) if self.process is None else self.process.id
 
     @property
-    def process_tree(self) -> ProcessTree:
-        return ProcessTree(self.label, self.name, self.leader)
+    def root_process(self) -> ProcessId | None:
+        """The process that all others of the sandbox descend from, as far as it is known."""
+        return self.leader
 
     def create_folders(self) -> None:
-        """Create the folder with its contents. Raises BadRequestError if there is already one."""
+        """Create the folder with its contents.
+
+        Raises BadRequestError if there is already one, ProviderUnavailableError.
+        """
+        self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _own_folder(self.folder.parent):
+            pass
         # Complete when it gets its name: of a server that is killed meanwhile, the owner of every folder is
         # known.
         new = self.folder.with_name(unfinished_folder_prefix(self.owner) + self.name)
-        new.mkdir(parents=True)
+        new.mkdir(mode=0o700)
         (new / OWNER_FILE).write_text(self.owner, "utf-8")
         for name in self._subfolders:
             (new / name).mkdir()
@@ -83,7 +85,7 @@ class ProcessResources:
 
         Raises SandboxLostError if that has ended.
         """
-        leader = read_process(self.folder / LEADER_FILE)
+        leader = read_process(self.folder, LEADER_FILE)
         if leader is None:
             raise SandboxLostError(f"nothing is left of the sandbox {self.name}")
         self.process = FirstProcess.take_back(leader, self.folder)
@@ -100,7 +102,8 @@ class ProcessResources:
     def delete(self) -> bool:
         """Reap the first process, release the rest and delete the folder, after the processes were killed.
 
-        Returns whether all is gone. Raises OSError. Blocks.
+        Returns whether all is gone. If the processes could not be killed, what the next server needs to find
+        them stays. Raises OSError, ProviderUnavailableError. Blocks.
         """
         try:
             if self.process is not None:
@@ -109,7 +112,8 @@ class ProcessResources:
             gone = self.release()
             if gone:
                 # If some file cannot be deleted now, a later sweep finds the folder by the owner's.
-                remove_folder(self.folder, last=OWNER_FILE)
+                with _own_folder(self.folder.parent) as parent:
+                    remove_folder(self.folder.name, parent, last=self.records, keep_last=not self.killed)
         return gone
 
 
@@ -118,14 +122,81 @@ def unfinished_folder_prefix(owner: str) -> str:
     return f".{owner}."
 
 
+def sandbox_owners(folder: Path) -> dict[str, str]:
+    """The owner of each sandbox whose folder this user has made in this one, by its name.
+
+    An unfinished folder has a name of its own, which says the owner. Raises ProviderUnavailableError. Blocks.
+    """
+    found: dict[str, str] = {}
+    try:
+        with _own_folder(folder) as parent, os.scandir(parent) as entries:
+            for entry in itertools.islice(entries, MAX_FOLDERS):
+                if entry.name.startswith("."):
+                    found[entry.name] = entry.name[1:].rpartition(".")[0]
+                elif (owner := _read_record(parent, entry.name, OWNER_FILE)) is not None:
+                    found[entry.name] = owner
+    except FileNotFoundError:
+        pass  # no sandbox was opened yet
+    return found
+
+
+def living_sandboxes(folder: Path, owner: str) -> dict[str, bool]:
+    """The sandboxes of an owner in a folder: whether the first process of each is alive, by name.
+
+    Raises ProviderUnavailableError. Blocks.
+    """
+    return {
+        name: is_alive(read_process(folder / name, LEADER_FILE))
+        for name, of in sandbox_owners(folder).items()
+        if of == owner
+    }
+
+
 def read_owner(folder: Path) -> str | None:
     """Owner of the sandbox in a folder; None if there is no sandbox."""
-    # Another server that uses this folder may remove its sandbox meanwhile, and what runs in a sandbox
-    # without isolation can replace the file.
+    return read_record(folder, OWNER_FILE)
+
+
+def read_record(folder: Path, name: str) -> str | None:
+    """A file that a server has written into a sandbox's folder; None if it is missing, or is none of those.
+
+    Raises ProviderUnavailableError.
+    """
     try:
-        return (folder / OWNER_FILE).read_text("utf-8", "replace")
+        with _own_folder(folder.parent) as parent:
+            return _read_record(parent, folder.name, name)
     except OSError:
         return None
+
+
+def _read_record(parent: int, folder: str, name: str) -> str | None:
+    # Another server that uses this folder may remove its sandbox meanwhile, and what runs in a sandbox
+    # without isolation can put anything in the place of the file.
+    try:
+        with closing_descriptor(open_accessible(folder, _FOLDER_FLAGS, parent, 0o700)) as own:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with closing_descriptor(os.open(name, flags, dir_fd=own)) as file:
+                status = os.fstat(file)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.fstat(own).st_uid == os.geteuid():
+                    return os.read(file, RECORD_BYTES).decode("utf-8", "replace")
+    except OSError:
+        pass
+    return None
+
+
+@contextmanager
+def _own_folder(folder: Path) -> Generator[int]:
+    """A descriptor of a folder in which nobody but this user, or root, can have put anything.
+
+    Raises OSError, ProviderUnavailableError.
+    """
+    with closing_descriptor(os.open(folder, _FOLDER_FLAGS)) as descriptor:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise ProviderUnavailableError(
+                f"{folder} must belong to the server's user, and others must not be able to write to it"
+            )
+        yield descriptor
 
 
 def write_process(file: Path, process: ProcessId) -> None:
@@ -134,12 +205,16 @@ def write_process(file: Path, process: ProcessId) -> None:
     file.write_text(f"{process.pid} {process.started_ticks} {boot_id}", "utf-8")
 
 
-def read_process(file: Path) -> ProcessId | None:
-    """The process that another server noted; None if the file is missing or of an earlier boot."""
+def read_process(folder: Path, name: str) -> ProcessId | None:
+    """The process that a server noted in a sandbox's folder; None if it did not, or in an earlier boot.
+
+    Raises ProviderUnavailableError.
+    """
+    record = read_record(folder, name)
     try:
-        pid, started_ticks, boot_id = file.read_text("utf-8").split()
+        pid, started_ticks, boot_id = (record or "").split()
         process = ProcessId(int(pid), int(started_ticks))
-        return process if boot_id == _BOOT_ID.read_text("utf-8").strip() else None
+        return process if boot_id == _BOOT_ID.read_text("utf-8").strip() and process.pid > 0 else None
     except (OSError, ValueError):
         return None
 
@@ -153,29 +228,34 @@ def closing_descriptor(descriptor: int) -> Generator[int]:
         os.close(descriptor)
 
 
-def remove_folder(folder: Path, *, last: str) -> None:
-    """Remove a folder and everything in it; `last` in it only when everything else is gone.
+def remove_folder(name: str, parent: int, *, last: Collection[str], keep_last: bool = False) -> None:
+    """Remove a folder of this user and everything in it; `last` in it only when everything else is gone.
+
+    `parent`: a descriptor of the folder that it is in. `keep_last`: the folder and `last` in it stay.
 
     No link is followed, and folders without permissions get them. It needs five descriptors, however deep the
     folders lie. An entry that cannot be removed does not keep the others from it. A missing folder is no
     error. Raises the first OSError. Blocks.
     """
-    with closing_descriptor(os.open(folder.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as parent:
-        try:
-            top = _open_folder(folder.name, parent)
-        except FileNotFoundError:
+    try:
+        top = _open_folder(name, parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in _NO_FOLDER:
+            raise
+        os.unlink(name, dir_fd=parent)
+        return
+    with closing_descriptor(top):
+        if os.fstat(top).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "the folder belongs to another user", name)
+        removal = _Removal(top)
+        removal.run(spared=last)
+        if keep_last:
             return
-        except OSError as error:
-            if error.errno not in _NO_FOLDER:
-                raise
-            os.unlink(folder.name, dir_fd=parent)
-            return
-        with closing_descriptor(top):
-            removal = _Removal(top)
-            removal.run(spared=last)
-            removal.run()
-        with suppress(FileNotFoundError):
-            os.rmdir(folder.name, dir_fd=parent)
+        removal.run()
+    with suppress(FileNotFoundError):
+        os.rmdir(name, dir_fd=parent)
 
 
 class _Removal:
@@ -192,7 +272,7 @@ class _Removal:
         self._moved = 0
         self._error: OSError | None = None
 
-    def run(self, spared: str | None = None) -> None:
+    def run(self, spared: Collection[str] = ()) -> None:
         """Remove every entry but `spared`. Raises the first OSError, after all have been tried."""
         self._empty(self._top, spared)
         while self._pending:
@@ -208,9 +288,9 @@ class _Removal:
         if self._error is not None:
             raise self._error
 
-    def _empty(self, folder: int, spared: str | None = None) -> None:
+    def _empty(self, folder: int, spared: Collection[str] = ()) -> None:
         for name in os.listdir(folder):
-            if name == spared:
+            if name in spared:
                 continue
             try:
                 self._remove(name, folder)

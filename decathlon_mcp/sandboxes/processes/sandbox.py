@@ -34,7 +34,6 @@ class ProcessSandbox:
         assert resources.process is not None
         self.spec = spec
         self._process = resources.process
-        self._process_tree = resources.process_tree
         self._resources = resources
         self._signaller = signaller
         self._threads = CapacityLimiter(4)
@@ -68,7 +67,7 @@ class ProcessSandbox:
 
     async def _stop_processes(self) -> bool:
         """Stop all processes; whether they have."""
-        return await self._signaller.stop(self._process_tree)
+        return await self._signaller.stop(self._resources.root_process)
 
     async def cause_of_end(self) -> str | None:
         if self._process.stream.ended.is_set():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterable, Sequence
@@ -11,80 +10,74 @@ from dataclasses import dataclass, field
 import anyio
 from anyio import CapacityLimiter, to_thread
 
-from decathlon_mcp.sandboxes.processes.table import ProcessId, ProcessTable, ProcessTree
+from decathlon_mcp.sandboxes.processes.table import ProcessId, living_members
 
 SIGNAL_SECONDS = 5.0
 """How long the processes of one sandbox may take to stop or end, from the first signal sent to them."""
 STOP_FIRST_SECONDS = 1.0
 """How long a sandbox's processes may take to stop before they are killed as they are."""
-UNDECIDED_SECONDS = 0.1
-"""How long processes are looked at again that may have a marker which cannot be read at this moment."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     """Stopping, or killing, the processes of one sandbox.
 
-    `done` is None as long as it is not decided; `woken` is set then, or when the task that waits for it is
-    to make the rounds.
+    `root`: its first process. `done` is None as long as it is not decided; `woken` is set then, or when the
+    task that waits for it is to make the rounds.
     """
 
-    tree: ProcessTree
+    root: ProcessId | None
     kill: bool
     done: bool | None = None
     woken: anyio.Event = field(default_factory=anyio.Event)
     round_count: int = 0
     started_at: float = 0.0
-    empty_since: float | None = None
     known: set[ProcessId] = field(default_factory=set[ProcessId])
     stop_sent: set[ProcessId] = field(default_factory=set[ProcessId])
 
-    def advance(self, table: ProcessTable, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Send the signals that are due, and decide whether the job is done."""
         self.started_at = self.started_at or now
         self.round_count += 1
-        members = table.members(self.tree, self.known)
+        members = living_members(self.root, self.known)
         self.known |= members.keys()
-        # An uninterruptible process acts on the signal before it can do anything else.
-        active = [
+        # A process acts on the signal before it can start another one, and an uninterruptible process before
+        # it can do anything else.
+        unstopped = [
             process_id
             for process_id, process in members.items()
-            if self.kill
-            or not (process.stopped or (process.uninterruptible and process_id in self.stop_sent))
+            if not (
+                process.stopped or (process_id in self.stop_sent and (self.kill or process.uninterruptible))
+            )
         ]
-        if not active:
-            self.empty_since = self.empty_since or now
-            if not table.has_undecided or now - self.empty_since > UNDECIDED_SECONDS:
-                self.done = True
-            return
-        self.empty_since = None
-        if now - self.started_at > SIGNAL_SECONDS:
+        if not (members if self.kill else unstopped):
+            self.done = True
+        elif now - self.started_at > SIGNAL_SECONDS:
             self.done = False
-            return
-        unstopped = [process_id for process_id in active if process_id not in self.stop_sent]
         # All are stopped before one is killed: a stopped process cannot start others meanwhile.
-        if not self.kill or (unstopped and now - self.started_at < STOP_FIRST_SECONDS):
-            _send(signal.SIGSTOP, active)
-            self.stop_sent.update(active)
+        elif not self.kill or (unstopped and now - self.started_at < STOP_FIRST_SECONDS):
+            _send(signal.SIGSTOP, unstopped)
+            self.stop_sent.update(unstopped)
         else:
-            _send(signal.SIGKILL, members)
+            # The first process is the last: it adopts what loses its parent.
+            _send(signal.SIGKILL, members.keys() - {self.root} or members)
 
 
 class ProcessSignaller:
-    """Stops and kills the processes of sandboxes. One table of the machine's processes serves all at once."""
+    """Stops and kills the processes of sandboxes, in one thread for all of them."""
 
     def __init__(self) -> None:
         self._jobs: list[_Job] = []
         self._leader: _Job | None = None
         self._thread = CapacityLimiter(1)
 
-    async def stop(self, tree: ProcessTree) -> bool:
+    async def stop(self, root: ProcessId | None) -> bool:
         """Stop all processes (SIGSTOP), including those that are forked meanwhile; whether they have."""
-        return await self._run(_Job(tree, kill=False))
+        return await self._run(_Job(root, kill=False))
 
-    async def kill(self, tree: ProcessTree) -> bool:
+    async def kill(self, root: ProcessId | None) -> bool:
         """Kill all processes; whether they are gone within `SIGNAL_SECONDS`."""
-        return await self._run(_Job(tree, kill=True))
+        return await self._run(_Job(root, kill=True))
 
     async def _run(self, job: _Job) -> bool:
         # One waiting task makes the rounds for all jobs. Several hundred sandboxes that end together take
@@ -113,19 +106,18 @@ class ProcessSignaller:
                 job.woken.set()
         round_count = min((job.round_count for job in self._jobs if job.done is None), default=None)
         if round_count is not None:
-            # Most processes are gone after the first round; the table of all takes milliseconds to read.
+            # Most processes are gone after a few rounds.
             await anyio.sleep(min(0.002 * 2 ** min(round_count, 10), 0.05))
 
 
 def _advance(jobs: Sequence[_Job]) -> None:
-    table, now = ProcessTable.read(), time.monotonic()
     for job in jobs:
-        job.advance(table, now)
+        job.advance(time.monotonic())
 
 
 def _send(number: signal.Signals, processes: Iterable[ProcessId]) -> None:
     for process in processes:
         try:
-            os.kill(process.pid, number)
+            process.send(number)
         except (ProcessLookupError, PermissionError):
             continue

@@ -1,0 +1,153 @@
+"""Lines whose check sums follow from each other: what is lost, torn, doubled or foreign is noticed."""
+
+from __future__ import annotations
+
+import pytest
+from decathlon_sandbox import wire
+from decathlon_sandbox.lines import (
+    DAMAGED,
+    NONCE_DIGITS,
+    OVERLONG,
+    Control,
+    Lines,
+    attach_line,
+    attached_line,
+    body_of_ids,
+    ids_of_body,
+    refused_line,
+)
+from decathlon_sandbox.requests import UsedIds
+from hypothesis import given
+from hypothesis import strategies as st
+
+NONCE, OTHER = b"0" * NONCE_DIGITS, b"f" * NONCE_DIGITS
+BODIES = [b'{"a":1}', b"done 1 2", b"{}", b"x" * 500]
+
+
+def pair(max_bytes: int = 1000) -> tuple[Lines, Lines]:
+    """A writer and a reader of one attachment."""
+    writer, reader = Lines(max_bytes), Lines(max_bytes)
+    writer.begin_writing(NONCE)
+    reader.begin_reading(NONCE)
+    return writer, reader
+
+
+def test_bodies_arrive_in_order_in_whatever_parts() -> None:
+    for size in (1, 2, 7, 50, 10_000):
+        writer, reader = pair()
+        data = b"".join(writer.frame(body) for body in BODIES)
+        received = [
+            line for start in range(0, len(data), size) for line in reader.receive(data[start : start + size])
+        ]
+        assert received == BODIES
+
+
+@given(st.integers(0, 3), st.sampled_from(["lost", "doubled", "torn", "changed"]), st.integers(1, 500))
+def test_line_that_is_not_as_it_was_written_is_noticed_at_the_next_one(
+    index: int, fault: str, position: int
+) -> None:
+    writer, reader = pair()
+    lines = [writer.frame(body) for body in [*BODIES, b"last"]]
+    line = lines[index]
+    position %= len(line) - 1
+    changed = {
+        "lost": [],
+        "doubled": [line, line],
+        "torn": [line[:position]],
+        "changed": [line[:position] + bytes([line[position] ^ 1]) + line[position + 1 :]],
+    }[fault]
+    received = [*reader.receive(b"".join([*lines[:index], *changed, *lines[index + 1 :], b"\n"]))]
+    expected = [*BODIES, b"last"]
+    if fault == "doubled":
+        # Nothing is missing, but it is noticed.
+        assert received == [*expected[: index + 1], DAMAGED, *expected[index + 1 :]]
+    else:
+        assert received[:index] == expected[:index]
+        assert set(received[index:]) == {DAMAGED}
+
+
+def test_lines_of_another_attachment_are_damaged() -> None:
+    writer, reader = pair()
+    writer.begin_writing(OTHER)
+    assert [*reader.receive(writer.frame(b"{}"))] == [DAMAGED]
+
+
+def test_nothing_but_control_lines_is_read_before_the_attachment() -> None:
+    writer, reader = Lines(1000), Lines(1000)
+    writer.begin_writing(NONCE)
+    (control,) = reader.receive(b"torn" + attach_line(NONCE, 3, 6, 60) + writer.frame(b"{}"))
+    assert isinstance(control, Control)
+    assert (control.kind, control.nonce, control.numbers) == (b"attach", NONCE, [3, 6, 60])
+
+
+def test_reading_can_begin_in_the_middle_of_what_has_arrived() -> None:
+    writer, reader = Lines(1000), Lines(1000)
+    writer.begin_writing(NONCE)
+    received: list[bytes | Control] = []
+    for line in reader.receive(attached_line(NONCE, 6) + writer.frame(b"one") + writer.frame(b"two")):
+        received.append(line)
+        if isinstance(line, Control):
+            reader.begin_reading(line.nonce)
+    assert received[1:] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("size", [7, 100_000])
+def test_line_over_the_limit_is_reported_once_and_takes_no_memory(size: int) -> None:
+    _, reader = pair(max_bytes=100)
+    data = b"x" * 10_000 + b"\n" + refused_line(NONCE, 7)
+    received = [
+        line for start in range(0, len(data), size) for line in reader.receive(data[start : start + size])
+    ]
+    assert received[0] == OVERLONG
+    assert isinstance(received[1], Control)
+    assert len(received) == 2
+
+
+@pytest.mark.parametrize("nonce", [b"", b"0" * 31, b"G" * 32, b"0" * 33])
+def test_nonce_of_another_form_is_refused(nonce: bytes) -> None:
+    with pytest.raises(ValueError, match="32 hexadecimal digits"):
+        attach_line(nonce, 1, wire.VERSION, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"attach",
+        b"00000000 attach " + NONCE + b" 1 2 3",
+        attach_line(NONCE, 1, 2, 3).strip()[:-1],
+        attach_line(NONCE, 1, 2, 3).strip() + b" 4",
+    ],
+)
+def test_control_line_that_is_not_intact_is_none(line: bytes) -> None:
+    assert [*Lines(1000).receive(line + b"\n")] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "ids"),
+    [
+        (b"done", []),
+        (b"done 1 22", [1, 22]),
+        (b"done  1", None),
+        (b"done x", None),
+        (b"done -1", None),
+        (b"done " + b"9" * 40, None),
+        (b"doner 1", None),
+        (b"pending 1", None),
+        (b"", None),
+    ],
+)
+def test_ids_are_numbers_after_their_kind(body: bytes, ids: list[int] | None) -> None:
+    assert ids_of_body(body, b"done") == ids
+    if ids is not None:
+        assert body_of_ids(b"done", ids) == body
+
+
+@given(st.lists(st.integers(0, 40)))
+def test_used_ids_are_a_set(numbers: list[int]) -> None:
+    used, model = UsedIds(), set[int]()
+    for number in numbers:
+        assert used.add(number) == (number not in model)
+        model.add(number)
+        assert [number for number in range(42) if number in used] == sorted(model)
+    assert used._firsts == sorted(number for number in model if number - 1 not in model)  # pyright: ignore[reportPrivateUsage]
+    assert used._lasts == sorted(number for number in model if number + 1 not in model)  # pyright: ignore[reportPrivateUsage]

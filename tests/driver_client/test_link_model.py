@@ -1,0 +1,37 @@
+"""The link over a wire that breaks in every way, with the driver's own end at the other side."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from decathlon_mcp.driver_client import stream as stream_module
+from tests.driver_client.link_model import SERVERS, quicken, run_model
+
+pytestmark = pytest.mark.anyio
+BOUND_SECONDS = 300.0
+"""For a busy machine; ten thousand calls take eight seconds of processor time."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ATTACH_SECONDS", "ANSWER_SECONDS", "REOPEN_SECONDS"):
+        monkeypatch.setattr(stream_module, name, getattr(stream_module, name))
+    for name in ("READ_BYTES_PER_SECOND", "READ_BYTES_BURST"):
+        monkeypatch.setattr(stream_module, name, getattr(stream_module, name))
+    quicken()
+
+
+@pytest.mark.parametrize(
+    ("seed", "calls"), [(1, 1_000), pytest.param(2, 10_000, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+async def test_each_call_runs_once_and_has_its_reply(seed: int, calls: int) -> None:
+    with anyio.fail_after(BOUND_SECONDS):
+        counts = await run_model(seed, calls)
+    assert counts.twice == []
+    assert counts.wrong == []
+    assert counts.servers == SERVERS
+    assert counts.calls >= calls - SERVERS
+    assert counts.cuts > calls / 100
+    assert counts.lost_pieces > counts.cuts
+    assert counts.cancelled > 0

@@ -1,0 +1,28 @@
+"""Program for tests: opens and removes a sandbox, sweeps, and prints by how many MiB its memory has grown."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import anyio
+
+from decathlon_mcp.sandboxes.inventory import process_inventories
+from tests.sandboxes.conftest import local_bench
+
+
+async def main(folder: Path) -> None:
+    bench = local_bench("test-peak", folder)
+    async with bench.provider:
+        async with bench.provider.open(bench.spec()):
+            before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        await bench.provider.sweep(bench.owner)
+        for inventory in process_inventories(folder):
+            await inventory.sandboxes(bench.owner)
+    after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sys.stdout.write(f"{(after_kib - before_kib) >> 10}\n")
+
+
+if __name__ == "__main__":
+    anyio.run(main, Path(sys.argv[1]))
