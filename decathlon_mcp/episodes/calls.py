@@ -155,7 +155,7 @@ class EpisodeCalls:
         self._attach(call, waiter, digest)
         return call
 
-    async def find(self, keys: RequestKeys, waiter: Waiter) -> RunningCall | int | None:
+    async def find(self, keys: RequestKeys, waiter: Waiter | None = None) -> RunningCall | int | None:
         """The call of a request that has come before, for `reply_of`; None if it was not accepted."""
         await self._known.wait()
         call = self._operations.known(keys)

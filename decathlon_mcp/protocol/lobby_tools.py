@@ -81,7 +81,7 @@ _KINDS = {
 """What JSON calls the types in the names of pydantic's faults."""
 _FAULTS = {
     "missing": "is required",
-    "extra_forbidden": "there is no such argument",
+    "extra_forbidden": "is not known",
     "literal_error": "must be one of {expected}",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
@@ -98,11 +98,16 @@ def _fault_text(fault: ErrorDetails) -> str:
     """A fault without the words of Python: clients of all languages read it."""
     kind, context = fault["type"], fault.get("ctx", {})
     if (text := _FAULTS.get(kind)) is not None:
-        return text.format_map(context)
+        return text.format_map({name: _plain(value) for name, value in context.items()})
     if (expected := _KINDS.get(kind.partition("_")[0])) is not None and kind != "string_unicode":
         return f"must be {expected}"
     message = fault["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]
+
+
+def _plain(value: object) -> object:
+    """A limit as JSON has it: 1 and not 1.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _shown(part: int | str) -> str:

@@ -35,7 +35,6 @@ from decathlon_mcp.protocol.messages import (
     OPERATION_KEY,
     PROGRESS_TOKEN,
     SESSIONLESS_VERSIONS,
-    SET_LEVEL,
     Kind,
     McpError,
     Message,

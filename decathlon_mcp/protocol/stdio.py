@@ -207,7 +207,7 @@ class LineServer:
             await self._send(error_message(McpError(INVALID_REQUEST, problem), request_id))
 
     async def _prepare(self, line: bytes, *, in_batch: bool = False) -> LineRequest | bytes | None:
-        """A request to serve, the answer to one that was refused or served, or None for what has no answer."""
+        """A request to serve, the answer to one that was refused or served, or None for no answer."""
         request_id = None
         try:
             message = read_line(line)

@@ -407,7 +407,7 @@ async def test_progress_is_under_the_token_of_the_request_that_asked_for_it(
     async with serving(tmp_path, tools) as served:
         session = await at_episode(http, served)
         meta = {"progressToken": "mine", "decathlon/operation": "one"}
-        params = {"name": "probe__slow", "arguments": {}, "_meta": meta}
+        params: dict[str, Any] = {"name": "probe__slow", "arguments": {}, "_meta": meta}
         message = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
         async with http.stream("POST", session.url, json=message, headers=session.headers) as stream:
             lines = aiter(stream.aiter_lines())
@@ -416,7 +416,7 @@ async def test_progress_is_under_the_token_of_the_request_that_asked_for_it(
         # A session that repeats the call did not ask for progress.
         other = await RawSession.open(http, session.url)
         await until(lambda: waiting(session) == 1)
-        del params["_meta"]["progressToken"]
+        del meta["progressToken"]
         async with (
             http.stream("POST", other.url, json={**message, "id": 6}, headers=other.headers) as joined,
             session.resuming(first) as back,

@@ -122,7 +122,7 @@ async def test_byte_order_mark_before_the_first_line_is_ignored(registry: Episod
 async def test_batch_is_answered_as_one_in_its_revision(registry: EpisodeRegistry) -> None:
     batch = [request("ping", "a"), call("probe__slow", 5, text="b"), {"id": 6}, initialize()]
     found = await answers(registry, initialize("2025-03-26"), batch, task=TASK)
-    (members,) = [each for each in found if isinstance(each, list)]
+    members: Any = next(each for each in found if not isinstance(each, dict))
     assert {each["id"]: "error" in each for each in members} == {"a": False, 5: False, 6: True, 1: True}
 
 
@@ -138,8 +138,7 @@ async def test_requests_of_a_batch_in_another_revision_are_each_refused(
 async def test_requests_with_one_id_get_their_own_answers(registry: EpisodeRegistry) -> None:
     calls = [call("probe__slow", 1, text="a"), call("probe__slow", 1, text="a"), call("probe__slow", "1")]
     found = await answers(registry, initialize(), *calls, task=TASK)
-    assert [(each["id"], type(each["id"])) for each in found[1:]].count((1, int)) == 2
-    assert len(found) == 4
+    assert sorted(repr(each["id"]) for each in found[1:]) == ["'1'", "1", "1"]
     (episode,) = registry._episodes.values()  # pyright: ignore[reportPrivateUsage]
     assert episode.calls.sent == 3
 
