@@ -287,7 +287,8 @@ class Request(ABC):
         try:
             return self.answer(await respond(self)), None
         except McpError as error:
-            fault = error
+            # Its frames have the request, which may be megabytes, and refer to the error: a cycle.
+            fault = error.with_traceback(None)
         except DecathlonError as error:
             fault = wire_error(error)
         except Exception:  # noqa: BLE001  (the client gets an answer, whatever fails)

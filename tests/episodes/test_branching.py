@@ -343,7 +343,7 @@ async def test_replayed_calls_have_a_time_limit_of_their_own(
         ({"at": 1}, "`branch_of` and `at` belong together"),
         ({"branch_of": "x", "at": 1, "task": "t"}, "cannot be combined with `task`"),
         ({"branch_of": "x", "at": 1, "max_calls": 3, "split": "s"}, "`split`, `max_calls`"),
-        ({"branch_of": "x", "at": -1}, "greater than or equal to 0"),
+        ({"branch_of": "x", "at": -1}, "must be at least 0"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(arguments: Any, message: str) -> None:
