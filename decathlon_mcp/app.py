@@ -11,11 +11,12 @@ import logging
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import UTC
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import anyio
 import anyio.to_thread
@@ -37,10 +38,10 @@ from decathlon_mcp.episodes.tools.cache import ToolLists
 from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.episodes.web import RecordedWeb
 from decathlon_mcp.errors import DecathlonError, SettingsError
+from decathlon_mcp.grading.fault import ProviderHealth
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.sandboxes.base import Limits, Provider
-from decathlon_mcp.sandboxes.bubblewrap import host_provider
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
 from decathlon_mcp.sandboxes.bubblewrap.provider import NO_NETWORK, UNPACK, BubblewrapProvider
@@ -53,17 +54,18 @@ from decathlon_mcp.sandboxes.inventory import (
     LOCAL_FOLDER,
     NAMESPACES_FOLDER,
 )
-from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside, require_descriptors
+from decathlon_mcp.sandboxes.local import LOCAL, LocalProvider
+from decathlon_mcp.sandboxes.local_isolation import LocalIsolation, decide_isolation
 from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
 from decathlon_mcp.settings import BUILT_IN_PROVIDERS, ProviderName, Settings
-from decathlon_mcp.storage.disk import DiskSpace, is_full
+from decathlon_mcp.storage.disk import DiskSpace, cure_of, is_full
 from decathlon_mcp.storage.file_cache import FileCache
 from decathlon_mcp.storage.instance import Successor, create_state_folder, instance_lock
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.storage.retention import DAY_SECONDS, delete_old_episodes
-from decathlon_mcp.storage.store import Store
+from decathlon_mcp.storage.store import SandboxRow, Store
 from decathlon_mcp.suites.loading import STARTER, load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -154,25 +156,23 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
         missing_recording=partial(_missing_recording, settings.state) if settings.web == "replay" else None,
         recorded_launch_time=partial(recorded_launch_time, settings.state) if settings.web else None,
         without_network=without_network,
-        varying_root=local if local and local_isolation(settings) == "none" else frozenset(),
+        varying_root=local if local and local_isolation(settings).isolation == "none" else frozenset(),
         tool_names=settings.names,
+        # Until a sandbox has been looked into: images have no other zone as a rule.
+        zones={suite: UTC for suite, provider in names.items() if provider != "local"},
         service_images={name: images & on_engine for name, images in service_images.items()},
     )
 
 
-def local_isolation(settings: Settings) -> Literal["namespaces", "none"]:
-    """How sandboxes of the local provider are isolated. Asks the machine once, for some 50 ms.
+def local_isolation(settings: Settings) -> LocalIsolation:
+    """How sandboxes of the local provider are isolated. Raises as `decide_isolation`."""
 
-    Raises SettingsError if that must be namespaces, which the machine does not allow.
-    """
-    if settings.isolation == "none":
-        return "none"
-    reason = host_provider.why_unavailable()
-    if reason is None:
-        return "namespaces"
-    if settings.isolation == "namespaces":
-        raise SettingsError(f"--isolation namespaces: {reason}")
-    return "none"
+    def sandboxes() -> list[SandboxRow]:
+        with suppress(SettingsError), Store.open_read_only(settings.state) as store:
+            return [] if store is None else store.sandboxes()
+        return []  # a server says itself what its store has
+
+    return decide_isolation(settings.isolation, settings.state, sandboxes)
 
 
 def _missing_recording(state: Path, suite: Suite, task: Task) -> str:
@@ -200,8 +200,7 @@ def _why_shared_network(name: ProviderName, settings: Settings) -> str:
     Empty if they do not, and without isolation, where an agent needs no network to do anything here.
     """
     if name == "local":
-        isolated = local_isolation(settings) == "namespaces"
-        return (isolated and host_provider.why_no_own_network()) or ""
+        return local_isolation(settings).why_shared or ""
     if name == "docker":
         return "choose another --docker-network" if settings.docker_network == "host" else ""
     for option in settings.provider_option:
@@ -235,10 +234,13 @@ async def bootstrap(
     continues those of a server that was, except those that another server continues. `successor`: that next
     server, if others can tell it. Raises SuiteError, SettingsError, ProviderUnavailableError.
     """
+    require_descriptors()
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
     create_state_folder(settings.state)
     survives = survives and settings.survive_seconds > 0
     names = {provider_for(suite, settings) for suite in catalogue.suites}
+    if LOCAL in names and settings.isolation != "none":
+        await anyio.to_thread.run_sync(lambda: local_isolation(settings).keep(settings.state))
     survives = survives and all(name in BUILT_IN_PROVIDERS or load_plugin(name).survives for name in names)
     async with AsyncExitStack() as stack:
         own_lock = instance_lock(settings.state, names, survives=survives, successor=successor or Successor())
@@ -305,6 +307,7 @@ async def sandbox_factories(
     """
     factories: dict[str, SandboxFactory] = {}
     providers: dict[ProviderName, Provider] = {}
+    health: dict[ProviderName, ProviderHealth] = {}
     async with AsyncExitStack() as stack:
         for suite in suites:
             name = provider_for(suite, settings)
@@ -315,9 +318,12 @@ async def sandbox_factories(
                         f"--prepared: sandboxes of the provider {name} cannot be saved; use --provider gvisor"
                     )
                 providers[name] = await stack.enter_async_context(provider)
+                health[name] = ProviderHealth(settings.max_sandboxes)
             common = scratch / f"{suite.name}.tar"
             await _write_common_archive(suite, common, settings.state)
-            factories[suite.name] = create_sandbox_factory(suite, providers[name], common, settings)
+            factories[suite.name] = create_sandbox_factory(
+                suite, providers[name], common, settings, health[name]
+            )
         yield factories
 
 
@@ -329,8 +335,8 @@ async def _write_common_archive(suite: Suite, archive: Path, state: Path) -> Non
         if not is_full(error):
             raise
         raise SettingsError(
-            f"--state: {state} has no room for the files of suite {suite.name}: {error.strerror}; free some "
-            "space, or choose a folder on another disk"
+            f"--state: {state} has no room for the files of suite {suite.name}: "
+            f"{error.strerror}; {cure_of(error)}"
         ) from None
 
 
@@ -373,9 +379,13 @@ async def _delete_old_episodes(store: Store, state: Path, keep_days: float) -> N
 
 
 def create_sandbox_factory(
-    suite: Suite, provider: Provider, common: Path, settings: Settings
+    suite: Suite,
+    provider: Provider,
+    common: Path,
+    settings: Settings,
+    health: ProviderHealth | None = None,
 ) -> SandboxFactory:
-    """The sandboxes of one suite. `common`: the suite's common archive."""
+    """The sandboxes of one suite. `common`: the suite's common archive. `health`: of the provider."""
     cuts_overlong = suite.profile.cuts_overlong if settings.overlong is None else settings.overlong == "cut"
     grades_truncated = (
         suite.profile.grades_truncated if settings.at_limit is None else settings.at_limit == "grade"
@@ -395,6 +405,7 @@ def create_sandbox_factory(
         reply_bytes=settings.max_reply_mib << 20,
         dense=settings.dense,
         servers=settings.servers,
+        health=health or ProviderHealth(settings.max_sandboxes),
     )
 
 
@@ -507,10 +518,15 @@ def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provi
 
 
 def _local_provider(owner: str, settings: Settings) -> HostProvider | LocalProvider:
-    if local_isolation(settings) == "namespaces":
-        return HostProvider(owner, settings.state / NAMESPACES_FOLDER, hidden=answer_folders(settings))
-    why = None if settings.isolation == "none" else host_provider.why_unavailable()
-    return LocalProvider(owner, settings.state / LOCAL_FOLDER, why=why)
+    found = local_isolation(settings)
+    if found.isolation == "namespaces":
+        return HostProvider(
+            owner,
+            settings.state / NAMESPACES_FOLDER,
+            hidden=answer_folders(settings),
+            why_shared=found.why_shared,
+        )
+    return LocalProvider(owner, settings.state / LOCAL_FOLDER, why=found.why)
 
 
 def answer_folders(settings: Settings) -> list[Path]:
@@ -525,6 +541,6 @@ def _other_local(owner: str, settings: Settings) -> Provider:
 
     It opens nothing, and is never entered.
     """
-    if local_isolation(settings) == "namespaces":
+    if local_isolation(settings).isolation == "namespaces":
         return LocalProvider(owner, settings.state / LOCAL_FOLDER)
     return HostProvider(owner, settings.state / NAMESPACES_FOLDER)

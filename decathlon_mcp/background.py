@@ -158,6 +158,15 @@ def _ends_the_process(error: BaseException) -> bool:
     return not isinstance(error, Exception | asyncio.CancelledError)
 
 
+def in_any_case(*steps: Callable[[], object]) -> None:
+    """Take each step, whatever has become of the one before. Those that fail are logged."""
+    for step in steps:
+        try:
+            step()
+        except Exception:  # noqa: BLE001
+            _log.exception("a step of an end failed; the others happen")
+
+
 async def run_for_ever(work: Callable[[], Awaitable[object]]) -> None:
     """Run `work` until it is cancelled: `run_alone`, again and again."""
     while True:

@@ -5,8 +5,8 @@
                                AccessDeniedError, UnansweredError
       by the episode's state:  EpisodeClaimedError, EpisodeEndedError
       by the server's load:    AtCapacityError (DiskFullError)
-      by its configuration:    SuiteError, SettingsError, ImageError, NotRunnableError,
-                               ProviderUnavailableError
+      by its configuration:    SuiteError, SettingsError (SchemaError), ImageError,
+                               NotRunnableError, ProviderUnavailableError
       by task or sandbox:      SetUpError, SandboxLostError, SnapshotError, DriverError, CallTimeoutError,
                                LimitExceededError
 
@@ -89,7 +89,7 @@ class AtCapacityError(DecathlonError):
 
 
 class DiskFullError(AtCapacityError):
-    """The server's disk has no room for what a step of grading writes; the step can be done again later."""
+    """The server's disk cannot be written for now; a call, or a step of grading, can be done again later."""
 
 
 class NotRunnableError(DecathlonError):
@@ -108,6 +108,10 @@ class SettingsError(DecathlonError):
     """A setting is invalid; the message names the setting and what would be valid."""
 
     code = "bad_settings"
+
+
+class SchemaError(SettingsError):
+    """The store of the state folder is of another version, which no later try changes."""
 
 
 class ProviderUnavailableError(DecathlonError):

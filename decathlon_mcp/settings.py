@@ -110,7 +110,7 @@ class Settings(BaseModel):
         "auto",
         description="Isolation of sandboxes with `--provider local`. `namespaces`: they see this machine's "
         "programs and nothing else of it, each with the same paths. `none`: they are ordinary processes. "
-        "`auto`: namespaces if bubblewrap works here, else none.",
+        "`auto`: namespaces if this machine can have them at the first start on a state folder, else none.",
     )
     image: Text | None = Field(
         None,
@@ -316,8 +316,8 @@ class Settings(BaseModel):
     )
     snapshot_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         8192,
-        description="Space for the saved states of all episodes, in MiB. Beyond it, the oldest are deleted. "
-        "0: none is saved.",
+        description="Space for the saved states of all episodes, in MiB. Beyond it, the oldest of the token "
+        "that has most are deleted. 0: none is saved.",
     )
     snapshots_kept: Count = Field(
         8, description="Saved states of one episode. Beyond that, its oldest ones are deleted."

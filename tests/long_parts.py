@@ -24,6 +24,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "marked tests": (*_PYTEST, "-m", "long", "tests"),
     "clients killed": (*_PYTEST, "tests/survival/other_clients.py"),
     "client programs": (*_PYTEST, "tests/docs/clients.py"),
+    "client SDKs": (*_PYTEST, "tests/cheats/sdks.py"),
     "agent programs": (*_PYTEST, "tests/agents/programs.py"),
     "trainers": (*_PYTEST, "tests/trainers/trainers.py"),
     "harbor": (*_PYTEST, "tests/trainers/harbor.py"),

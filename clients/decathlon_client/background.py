@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 from anyio import CancelScope
@@ -23,6 +25,24 @@ async def background_tasks() -> AsyncGenerator[TaskGroup]:
         tasks.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+@contextmanager
+def own_cancellations(what: str) -> Generator[None]:
+    """Raise RuntimeError for a cancellation in the body that nobody has asked this task for.
+
+    Such as that of another task which the body waits for. A task that ends with it is taken for one that was
+    cancelled, so that nobody hears of it.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    requests = task.cancelling()
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if task.cancelling() > requests or anyio.current_effective_deadline() == -math.inf:
+            raise
+        raise RuntimeError(f"{what} was cancelled, and not by this client") from error
 
 
 class _ShieldOnStart(TaskStatus[None]):

@@ -6,29 +6,41 @@ is played than is consumed; its sandbox is closed by then.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sized
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sized,
+)
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
+from os import PathLike
 from typing import Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
 import anyio
 from anyio.abc import ObjectSendStream, TaskGroup
 
-from decathlon_client.background import background_tasks
+from decathlon_client.background import background_tasks, own_cancellations
 from decathlon_client.episode import MISTAKES, Episode
 from decathlon_client.errors import ClientError, ConnectionLostError, RequestError
 from decathlon_client.group_limits import GroupLimits
-from decathlon_client.labels import ATTEMPT, GROUP
+from decathlon_client.labels import ATTEMPT, GROUP, RUN, run_name
 from decathlon_client.opener import EpisodeOpener
 from decathlon_client.progress import Pace, ShowTally, Tally, progress_display
 from decathlon_client.results import Fault, Result, Summary, SummaryCounts
-from decathlon_client.resume import Place, VerdictFile
+from decathlon_client.resume import Place, VerdictFile, verdict_file
 from decathlon_client.values import Task, Verdict
 
 SHOW_SECONDS = 1.0
@@ -63,8 +75,10 @@ class Plan:
         for name, value in (("concurrency", self.concurrency), ("n", self.n)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        if self.group_seconds is not None and not self.group_seconds > 0:
-            raise ValueError(f"group_seconds must be more than 0, not {self.group_seconds}")
+        limits = {"player_seconds": self.player_seconds, "group_seconds": self.group_seconds}
+        for name, seconds in limits.items():
+            if seconds is not None and not seconds > 0:  # also for NaN
+                raise ValueError(f"{name} must be more than 0, not {seconds}")
         if self.late not in get_args(Late):
             raise ValueError(f"late must be one of {', '.join(get_args(Late))}, not {self.late!r}")
 
@@ -173,14 +187,17 @@ class Batch:
 
     async def _work(self, player: Player[T], send: ObjectSendStream[Result[T]]) -> None:
         async with send:
-            while True:
-                draw = await self._draw()
-                if draw is None:
-                    return
-                try:
+            try:
+                while (draw := await self._draw()) is not None:
                     await send.send(await self._play(draw, player))
-                except anyio.BrokenResourceError:
-                    return
+            except anyio.BrokenResourceError:
+                pass  # nobody takes results any more
+            except asyncio.CancelledError:
+                if anyio.current_effective_deadline() == -math.inf:
+                    raise
+                # A task group takes the end of a cancelled task for its own cancellation: nobody would hear
+                # that an episode has no result.
+                self._error = self._error or RuntimeError("a worker of the batch was cancelled from outside")
 
     async def _draw(self) -> _Draw | None:
         """The next episode to play; None if there is none, drawing it failed, or the server is gone."""
@@ -188,7 +205,8 @@ class Batch:
             if self._error is not None:
                 return None
             try:
-                return await anext(self._draws, None)
+                with own_cancellations("the iterable of tasks"):
+                    return await anext(self._draws, None)
             except Exception as error:  # noqa: BLE001
                 self._error = error
                 return None
@@ -200,7 +218,10 @@ class Batch:
         recorded = self._verdicts.result(draw.place, draw.index, draw.group)
         if recorded is None:
             played = await self._play_now(draw, player)
-            self._verdicts.append(draw.place, played, self._plan.run, draw.launch_time)
+            try:
+                self._verdicts.append(draw.place, played, self._plan.run, draw.launch_time)
+            except (OSError, ValueError) as error:
+                self._error = self._error or error
             return played
         assert recorded.verdict is not None
         self._tally.scored += 1
@@ -258,11 +279,14 @@ class Batch:
             if limit.cancelled_caught and run.verdict is None:
                 return run.late_error()
         except Exception as error:  # noqa: BLE001
-            if isinstance(error, ConnectionLostError) and run.episode is None and self._error is None:
-                # Every other task would wait as long, and fail too.
-                self._error = ConnectionLostError(
-                    f"the server is away, so that no more tasks are played: {error.message}"
-                )
+            if run.episode is None and self._error is None:
+                # Of every other task too: it would wait as long, or be refused for the same options.
+                if isinstance(error, ConnectionLostError):
+                    self._error = ConnectionLostError(
+                        f"the server is away, so that no more tasks are played: {error.message}"
+                    )
+                elif isinstance(error, RequestError) and error.code == "bad_request":
+                    self._error = error
             return error
         return None
 
@@ -318,7 +342,8 @@ class _EpisodeRun(Generic[T]):
             anyio.move_on_after(self._plan.player_seconds) as time_limit,
         ):
             try:
-                self.played = await self._player(episode)
+                with own_cancellations("the player"):
+                    self.played = await self._player(episode)
             except Exception as error:
                 # An agent can end its own episode; this is a reward of 0, and no failure. So is what a player
                 # does not catch of the errors that a task's server, or an agent in its place, answers with.
@@ -406,16 +431,32 @@ async def _iterate(tasks: Iterable[str | Task] | AsyncIterable[str | Task]) -> A
 
 @asynccontextmanager
 async def open_batch(
+    make_opener: Callable[[Mapping[str, str]], EpisodeOpener],
+    tasks: Iterable[str | Task] | AsyncIterable[str | Task],
+    plan: Plan,
+    labels: Mapping[str, str],
+    progress: bool,
+    resume: str | PathLike[str] | None,
+) -> AsyncGenerator[Batch]:
+    """A batch that is ready to run. `plan.run` may be empty: it is named then."""
+    with verdict_file(resume) as verdicts:
+        name = run_name(plan.run or (verdicts and verdicts.run), labels)
+        opener = make_opener({**labels, RUN: name})
+        if progress:
+            # Before the bar is drawn.
+            sys.stderr.write(f"run {name}\n")
+        async with _running(opener, tasks, replace(plan, run=name), progress, verdicts) as batch:
+            yield batch
+
+
+@asynccontextmanager
+async def _running(
     opener: EpisodeOpener,
     tasks: Iterable[str | Task] | AsyncIterable[str | Task],
     plan: Plan,
     progress: bool,
     verdicts: VerdictFile | None,
 ) -> AsyncGenerator[Batch]:
-    """A batch that is ready to run."""
-    if progress:
-        # Before the bar is drawn.
-        sys.stderr.write(f"run {plan.run}\n")
     with progress_display(progress) as show:
         async with background_tasks() as workers:
             batch = Batch(opener, workers, tasks, plan, show, verdicts)

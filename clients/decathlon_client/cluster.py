@@ -22,6 +22,7 @@ from decathlon_client.errors import (
     NodeLostError,
     ProtocolError,
 )
+from decathlon_client.json_check import check_params
 from decathlon_client.sdk import ErrorResponse, Session, http_client, httpx
 from decathlon_client.session import (
     LOBBY,
@@ -90,7 +91,8 @@ class ClusterEndpoint:
         return HttpEndpoint(episode.partition("/episodes/")[0], self._token)
 
     def hold(self, arguments: JsonObject) -> HeldEpisode:
-        """An episode to be started, with the arguments of `start_episode`."""
+        """An episode to be started, with the arguments of `start_episode`. Raises RequestError."""
+        check_params(arguments)
         return HeldEpisode(self._client, f"{self._root}/episodes", arguments)
 
     @property

@@ -24,12 +24,12 @@ from decathlon_client.close_budget import CloseBudget, is_interrupt
 from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
 from decathlon_client.embedded import EmbeddedEndpoint
 from decathlon_client.episode import CallLobby, Episode, connect_episode
+from decathlon_client.episode_owner import EpisodeOwner, EpisodeOwners, episode_owners
 from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
-from decathlon_client.labels import RUN, run_name
+from decathlon_client.labels import run_name
 from decathlon_client.lockstep import Lockstep, open_lockstep
-from decathlon_client.opener import RETRIES, EpisodeOpener, OpeningOptions
+from decathlon_client.opener import RETRIES, EpisodeOpener, OpeningOptions, refuse_text
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
-from decathlon_client.resume import VerdictFile
 from decathlon_client.session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
 from decathlon_client.values import (
     Filters,
@@ -112,6 +112,7 @@ class Decathlon:
         self._lobby: ReconnectingSession | None = None
         self._cluster: ClusterEndpoint | None = None
         self._tasks: ShieldedTasks | None = None
+        self._owners: EpisodeOwners | None = None
         self._tools: dict[object, tuple[Tool, ...]] = {}
         self._listing = anyio.Lock()
         self._close_budget = CloseBudget()
@@ -133,6 +134,7 @@ class Decathlon:
                 self._cluster = ClusterEndpoint(self._server.root, self._server.token)
                 await stack.enter_async_context(self._cluster.run())
                 await self._open_lobby(stack)
+            self._owners = await stack.enter_async_context(episode_owners())
             self._stack = stack.pop_all()
         return self
 
@@ -336,6 +338,7 @@ class Decathlon:
         Waits until each is ready or has failed; a failure is its slot's (`slot.failure`). On exit all are
         closed. The server must have room for all of them.
         """
+        refuse_text(tasks)
         return open_lockstep(self._opener(**options), tasks)
 
     def batch(
@@ -366,14 +369,18 @@ class Decathlon:
 
         `resume` names a file to which each verdict is appended. A batch that is started again with it plays
         only what has no verdict there, and yields the others first, with `resumed` and without `played`.
-        Raises ValueError if the file is not one of these.
+        Entering raises ValueError if the file is not one of these, or another batch uses it; so does a task
+        whose verdicts in it are of another revision of the suite, once the results that there are were taken.
         """
-        labels = options.get("labels") or {}
-        verdicts = VerdictFile(resume) if resume is not None else None
-        name = run_name(run or (verdicts and verdicts.run), labels)
-        options["labels"] = {**labels, RUN: name}
-        plan = Plan(name, concurrency, n, player_seconds, group_seconds, late)
-        return open_batch(self._opener(**options), tasks, plan, progress, verdicts)
+        refuse_text(tasks)
+        plan = Plan(run or "", concurrency, n, player_seconds, group_seconds, late)
+
+        def opener(labels: Mapping[str, str]) -> EpisodeOpener:
+            return self._opener(**{**options, "labels": labels})
+
+        labels = dict(options.get("labels") or {})
+        run_name(run, labels)  # raises before the batch is entered
+        return open_batch(opener, tasks, plan, labels, progress, resume)
 
     def _opener(self, **options: Unpack[OpeningOptions]) -> EpisodeOpener:
         return EpisodeOpener(self._start_and_connect, self._resend_policy, options)
@@ -410,18 +417,27 @@ class Decathlon:
                 async with self._hold(self._cluster, arguments, close_budget, on_progress) as episode:
                     yield episode
                 return
-            started = await self._start(arguments, close_budget)
-            handle = str(started["episode"])
-            address = started.get("address") or handle
-            agent_address = started.get("agent_address") or started.get("agent")
+            if self._owners is None:
+                raise RuntimeError(NOT_OPEN)
+            # Its closing may come after this client's own.
+            lobby = self._lobby
+            owner = EpisodeOwner(
+                partial(self._start, lobby, arguments, close_budget),
+                partial(self._close, lobby, close_budget),
+            )
+            self._owners.add(owner)
+            started: JsonObject = {}
             try:
+                started = await owner.started()
+                address = started.get("address") or str(started["episode"])
+                agent_address = started.get("agent_address") or started.get("agent")
                 async with self._connect(address, on_progress, close_budget, agent_address) as episode:
                     yield episode
             except ClientError as error:
                 _name_episode(error, started)
                 raise
             finally:
-                await self._close(handle, close_budget)
+                await owner.aclose()
 
     @asynccontextmanager
     async def _hold(
@@ -469,13 +485,15 @@ class Decathlon:
                     held.end_with_node(session, lobby)
             yield await connect_episode(session, ask, agent_address, on_progress)
 
-    async def _start(self, arguments: JsonObject, close_budget: CloseBudget) -> JsonObject:
+    async def _start(
+        self, lobby: ReconnectingSession | None, arguments: JsonObject, close_budget: CloseBudget
+    ) -> JsonObject:
         """Start an episode; returns the result of `start_episode`."""
         async with self._starting:
             # Each try is shielded: an episode that was started must be known here, or nobody would close it.
             # One whose starter is cancelled between two tries ends for lack of a first request.
             reply = await self._call_lobby(
-                self._lobby,
+                lobby,
                 "start_episode",
                 {**arguments, "wait": False},
                 limit_try=lambda: close_budget.shield(START_SECONDS),
@@ -487,14 +505,14 @@ class Decathlon:
             raise ProtocolError("`start_episode` gave no handle; is this a decathlon-mcp server?")
         return dict(started)
 
-    async def _close(self, handle: str, close_budget: CloseBudget) -> None:
+    async def _close(self, lobby: ReconnectingSession | None, close_budget: CloseBudget, handle: str) -> None:
         """Close an episode. Bounded; never raises."""
         # An error here would hide the one that ended the body; the lease ends the episode anyway.
         with close_budget.shield(CLOSE_QUEUE_SECONDS):
             async with self._closing:
                 with close_budget.shield(CLOSE_SECONDS):
                     try:
-                        await self._ask("close_episode", {"episode": handle})
+                        await self._ask("close_episode", {"episode": handle}, lobby=lobby)
                     except ClientError as error:
                         log.info("An episode could not be closed: %s", error.message)
 

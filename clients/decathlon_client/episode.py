@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import anyio
 
@@ -20,6 +21,7 @@ from decathlon_client.errors import (
     SandboxLostError,
     UnknownToolError,
 )
+from decathlon_client.json_check import parse_arguments
 from decathlon_client.session import ReconnectingSession
 from decathlon_client.values import (
     CLAIM,
@@ -114,7 +116,7 @@ class Episode:
         CallTimeoutError, EpisodeEndedError, SandboxLostError, ConnectionLostError, and ClientError with code
         `provider_unavailable` if the server has not reached the sandbox for `resend_seconds`.
         """
-        params: dict[str, Any] = {"name": name, "arguments": arguments or {}}
+        params: dict[str, Any] = {"name": name, "arguments": {} if arguments is None else arguments}
         is_counted = self._calls is not None and name not in (self._claim_name, EVALUATE_NAME)
         if self._calls is not None:
             self._calls += is_counted
@@ -150,15 +152,17 @@ class Episode:
         """Make a model's call: as `call`, but the model's mistakes are replies with `is_error`.
 
         Mistakes are an unknown tool, refused arguments, and a call past its `timeout`; also a call by which,
-        or before which, the episode ended with a reward of 0: then `claimed` is true. `arguments` may be the
-        JSON text that the model wrote. `evaluate` cannot be called. Raises EpisodeEndedError,
+        or before which, the episode ended with a reward of 0: then `claimed` is true. Refused are also
+        arguments that no server can read: half of a surrogate pair, NaN, more than 4,300 digits, 128 levels,
+        100,000 values, or the server's `--max-body-mib`. `arguments` may be the JSON text that the model
+        wrote. `evaluate` cannot be called. Raises EpisodeEndedError,
         SandboxLostError, ConnectionLostError, which are not the model's fault.
         """
         if name == EVALUATE_NAME:
             return Reply.mistake(f"there is no tool {name!r}")
         try:
-            parsed = _parse(arguments) if isinstance(arguments, str) else arguments
-            return await self.call(name, parsed, on_progress=on_progress, timeout=timeout)
+            parsed = parse_arguments(arguments) if isinstance(arguments, str) else arguments
+            return await self.call(name, cast("JsonObject", parsed), on_progress=on_progress, timeout=timeout)
         except MISTAKES as error:
             return Reply.mistake(error.message)
         except (EpisodeEndedError, SandboxLostError) as error:
@@ -169,9 +173,10 @@ class Episode:
     async def claim_done(self, answer: str | None = None) -> Reply:
         """Close the attempt. No tool works after that, and the server starts grading.
 
-        `answer`: the agent's final answer, which some tasks are graded by.
+        `answer`: the agent's final answer, which some tasks are graded by. One that cannot be sent is a reply
+        with `is_error`, as in `act`: the attempt is still open.
         """
-        return await self.call(self._claim_name, None if answer is None else {"answer": answer})
+        return await self.act(self._claim_name, None if answer is None else {"answer": answer})
 
     async def truncate(self, answer: str | None = None, *, turns: int | None = None) -> Reply:
         """Close the attempt because the agent may not go on; the agent claims nothing.
@@ -180,13 +185,19 @@ class Episode:
         `--at-limit` decides. By default it is 0 for the tasks of Toolathlon and toolathlon_gym, as upstream.
         `turns`: the turns that the agent took, for rubrics that use them; counted only with policy
         `controller` or a controller's token. Raises AccessDeniedError if another client controls this
-        episode. If the episode has ended with a reward of 0 before, the reply has `is_error`.
+        episode. If the episode has ended with a reward of 0 before, the reply has `is_error`. An answer that
+        cannot be sent is left out.
         """
         arguments = {"episode": self.id, "truncated": True, "answer": answer, "turns": turns}
         try:
             reply = await self._call_lobby(
                 "claim_done", {key: value for key, value in arguments.items() if value is not None}
             )
+        except RequestError:
+            if answer is None:
+                raise
+            # The model wrote the answer: it must not decide whether its attempt is truncated.
+            return await self.truncate(turns=turns)
         except (EpisodeEndedError, SandboxLostError) as error:
             if await self._ended_with_reward():
                 return Reply.mistake(error.message)
@@ -210,6 +221,8 @@ class Episode:
         until now. A long text becomes several notes. `timeout` is in seconds, for all of them. Raises
         ClientError, also if the episode has too many, and CallTimeoutError: then the last one may be there.
         """
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError("a timeout must be a number")  # NaN would disorder the event loop's timers
         # JSON in UTF-8 has no lone surrogates.
         parts = split_text(text.encode("utf-8", "replace").decode(), NOTE_BYTES)
         with anyio.move_on_after(timeout) as time_limit:
@@ -298,17 +311,6 @@ async def connect_episode(
     listing = await session.request("tools/list", {}, on_progress=on_progress)
     tools = map(Tool.read, as_objects(listing.get("tools")))
     return Episode(session, call_lobby, agent_address, server_info, tools)
-
-
-def _parse(arguments: str) -> JsonObject:
-    """Parse a model's arguments. Raises RequestError if they are not a JSON object."""
-    try:
-        parsed = as_object(json.loads(arguments)) if arguments.strip() else {}
-    except ValueError as error:
-        raise RequestError(f"the arguments are not JSON: {error}") from None
-    if parsed is None:
-        raise RequestError("the arguments must be a JSON object")
-    return parsed
 
 
 def split_text(text: str, limit_bytes: int) -> list[str]:

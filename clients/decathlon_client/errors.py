@@ -35,6 +35,18 @@ class ClientError(Exception):
         if "retryable" in self.data:
             self.retryable = bool(self.data["retryable"])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is pickled and copied by a call of its class with `args` alone: without the keywords.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[ClientError], args: tuple[Any, ...], attributes: dict[str, Any]) -> ClientError:
+    """A copy of an error."""
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
 
 class ConnectionLostError(ClientError):
     """The server could not be reached for `resend_seconds`, in which the request was sent again and again.

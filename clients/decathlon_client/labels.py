@@ -29,6 +29,13 @@ def parse_labels(texts: Iterable[str]) -> dict[str, str]:
     return labels
 
 
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raise TypeError if a name or a value is no text; numbers are not converted: `1` and `1.0` differ."""
+    for name, value in labels.items():
+        if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"the label {name!r} must have a text as value, such as {str(value)!r}")
+
+
 def label_headers(labels: Mapping[str, str]) -> dict[str, str]:
     """The headers that carry labels."""
     pairs = [f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in labels.items()]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Self, Unpack
 
+import anyio
+
 from decathlon_client.decathlon import Decathlon
 from decathlon_client.episode import Episode
 from decathlon_client.opener import RETRIES, OpeningOptions
 from decathlon_client.values import Task
+
+_owners: set[asyncio.Task[None]] = set()
 
 
 class ManagedEpisode:
@@ -24,7 +28,11 @@ class ManagedEpisode:
         self._decathlon, self._task, self._options = decathlon, task, options
         self._ready: asyncio.Future[Episode] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
+        self._scope = anyio.CancelScope()
         self._owner = asyncio.create_task(self._run())
+        # asyncio itself keeps only weak references to tasks.
+        _owners.add(self._owner)
+        self._owner.add_done_callback(_owners.discard)
 
     @classmethod
     async def open(
@@ -43,8 +51,9 @@ class ManagedEpisode:
         try:
             await asyncio.shield(managed._ready)
         except BaseException:
-            managed._owner.cancel()
-            await asyncio.gather(managed._owner, return_exceptions=True)
+            # Not the task itself: its own cancellation would go through the shields of what it closes.
+            managed._scope.cancel()
+            await asyncio.gather(asyncio.shield(managed._owner), return_exceptions=True)
             raise
         return managed
 
@@ -60,9 +69,10 @@ class ManagedEpisode:
 
     async def _run(self) -> None:
         try:
-            async with self._decathlon as d, d.episode(self._task, **self._options) as episode:
-                self._ready.set_result(episode)
-                await self._closing.wait()
+            with self._scope:
+                async with self._decathlon as d, d.episode(self._task, **self._options) as episode:
+                    self._ready.set_result(episode)
+                    await self._closing.wait()
         except Exception as error:
             if self._ready.done():
                 raise

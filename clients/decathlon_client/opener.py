@@ -23,6 +23,7 @@ from decathlon_client.errors import (
     SandboxLostError,
     SetUpError,
 )
+from decathlon_client.labels import check_labels
 from decathlon_client.resending import ResendPolicy
 from decathlon_client.values import JsonObject, OnProgress, Policy, Task
 
@@ -68,6 +69,11 @@ class EpisodeOpener:
     def __init__(
         self, open_episode: OpenEpisode, resend_policy: ResendPolicy, options: OpeningOptions
     ) -> None:
+        """Raises ValueError or TypeError for wrong options."""
+        check_labels(options.get("labels") or {})
+        for name, least in (("tries", 1), ("patience_seconds", 0)):
+            if not options.get(name, least) >= least:  # also for NaN
+                raise ValueError(f"{name} must be at least {least}, not {options.get(name)}")
         self.close_budget = CloseBudget()
         self._open_episode = open_episode
         self._resend_policy = resend_policy
@@ -144,6 +150,12 @@ class EpisodeOpener:
         if isinstance(error, ConnectionLostError) and self._resend_policy.seconds > 0:
             return _spread(AWAY_PAUSE_SECONDS)
         return None
+
+
+def refuse_text(tasks: object) -> None:
+    """Raise TypeError for one task in the place of several: the letters of its id are no tasks."""
+    if isinstance(tasks, (str, Task)):
+        raise TypeError(f"the tasks must be an iterable, such as [{str(getattr(tasks, 'id', tasks))!r}]")
 
 
 def _spread(seconds: float) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -33,26 +35,59 @@ Recorded: TypeAlias = JsonObject
 
 
 class VerdictFile:
-    """Reads what a batch has played, and appends to it. One batch at a time may use a file.
+    """Reads what a batch has played, and appends to it. It is locked: one batch at a time may use a file.
 
-    Raises ValueError naming the line that is not one of a batch, OSError if the file cannot be read.
+    Raises ValueError if another batch uses the file, or naming the line that is not one of a batch; OSError
+    if it cannot be read or written.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
         self._lines: dict[Place, Recorded] = {}
+        self._revisions: dict[str, tuple[object, object]] = {}
+        """The suite and its revision that the verdicts of each task are of."""
         self._end = 0
-        content = self._path.read_bytes() if self._path.exists() else b""
-        for number, line in enumerate(content.splitlines(keepends=True), 1):
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _lock(self) -> None:
+        # Not by a file beside it, which a process that is killed would leave. Windows has no `fcntl`.
+        if sys.platform != "win32":
+            import fcntl
+
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"{self._path}: another batch uses this file to resume; each process needs its own"
+                ) from None
+
+    def _read(self) -> None:
+        for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n") and line.startswith(BEGINNING[: len(line)]):
                 break  # the process was killed while it wrote; the next line replaces this one
             self._end += len(line)
             record = _read(line)
             if record is None:
                 raise ValueError(
-                    f"{path}: line {number} is no verdict of a batch; name another file to resume"
+                    f"{self._path}: line {number} is no verdict of a batch; name another file to resume"
                 )
             self._lines[Place(record["task"], record["occurrence"], record["attempt"])] = record
+            self._revisions[record["task"]] = _revision(record["verdict"])
+
+    def close(self) -> None:
+        """Let other batches use the file."""
+        if sys.platform != "win32":
+            import fcntl
+
+            # A process that was forked meanwhile has the file open too, and would keep it locked.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._file.close()
 
     @property
     def run(self) -> str | None:
@@ -87,12 +122,24 @@ class VerdictFile:
         )
 
     def append(self, place: Place, result: Result[Any], run: str, launch_time: str | None) -> None:
-        """Write the result, if it has a verdict: the others are played again. Raises OSError."""
+        """Write the result, if it has a verdict: the others are played again.
+
+        Raises OSError, and ValueError if the file has verdicts of the task in another revision of its suite.
+        """
         if result.verdict is None:
             return
+        revision = _revision(result.verdict.raw)
+        known = self._revisions.setdefault(place.task, revision)
+        if known != revision:
+            raise ValueError(
+                f"{self._path}: it has verdicts of {place.task} in {_name(known)}, and the server has "
+                f"{_name(revision)}; name another file to resume"
+            )
         record = {
             "run": run,
             **place._asdict(),
+            "suite": revision[0],
+            "suite_revision": revision[1],
             "launch_time": launch_time,
             "episode": result.episode,
             "page": result.page,
@@ -100,36 +147,57 @@ class VerdictFile:
             "verdict": dict(result.verdict.raw),
         }
         line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
-        with self._path.open("r+b" if self._path.exists() else "wb") as file:
-            file.truncate(self._end)  # removes a line that was never finished
-            file.seek(self._end)
-            file.write(line)
+        self._file.truncate(self._end)  # removes a line that was never finished
+        self._file.seek(self._end)
+        self._file.write(line)
+        self._file.flush()
         self._end += len(line)
+
+
+@contextmanager
+def verdict_file(path: str | PathLike[str] | None) -> Generator[VerdictFile | None]:
+    """The file of a batch, locked as long as the body runs; None without a path."""
+    verdicts = None if path is None else VerdictFile(path)
+    try:
+        yield verdicts
+    finally:
+        if verdicts is not None:
+            verdicts.close()
 
 
 def discard_verdicts(path: str | PathLike[str], is_discarded: Callable[[Verdict], bool]) -> int:
     """Remove verdicts from the file of a batch, so that their attempts are played again; returns how many.
 
-    Nothing happens without a file. Raises OSError.
+    Nothing happens without a file. Raises OSError, and ValueError as `VerdictFile`.
     """
     file = Path(path)
     if not file.exists():
         return 0
-    lines = file.read_bytes().splitlines(keepends=True)
-    records = map(_read, lines)
-    kept = [
-        line
-        for line, record in zip(lines, records, strict=True)
-        if record is None or not is_discarded(Verdict.read(record["verdict"]))
-    ]
-    if len(kept) < len(lines):
-        replacement = file.with_name(f".{file.name}.{os.getpid()}")
-        try:
-            replacement.write_bytes(b"".join(kept))
-            replacement.replace(file)
-        finally:
-            replacement.unlink(missing_ok=True)
+    with verdict_file(file):
+        lines = file.read_bytes().splitlines(keepends=True)
+        records = map(_read, lines)
+        kept = [
+            line
+            for line, record in zip(lines, records, strict=True)
+            if record is None or not is_discarded(Verdict.read(record["verdict"]))
+        ]
+        if len(kept) < len(lines):
+            replacement = file.with_name(f".{file.name}.{os.getpid()}")
+            try:
+                replacement.write_bytes(b"".join(kept))
+                replacement.replace(file)
+            finally:
+                replacement.unlink(missing_ok=True)
     return len(lines) - len(kept)
+
+
+def _revision(verdict: Mapping[str, Any]) -> tuple[object, object]:
+    """The suite of a verdict, and its revision."""
+    return verdict.get("suite"), verdict.get("suite_revision")
+
+
+def _name(revision: tuple[object, object]) -> str:
+    return f"revision {revision[1]} of {revision[0]}"
 
 
 def _read(line: bytes) -> Recorded | None:

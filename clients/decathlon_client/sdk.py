@@ -22,6 +22,7 @@ from mcp import ClientSession, types
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import RootModel, ValidationError
 
+from decathlon_client.address import DIRECT, LARGE_EVENTS
 from decathlon_client.values import JsonObject, OnProgress, as_object
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ def http_client(headers: dict[str, str]) -> httpx.AsyncClient:
 def _options(headers: dict[str, str]) -> dict[str, Any]:
     # The SDK's own client gives up a call after 300 s of silence; httpx's default is 5 s.
     return {
-        "headers": headers,
+        "headers": {**LARGE_EVENTS, **headers},
+        "mounts": DIRECT,
         "timeout": httpx.Timeout(None, connect=CONNECT_SECONDS),
         "limits": httpx.Limits(max_connections=None),
         "verify": _certificates(),
@@ -204,9 +206,13 @@ def _options(headers: dict[str, str]) -> dict[str, Any]:
 
 
 class _SilenceableClient(httpx.AsyncClient):
-    """An HTTP client that answers requests itself, with an empty body, once `may_send` returns False."""
+    """An HTTP client that answers requests itself, with an empty body, once `may_send` returns False.
 
-    # Not with an error, which the SDK would log.
+    So it does for notifications and the end of a session if they fail.
+    """
+
+    # Not with an error: of these the SDK logs a warning, or a traceback of sixty lines. That a connection is
+    # broken, the requests that wait for an answer find out.
 
     def __init__(self, may_send: Callable[[], bool], **options: Any) -> None:
         super().__init__(**options)
@@ -214,9 +220,25 @@ class _SilenceableClient(httpx.AsyncClient):
 
     async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
         if self._may_send():
-            return await super().send(request, **options)
+            try:
+                response = await super().send(request, **options)
+            except httpx.HTTPError:
+                if _is_answered(request):
+                    raise
+            else:
+                if _is_answered(request) or not response.is_error:
+                    return response
+                await response.aclose()
         status = {"GET": 405, "POST": 202}.get(request.method, 200)
         return httpx.Response(status, request=request)
+
+
+def _is_answered(request: httpx.Request) -> bool:
+    """Whether something waits for what the server answers."""
+    if request.method == "POST":
+        message = as_object(json.loads(request.content)) or {}
+        return "method" in message and "id" in message
+    return request.method != "DELETE"
 
 
 class _SilencedStream(httpx.AsyncByteStream):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -25,8 +26,10 @@ from decathlon_client.errors import (
     ConnectionLostError,
     InvalidReplyError,
     ProtocolError,
+    RequestError,
     error_from_json_rpc,
 )
+from decathlon_client.json_check import check_call
 from decathlon_client.resending import ResendPolicy, Resends, absent_seconds, with_operation
 from decathlon_client.sdk import (
     CLOSED_STREAM_ERRORS,
@@ -185,6 +188,8 @@ def error_from_response(response: ErrorResponse) -> ClientError:
         message += f"; this client sends its argument `token`, or else {TOKEN_VARIABLE}"
     if response.status in (401, 403):
         return AccessDeniedError(message, code="access_denied")
+    if response.status == 413:
+        return RequestError(message, code="bad_request")
     data: object = response.error.get("data")
     if response.error and data is not None:
         return error_from_json_rpc(int(response.error.get("code", 0)), message, data)
@@ -252,7 +257,10 @@ class ReconnectingSession:
         context of each try; a try that it cancels is lost. Raises CallTimeoutError and every other
         ClientError.
         """
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError("a timeout must be a number")  # NaN would disorder the event loop's timers
         if method == "tools/call":
+            check_call(params)
             params = with_operation(params)
         resends, was_forgotten = Resends(self._policy), False
         with anyio.move_on_after(timeout):

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
@@ -22,15 +23,16 @@ class StdinPump:
     """Copies the lines of a file descriptor into a socket until the descriptor ends or `stop` is called.
 
     Readers of the socket's other end then see the end of the file. A line over `MAX_LINE_BYTES` is replaced
-    by `OVERLONG_LINE`.
+    by `OVERLONG_LINE`. `on_end` is called in the thread at the descriptor's end.
     """
 
     # A thread that blocks in a read of stdin cannot be interrupted. This daemon thread need not be: readers
     # use the socket, which can be shut down under them.
 
-    def __init__(self, source: int, sink: socket.socket) -> None:
+    def __init__(self, source: int, sink: socket.socket, on_end: Callable[[], object] | None = None) -> None:
         self._source = source
         self._sink = sink
+        self._on_end = on_end
         threading.Thread(target=self._copy, name="stdin", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -59,6 +61,9 @@ class StdinPump:
             if line:
                 self._sink.sendall(line)
         self.stop()
+        if self._on_end is not None:
+            with suppress(RuntimeError):  # the event loop is closed
+                self._on_end()
 
     def stop(self) -> None:
         """End the copy. Calling it again does nothing."""
@@ -66,9 +71,10 @@ class StdinPump:
             self._sink.shutdown(socket.SHUT_WR)
 
 
-async def stop_on_signal(pump: StdinPump) -> None:
-    """Stop the pump at the first SIGTERM or SIGINT; return at once on systems without signal receivers."""
+async def stop_on_signal(pump: StdinPump) -> bool:
+    """Stop the pump at the first SIGTERM or SIGINT. False, at once, on systems without signal receivers."""
     with suppress(NotImplementedError), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
             pump.stop()
-            return
+            return True
+    return False

@@ -17,14 +17,17 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import os
+import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from typing import Any, ClassVar, Self, cast
 from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.to_thread
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
 import decathlon_client as asynchronous
 from decathlon_client.close_budget import ThreadInterrupted
@@ -40,11 +43,30 @@ class _LoopThread:
 
     def __init__(self, portal: BlockingPortal) -> None:
         self._portal = portal
+        self._process = os.getpid()
+        self._is_open = True
         self._proxies: WeakKeyDictionary[Any, SyncProxy] = WeakKeyDictionary()
         self._threads: anyio.CapacityLimiter | None = None
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether the thread is there: a fork has only the thread that made it."""
+        return os.getpid() == self._process
+
+    def close(self) -> None:
+        """Let every further use raise."""
+        self._is_open = False
+
+    def check(self) -> None:
+        """Raise RuntimeError if nothing can run in the event loop any more, instead of waiting for ever."""
+        if not self.is_of_this_process:
+            raise RuntimeError("this Decathlon was opened before a fork: open one in each process")
+        if not self._is_open:
+            raise RuntimeError("this Decathlon is closed")
+
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a coroutine function in the event loop and return its result. Ctrl-C cancels it."""
+        self.check()
         loop_args = [self.to_loop(arg) for arg in args]
         loop_kwargs = self.keywords_to_loop(kwargs)
         future = self._portal.start_task_soon(functools.partial(function, *loop_args, **loop_kwargs))
@@ -57,6 +79,7 @@ class _LoopThread:
     @contextmanager
     def enter(self, manager: AbstractAsyncContextManager[Any]) -> Generator[Any]:
         """Enter an asynchronous context manager in the event loop."""
+        self.check()
         portal_manager = self._portal.wrap_async_context_manager(manager)
         value = portal_manager.__enter__()
         failure: BaseException | None = None
@@ -67,8 +90,10 @@ class _LoopThread:
             failure = error if isinstance(error, Exception) else ThreadInterrupted()
             raise
         finally:
-            with suppress(ThreadInterrupted):
-                portal_manager.__exit__(type(failure) if failure else None, failure, None)
+            # After a fork the other process closes it.
+            if self.is_of_this_process:
+                with suppress(ThreadInterrupted):
+                    portal_manager.__exit__(type(failure) if failure else None, failure, None)
 
     def iterate(self, items: AsyncGenerator[Any]) -> Generator[Any]:
         """Iterate over an asynchronous generator in the event loop."""
@@ -84,7 +109,8 @@ class _LoopThread:
             while item := self.run(next_item):
                 yield item[0]
         finally:
-            self.run(items.aclose)
+            if self.is_of_this_process:
+                self.run(items.aclose)
 
     def to_caller(self, value: object) -> Any:
         """The value as the caller's thread may use it: with proxies for objects of the event loop."""
@@ -104,14 +130,15 @@ class _LoopThread:
         return proxy
 
     def to_loop(self, value: Any) -> Any:
-        """The value as the event loop may use it: without proxies, and with functions called in threads."""
+        """The value as the event loop may use it: without proxies, and with functions called in threads.
+
+        Of containers only the keys of mappings can be proxies: the slots of a lockstep.
+        """
         if isinstance(value, SyncProxy):
             return value.original
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value)
-            return {self.to_loop(key): self.to_loop(item) for key, item in items.items()}
-        if type(value) is list:
-            return [self.to_loop(item) for item in cast("list[Any]", value)]
+            return {key.original if isinstance(key, SyncProxy) else key: item for key, item in items.items()}
         return self._in_thread(value) if inspect.isroutine(value) or inspect.isfunction(value) else value
 
     def keywords_to_loop(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,7 +178,7 @@ class SyncProxy:
 
     original_class: ClassVar[type]
     original: Any
-    _loop: _LoopThread
+    _loop: Any
 
     def __init_subclass__(cls, *, original_class: type) -> None:
         cls.original_class = original_class
@@ -218,17 +245,60 @@ class Decathlon(SyncProxy, original_class=asynchronous.Decathlon):
 
     def _set(self, original: asynchronous.Decathlon) -> None:
         self.original = original
+        self._opened: _LoopThread | None = None
         self._stack = ExitStack()
 
+    @property
+    def _loop(self) -> _LoopThread:
+        if self._opened is None:
+            raise RuntimeError("this Decathlon is not open: use it in `with`")
+        return self._opened
+
     def __enter__(self) -> Self:
+        if self._opened is not None:
+            raise RuntimeError("this Decathlon is open already")
         with ExitStack() as stack:
-            self._loop = _LoopThread(stack.enter_context(start_blocking_portal()))
-            stack.enter_context(self._loop.enter(self.original))
-            self._stack = stack.pop_all()
+            loop = _LoopThread(stack.enter_context(_portal()))
+            # Left before the portal, and after the client, which is closed through it.
+            stack.callback(loop.close)
+            stack.enter_context(loop.enter(self.original))
+            self._stack, self._opened = stack.pop_all(), loop
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self._opened = None
         self._stack.__exit__(*exception)
+
+
+@contextmanager
+def _portal() -> Generator[BlockingPortal]:
+    """An event loop in a thread of its own. A fork has no such thread and leaves it alone."""
+    # Not anyio's `start_blocking_portal`: its end waits for the thread, after a fork for ever.
+    process, ready = os.getpid(), Future[BlockingPortal]()
+
+    async def serve() -> None:
+        async with BlockingPortal() as portal:
+            ready.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    def run() -> None:
+        try:
+            anyio.run(serve)
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    thread = threading.Thread(target=run, name="decathlon-client", daemon=True)
+    thread.start()
+    portal, is_broken = ready.result(), True
+    try:
+        yield portal
+        is_broken = False
+    finally:
+        if os.getpid() == process:
+            portal.call(portal.stop, is_broken)
+            thread.join()
 
 
 PROXIES: dict[type, type[SyncProxy]] = {

@@ -80,15 +80,18 @@ class Episode:
         """Make a model's call: as `call`, but the model's mistakes are replies with `is_error`.
 
         Mistakes are an unknown tool, refused arguments, and a call past its `timeout`; also a call by which,
-        or before which, the episode ended with a reward of 0: then `claimed` is true. `arguments` may be the
-        JSON text that the model wrote. `evaluate` cannot be called. Raises EpisodeEndedError,
+        or before which, the episode ended with a reward of 0: then `claimed` is true. Refused are also
+        arguments that no server can read: half of a surrogate pair, NaN, more than 4,300 digits, 128 levels,
+        100,000 values, or the server's `--max-body-mib`. `arguments` may be the JSON text that the model
+        wrote. `evaluate` cannot be called. Raises EpisodeEndedError,
         SandboxLostError, ConnectionLostError, which are not the model's fault.
         """
 
     def claim_done(self, answer: str | None = None) -> Reply:
         """Close the attempt. No tool works after that, and the server starts grading.
 
-        `answer`: the agent's final answer, which some tasks are graded by.
+        `answer`: the agent's final answer, which some tasks are graded by. One that cannot be sent is a reply
+        with `is_error`, as in `act`: the attempt is still open.
         """
 
     def truncate(self, answer: str | None = None, *, turns: int | None = None) -> Reply:
@@ -98,7 +101,8 @@ class Episode:
         `--at-limit` decides. By default it is 0 for the tasks of Toolathlon and toolathlon_gym, as upstream.
         `turns`: the turns that the agent took, for rubrics that use them; counted only with policy
         `controller` or a controller's token. Raises AccessDeniedError if another client controls this
-        episode. If the episode has ended with a reward of 0 before, the reply has `is_error`.
+        episode. If the episode has ended with a reward of 0 before, the reply has `is_error`. An answer that
+        cannot be sent is left out.
         """
 
     def note(
@@ -371,7 +375,8 @@ class Decathlon:
 
         `resume` names a file to which each verdict is appended. A batch that is started again with it plays
         only what has no verdict there, and yields the others first, with `resumed` and without `played`.
-        Raises ValueError if the file is not one of these.
+        Entering raises ValueError if the file is not one of these, or another batch uses it; so does a task
+        whose verdicts in it are of another revision of the suite, once the results that there are were taken.
         """
 
     def ask(

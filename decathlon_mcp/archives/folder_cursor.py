@@ -9,9 +9,10 @@ from typing import Self
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
 
 MAX_LEVELS = 1000
-"""How deep folders may lie. Each move beyond `_OPEN_LEVELS` costs as many calls as it is levels deeper."""
+"""How deep folders may lie. A move to another one costs as many calls as there are folders between them."""
 _OPEN_LEVELS = 32
-"""Down to this level, the descriptors of the folders above the current one are kept open."""
+"""Down to this level, the descriptors of the folders above the current one are kept open. Below it,
+`..` leads back."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Parts = tuple[str, ...]
@@ -31,6 +32,8 @@ class FolderCursor:
             self._open_levels = [os.open(base, _FOLDER_FLAGS)]
         self._parts: Parts = ()
         self._current = os.dup(self._open_levels[0])
+        self._identities: list[tuple[int, int]] = []
+        """Device and inode of each folder of `_parts`."""
 
     def __enter__(self) -> Self:
         return self
@@ -49,23 +52,40 @@ class FolderCursor:
         Raises OSError, e.g. for a link, LimitExceededError below `MAX_LEVELS`, and BadRequestError for "..".
         """
         if len(parts) > MAX_LEVELS:
-            raise LimitExceededError(f"folders in the sandbox are more than {MAX_LEVELS} levels deep")
+            raise LimitExceededError(
+                f"folders in the sandbox are more than {MAX_LEVELS} levels deep", budget="levels"
+            )
         if parts != self._parts:
-            level = 0
-            if parts[: len(self._parts)] == self._parts:
-                level, current = len(self._parts), os.dup(self._current)
-            else:
-                while level + 1 < len(self._open_levels) and parts[: level + 1] == self._parts[: level + 1]:
-                    level += 1
-                for descriptor in self._open_levels[level + 1 :]:
-                    os.close(descriptor)
-                del self._open_levels[level + 1 :]
+            level = _common(parts, self._parts)
+            if (current := self._above(level)) is None:
+                level = min(level, len(self._open_levels) - 1)
                 current = os.dup(self._open_levels[level])
+            for descriptor in self._open_levels[level + 1 :]:
+                os.close(descriptor)
+            del self._open_levels[level + 1 :]
             os.close(self._current)
             self._current, self._parts = current, parts[:level]
+            del self._identities[level:]
             for part in parts[level:]:
                 self._descend(part)
         return self._current
+
+    def _above(self, level: int) -> int | None:
+        """A descriptor of the folder of that level above the current one; None if another way is shorter."""
+        steps = len(self._parts) - level
+        if steps == 0:
+            return os.dup(self._current)
+        if steps > level - len(self._open_levels) + 1:
+            return None
+        try:
+            folder = os.open("/".join([".."] * steps), _FOLDER_FLAGS, dir_fd=self._current)
+        except OSError:
+            return None
+        # It leads elsewhere if a folder was moved meanwhile.
+        if _identity(folder) == self._identities[level - 1]:
+            return folder
+        os.close(folder)
+        return None
 
     def _descend(self, part: str) -> None:
         if part in ("", ".", ".."):
@@ -75,6 +95,7 @@ class FolderCursor:
             self._open_levels.append(os.dup(child))
         os.close(self._current)
         self._current, self._parts = child, (*self._parts, part)
+        self._identities.append(_identity(child))
 
     def _open(self, name: str) -> int:
         try:
@@ -84,6 +105,19 @@ class FolderCursor:
                 raise
             os.mkdir(name, 0o755, dir_fd=self._current)
             return os.open(name, _FOLDER_FLAGS, dir_fd=self._current)
+
+
+def _common(parts: Parts, others: Parts) -> int:
+    """How many of the first parts are the same."""
+    length = min(len(parts), len(others))
+    if parts[:length] == others[:length]:
+        return length
+    return next(number for number in range(length) if parts[number] != others[number])
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def open_accessible(name: str, flags: int, folder: int, mode: int) -> int:

@@ -281,6 +281,18 @@ def _decoded(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
+def extends_next(header: bytes | bytearray) -> bool:
+    """Whether this header only describes the one after it."""
+    return header[156:157] in _EXTENSIONS
+
+
+def header_size(header: bytes | bytearray) -> int:
+    """Length of the body behind this header."""
+    if _KINDS.get(bytes(header[156:157]), Kind.FILE) in _WITHOUT_BODY:
+        return 0
+    return _number(bytes(header[124:136]))
+
+
 @lru_cache(1024)
 def _number(field: bytes) -> int:
     """Octal digits, or base 256 where the first bit is set (GNU). Negative and unreadable numbers are 0."""

@@ -24,6 +24,10 @@ MAX_NAME_BYTES = 2048
 MAX_PART_BYTES = 255
 MAX_REPORTED = 100
 """Longest list of refusals, so that an agent cannot fill the verdict."""
+MAX_LINK_BYTES = 16 << 20
+"""Targets of symlinks that are remembered for their other names; other names of further ones are left out."""
+_LINK_COST = 100
+"""Bytes that a remembered target takes besides itself."""
 MAX_KEYS_REPORTED = 10
 """How many of the settings that were removed from one file a report names."""
 _ALLOWED = (Kind.FILE, Kind.FOLDER, Kind.SYMLINK, Kind.HARD_LINK)
@@ -38,10 +42,12 @@ _REFUSED = {
 class CleanWorkspace:
     """The plain tar `archive` as it goes into a grader's sandbox, its members placed below `prefix`.
 
-    Allowed are regular files, folders, symlinks that stay inside, and hard links to allowed files; of two
-    members with one name, the first. `limit_bytes` bounds all bodies together, `limit_members` the number of
-    members, refused ones included. Owners become root, set-id bits are removed, everything becomes readable.
-    `root`: the folder in sandboxes that `prefix` is relative to; by default the topmost one.
+    Allowed are regular files, folders, symlinks that stay inside, and hard links to what is allowed; of two
+    members with one name, the first. A link to an absolute path in the workspace becomes a relative one.
+    `limit_bytes` bounds all bodies together, `limit_members` the number of members, refused ones included.
+    Owners become root, set-id bits are removed, everything becomes readable. `root`: the folder in sandboxes
+    that `prefix` is relative to; by default the topmost one. `location`: where the workspace was in the
+    agent's sandbox; by default at `prefix` too.
 
     Nothing is written: the archive is filtered while it is read.
     """
@@ -54,12 +60,14 @@ class CleanWorkspace:
         limit_bytes: int,
         limit_members: int,
         root: PurePosixPath | None = None,
+        location: PurePosixPath | None = None,
     ) -> None:
         self._archive = archive
         self._prefix = prefix.strip("/")
         self._limit_bytes = limit_bytes
         self._limit_members = limit_members
         self._root = root or PurePosixPath("/")
+        self._location = location or self._root / self._prefix
         self._last: _Filter | None = None
 
     @property
@@ -84,6 +92,7 @@ class CleanWorkspace:
                 ArchiveReader.of_file(file),
                 repositories,
                 self._prefix,
+                self._location,
                 self._limit_bytes,
                 self._limit_members,
             )
@@ -106,9 +115,14 @@ class _Filter:
         reader: ArchiveReader,
         repositories: Repositories,
         prefix: str,
+        location: PurePosixPath,
         limit_bytes: int,
         limit_members: int,
     ) -> None:
+        self._location = location
+        self._link_targets: dict[bytes, str] = {}
+        """Of symlinks, as the archive has them."""
+        self._remaining_link_bytes = MAX_LINK_BYTES
         self._reader = reader
         self._repositories = repositories
         self._prefix = prefix
@@ -162,6 +176,11 @@ class _Filter:
             return
         if existing is not None:
             raise _RefusedError("something of that name came before it")
+        if member.kind is Kind.HARD_LINK:
+            member = self._as_symlink(member)
+        if member.kind is Kind.SYMLINK:
+            self._remember(key, member.link)
+            member = replace(member, link=_relative(member.link, self._location, name.count("/")))
         link = member.link if member.kind in (Kind.SYMLINK, Kind.HARD_LINK) else None
         treatment = self._repositories.treatment(name, link)
         if treatment.refused and member.kind is not Kind.FOLDER:
@@ -212,6 +231,16 @@ class _Filter:
             keys = ", ".join(_printable(key) for key in removed[:MAX_KEYS_REPORTED])
             self._report(f"{_printable(name)}: removed {keys}{more}")
         return self._file(name, replace(member, size=len(content)), (content,))
+
+    def _as_symlink(self, member: Member) -> Member:
+        """A hard link as what it is another name of, if that is a symlink: engines pack it so."""
+        target = self._link_targets.get(_key(_normalized(member.link)))
+        return member if target is None else replace(member, kind=Kind.SYMLINK, link=target)
+
+    def _remember(self, key: bytes, target: str) -> None:
+        self._remaining_link_bytes -= len(target) + _LINK_COST
+        if self._remaining_link_bytes >= 0:
+            self._link_targets[key] = target
 
     def _hard_link(self, name: str, member: Member) -> Entry:
         target = _normalized(member.link)
@@ -291,6 +320,17 @@ def _normalized(name: str) -> str:
     if not is_short and any(len(encoded(part)) > MAX_PART_BYTES for part in parts):
         raise _RefusedError("its name is too long")
     return "/".join(parts)
+
+
+def _relative(target: str, workspace: PurePosixPath, depth: int) -> str:
+    """The target of a symlink, relative if it is an absolute path in the workspace. `depth`: of the link."""
+    if not target.startswith("/") or len(target) > MAX_NAME_BYTES:
+        return target
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    top = workspace.parts[1:]
+    if tuple(parts[: len(top)]) != top:
+        return target
+    return "/".join([*[".."] * depth, *parts[len(top) :]]) or "."
 
 
 def _inner_target(target: str, *, depth: int) -> str:

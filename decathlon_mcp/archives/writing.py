@@ -1,21 +1,18 @@
-"""Writes tar archives: from folders of this machine, from a checkout, from memory.
+"""Writes tar archives: from a checkout, from memory; from the folders of sandboxes, see `packing`.
 
 Every archive is a sequence of entries (a header and its body) that `archive_chunks` turns into bytes.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
 from msgspec.structs import replace
 
-from decathlon_mcp.archives.folder_cursor import FolderCursor, Parts, open_accessible
 from decathlon_mcp.archives.reading import (
     BLOCK_BYTES,
     CHUNK_BYTES,
@@ -28,16 +25,12 @@ from decathlon_mcp.archives.reading import (
 )
 from decathlon_mcp.errors import LimitExceededError
 
-MAX_LINKED_FILES = 250_000
-"""Files with several names whose first name is remembered. Further ones are packed once for each name."""
 MAX_MTIME = (1 << 33) - 1
 """Latest time in a plain header field, and one that every file system can store."""
 
 # The file may have been replaced since it was looked at: never follow a link, never wait for a FIFO's writer.
-_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _END = bytes(2 * BLOCK_BYTES)
-_FAULTS_OF_THE_MACHINE = frozenset({errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of reading that no state of the files explains."""
 _KINDS = {
     stat.S_IFREG: Kind.FILE,
     stat.S_IFDIR: Kind.FOLDER,
@@ -51,7 +44,6 @@ _TAIL = b"ustar  \0".ljust(BLOCK_BYTES - 257, b"\0")
 _TAIL_SUM = sum(_TAIL)
 
 Entry = tuple[Member, Body]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +183,9 @@ def save(chunks: Iterable[bytes], archive: Path, limit_bytes: int | None = None)
 def _check_limit(size: int, limit_bytes: int | None) -> None:
     if limit_bytes is not None and size > limit_bytes:
         raise LimitExceededError(
-            f"the files in the sandbox exceed the limit of {limit_bytes} bytes", limitBytes=limit_bytes
+            f"the files in the sandbox exceed the limit of {limit_bytes} bytes",
+            budget="bytes",
+            limitBytes=limit_bytes,
         )
 
 
@@ -219,91 +213,7 @@ def pack_empty_folders(names: Iterable[str], *, user: int = 0, group: int = 0) -
     )
 
 
-def pack_folder(folder: Path, archive: Path, limit_bytes: int, *, below: Path) -> None:
-    """Pack a folder of this machine as `Sandbox.get` describes. Raises LimitExceededError past `limit_bytes`.
-
-    A file with several names is packed once; its other names become hard links. A missing folder gives an
-    archive without members, and so does one that is reached through a link, at or below `below`. Files may
-    change meanwhile: no link is followed.
-    """
-    cursor = _readable(lambda: FolderCursor(below))
-    if cursor is None:
-        save(empty_archive(), archive, limit_bytes)
-        return
-    with cursor:
-        pack_at(cursor, folder.relative_to(below).parts, archive, limit_bytes)
-
-
-def pack_at(cursor: FolderCursor, parts: Parts, archive: Path, limit_bytes: int) -> None:
-    """As `pack_folder`, the folder `parts` of a cursor."""
-    save(archive_chunks(_folder_entries(cursor, parts)), archive, limit_bytes)
-
-
-def _folder_entries(cursor: FolderCursor, start: Parts) -> Iterator[Entry]:
-    """Depth first, names sorted; names begin with "./"."""
-    top = _readable(lambda: os.fstat(cursor.enter(start)))
-    if top is None:
-        return
-    yield _header_of(top, "."), ()
-    first_names: dict[tuple[int, int], str] = {}
-    pending: list[Parts] = [(name,) for name in _children(cursor, start)]
-    while pending:
-        parts = pending.pop()
-        entry = _entry_at(cursor, (*start, *parts), "/".join((".", *parts)), first_names)
-        if entry is None:
-            continue
-        yield entry
-        if entry[0].kind is Kind.FOLDER:
-            pending += [(*parts, name) for name in _children(cursor, (*start, *parts))]
-
-
-def _readable(read: Callable[[], _T]) -> _T | None:
-    """What `read` returns; None if a file cannot be read, which is up to its owner.
-
-    Raises OSError for a fault of the machine: it must not make a folder look empty.
-    """
-    try:
-        return read()
-    except OSError as error:
-        if error.errno in _FAULTS_OF_THE_MACHINE:
-            raise
-        return None
-
-
-def _children(cursor: FolderCursor, parts: Parts) -> list[str]:
-    """Names in a folder, the first one last; none of a folder that cannot be read."""
-    names = _readable(lambda: os.listdir(cursor.enter(parts)))  # noqa: PTH208  (of a descriptor)
-    return sorted(names or (), reverse=True)
-
-
-def _entry_at(
-    cursor: FolderCursor, parts: Parts, member_name: str, first_names: dict[tuple[int, int], str]
-) -> Entry | None:
-    """A file as an entry owned by root; None for sockets and devices, and for one that cannot be read.
-
-    `first_names`: the first name of each file with several names, by device and inode; this one is added.
-    """
-
-    def entry() -> Entry | None:
-        folder, name = cursor.enter(parts[:-1]), parts[-1]
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        member = _header_of(status, member_name)
-        if member.kind is Kind.SYMLINK:
-            return replace(member, link=os.readlink(name, dir_fd=folder)), ()
-        if member.kind is Kind.FILE:
-            if status.st_nlink > 1:
-                inode = status.st_dev, status.st_ino
-                if inode in first_names:
-                    return replace(member, kind=Kind.HARD_LINK, size=0, link=first_names[inode]), ()
-                if len(first_names) < MAX_LINKED_FILES:
-                    first_names[inode] = member_name
-            return member, _chunks(lambda: open_accessible(name, _OPEN_FLAGS, folder, 0o600), status.st_size)
-        return None if member.kind is Kind.UNKNOWN else (member, ())
-
-    return _readable(entry)
-
-
-def _header_of(status: os.stat_result, name: str) -> Member:
+def header_of(status: os.stat_result, name: str) -> Member:
     """A header with the kind, the permissions and the time of a file; of a link it lacks the target."""
     mode = status.st_mode
     kind = _KINDS.get(stat.S_IFMT(mode), Kind.UNKNOWN)
@@ -316,15 +226,16 @@ def _header_of(status: os.stat_result, name: str) -> Member:
 def path_entry(path: str, name: str) -> Entry | None:
     """A file, folder, symlink or FIFO of this machine as an entry owned by root; None for anything else."""
     status = os.lstat(path)
-    member = _header_of(status, name)
+    member = header_of(status, name)
     if member.kind is Kind.SYMLINK:
         return replace(member, link=os.readlink(path)), ()  # noqa: PTH115
     if member.kind is Kind.FILE:
-        return member, _chunks(lambda: os.open(path, _OPEN_FLAGS), status.st_size)
+        return member, file_chunks(lambda: os.open(path, OPEN_FLAGS), status.st_size)
     return None if member.kind is Kind.UNKNOWN else (member, ())
 
 
-def _chunks(open_file: Callable[[], int], size: int) -> Iterator[bytes]:
+def file_chunks(open_file: Callable[[], int], size: int) -> Iterator[bytes]:
+    """At most `size` bytes of a file that is opened when the first are asked for."""
     if not size:
         return
     descriptor = open_file()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Self
 
 from decathlon_mcp.catalogue.pass_rates import PassRate, PassRates
@@ -104,19 +104,40 @@ class Catalogue:
     def launch_time(self, suite: Suite, task: Task, requested: datetime | None = None) -> datetime:
         """The time that a task is played at: of its recorded web, else as requested, else now.
 
+        It is in the time zone of the sandboxes.
+
         Raises BadRequestError if another one is requested than that of the recording.
         """
         read, recorded = self._host.recorded_launch_time, None
         if read is not None and (task.needs.network or task.grader_network):
             recorded = read(suite, task)
         if recorded is None:
-            return requested or datetime.now().astimezone()
+            return self._in_zone_of_sandboxes(suite, requested)
         if requested is not None and requested != recorded:
             raise BadRequestError(
                 f"the recording of the web of {task.id} fixes the launch time "
                 f"{recorded.isoformat()}: leave out another one"
             )
         return recorded
+
+    def _in_zone_of_sandboxes(self, suite: Suite, when: datetime | None) -> datetime:
+        """The moment as the clock of a sandbox shows it, which the task's programs read. None: now.
+
+        A time without an offset is one of that clock. Raises BadRequestError for one that no clock shows.
+        """
+        zone = self._host.zones.get(suite.name)  # None: this machine's
+        if when is None:
+            when = datetime.now().astimezone(zone)
+        elif when.tzinfo is None:
+            when = when.replace(tzinfo=zone)
+        try:
+            return when.astimezone(zone)
+        except (OverflowError, ValueError, OSError):
+            raise BadRequestError(f"there is no such launch time: {when.isoformat()}") from None
+
+    def record_zone(self, suite: Suite, zone: tzinfo) -> None:
+        """Keep the time zone that the suite's sandboxes have."""
+        self._host = replace(self._host, zones={**self._host.zones, suite.name: zone})
 
     def prompt(self, suite: Suite, task: Task, launch_time: datetime) -> Prompt:
         """The prompt of an episode that starts at that time. Raises SuiteError if its files cannot be read.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, tzinfo
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -129,9 +129,10 @@ class HostInfo:
     `has_network`: a sandbox gets a network if its task needs one. `without_network`: suites whose provider
     gives none, and why. `varying_root`: suites of which every sandbox has another root. `tool_names`: the
     spelling in force; None: the suite's own. `missing_programs`: by suite, then by MCP server; a suite whose
-    sandboxes were not probed is taken to have all of them. `has_web`: tasks get a recorded web in place of a
-    network, and need no network. `missing_recording`: with a web that only replays, why a task's recording is
-    missing, empty if it is there. `recorded_launch_time`: with a recorded web, the launch time that a task's
+    sandboxes were not probed is taken to have all of them. `zones`: by suite, the time zone of its sandboxes,
+    if it is not this machine's. `has_web`: tasks get a recorded web in place of a network, and need none.
+    `missing_recording`: with a web that only replays, why a task's recording is missing, empty if it is
+    there. `recorded_launch_time`: with a recorded web, the launch time that a task's
     recording fixes, None without a recording. `service_images`: by suite, those images of services that are
     on its engine; a suite whose provider has no engine has no entry.
     """
@@ -143,6 +144,7 @@ class HostInfo:
     without_network: Mapping[str, str] = field(default_factory=dict[str, str])
     varying_root: frozenset[str] = frozenset()
     tool_names: Names | None = None
+    zones: Mapping[str, tzinfo] = field(default_factory=dict[str, tzinfo])
     missing_programs: Mapping[str, Mapping[str, MissingProgram]] = field(
         default_factory=dict[str, Mapping[str, MissingProgram]]
     )

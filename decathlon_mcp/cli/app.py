@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.completion.detect import ShellDetectionError
 
 from decathlon_mcp import __version__
+from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.episode import episode
 from decathlon_mcp.cli.image import image
 from decathlon_mcp.cli.install import install
@@ -54,7 +55,7 @@ from decathlon_mcp.cli.usage import (
     report,
     usage_message,
 )
-from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.errors import BadRequestError, SchemaError
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import Settings, default_state
 
@@ -867,7 +868,9 @@ def run(words: Sequence[str]) -> int:
         if (message := failure_message(error)) is None:
             raise
         report(message)
-        return 1
+        # Its supervisor would start it again.
+        is_final = words[:1] == ["serve"] and errors.split(SchemaError)[0] is not None
+        return supervisor.USAGE_STATUS if is_final else 1
     return status if isinstance(status, int) else 0
 
 

@@ -23,6 +23,7 @@ from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
 from decathlon_mcp.own_command import shell_path, this_command
+from decathlon_mcp.sandboxes.local_isolation import LocalIsolation
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.starter import oracle, oracle_ids
 from decathlon_mcp.storage.database import SCHEMA_VERSION
@@ -125,10 +126,19 @@ async def _server(console: ScriptConsole) -> AsyncGenerator[str]:
                 tasks.start_soon(log.follow)
                 url = await log.url()
             console.line("server", f"listening at {url}")
+            console.line("isolation", _isolation(state))
             yield url
         finally:
             with anyio.CancelScope(shield=True):
                 await _stop(process)
+
+
+def _isolation(state: Path) -> str:
+    found = LocalIsolation.read(state)
+    if found is None or found.isolation == "none":
+        why = f": {found.why}" if found is not None and found.why else ""
+        return f"none, sandboxes are ordinary processes of this user{why}"
+    return "namespaces, sandboxes see this machine's programs and nothing else of it"
 
 
 class _ServerLog:

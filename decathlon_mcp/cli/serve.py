@@ -125,7 +125,8 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
             def announce() -> None:
                 write_url(url)
                 if supervised is not None:
-                    supervised.report_ready(listener, _absolute(address.ready_file))
+                    ready_file = _absolute(address.ready_file)
+                    supervised.report_ready(listener, ready_file, settings.survive_seconds)
                 log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
                 if settings.log_format == "text" and not (supervised and supervised.restarts):
                     page_line = _page_line(settings, address, url, tokens) if address.page else ""
@@ -136,6 +137,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                 app,
                 listener,
                 drain=episodes.drain,
+                hurry=episodes.hurry,
                 on_ready=announce,
                 limits=ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections),
                 metrics=episodes.metrics,

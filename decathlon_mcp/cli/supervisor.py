@@ -31,9 +31,9 @@ FLAGS = ("--no-supervisor", "--no_supervisor")
 HANDED_OVER_STATUS = 75
 """Exit status of a server that left its episodes to the next one; the parent starts that at once."""
 USAGE_STATUS = 2
-"""Exit status for invalid settings, with which starting again is useless."""
+"""Exit status for invalid settings, or a store that this version cannot read: starting again is useless."""
 MAX_MESSAGE_BYTES = 8192
-"""A message on the channel is a number and a path."""
+"""A message on the channel is two numbers and a path."""
 FIRST_ACTIVATED = 3
 """The first descriptor of systemd's socket activation, sd_listen_fds(3)."""
 _PR_SET_PDEATHSIG = 1
@@ -43,18 +43,23 @@ _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 class RestartLimits(NamedTuple):
     """How often a server is started again.
 
-    A server that has served for `stable_seconds` is started again at once. Of those that have not, at most
-    `attempts` follow one another, with pauses of 0, `pause_seconds`, and twice as much each time.
+    A server that has served for `stable_seconds` is started again at once. Those that have not follow one
+    another, with pauses of 0, `pause_seconds`, and twice as much each time, up to `max_pause_seconds`: at
+    least `attempts` of them, and as long as the sandboxes of the last one that was ready wait.
     """
 
-    # The pauses add up to 31 s, during which an engine that is restarted comes back.
+    # The first pauses add up to 31 s, during which an engine that is restarted comes back. A disk that is
+    # full takes a person, and whoever gives up before the sandboxes do gives up their episodes.
     stable_seconds: float = 5.0
     attempts: int = 7
     pause_seconds: float = 0.5
+    max_pause_seconds: float = 16.0
 
     def pause(self, failures: int) -> float:
         """Seconds before the next start after so many failures in a row, at least one."""
-        return 0.0 if failures < 2 else self.pause_seconds * 2.0 ** (failures - 2)
+        # Bounded before it is a number that no float has.
+        doubled = self.pause_seconds * 2.0 ** min(failures - 2, 64)
+        return 0.0 if failures < 2 else min(doubled, self.max_pause_seconds)
 
 
 DEFAULT_LIMITS = RestartLimits()
@@ -87,10 +92,13 @@ class Supervised(NamedTuple):
         fixed = (self.parent, self.channel, listener, int(self.activated), self.restarts)
         return f"{' '.join(map(str, fixed))} {self.cause}"
 
-    def report_ready(self, listener: socket.socket, ready_file: str) -> None:
-        """Send the listening socket to the parent, and the file that it removes when this process dies."""
+    def report_ready(self, listener: socket.socket, ready_file: str, wait_seconds: float = 0.0) -> None:
+        """Send the listening socket to the parent, and the file that it removes when this process dies.
+
+        `wait_seconds`: how long the sandboxes wait for the next server.
+        """
         with socket.socket(fileno=os.dup(self.channel)) as channel:
-            message = f"{time.monotonic()} {ready_file}".encode("utf-8", "surrogateescape")
+            message = f"{time.monotonic()} {wait_seconds} {ready_file}".encode("utf-8", "surrogateescape")
             socket.send_fds(channel, [message], [listener.fileno()])
 
 
@@ -169,13 +177,14 @@ class _Supervisor:
         self._child = 0
         self._ready_file = ""
         self._ready_time: float | None = None
+        self._wait_seconds = 0.0
         self._ever_ready = False
         self._stopping = False
 
     def run(self) -> int:
         """Run servers until one ends for good; return its exit status, 128 + N after signal N."""
         failures = restarts = 0
-        cause = "-"
+        cause, died_at = "-", 0.0
         while True:
             status = self._run_server(restarts, cause)
             exit_status = 128 - status if status < 0 else status
@@ -188,9 +197,12 @@ class _Supervisor:
             if status == HANDED_OVER_STATUS:
                 failures = 0
                 continue
-            served_seconds = 0.0 if self._ready_time is None else time.monotonic() - self._ready_time
+            now = time.monotonic()
+            served_seconds = 0.0 if self._ready_time is None else now - self._ready_time
             failures = 1 if served_seconds >= self._limits.stable_seconds else failures + 1
-            if failures > self._limits.attempts:
+            if failures == 1:
+                died_at = now
+            if failures > self._limits.attempts and now - died_at >= self._wait_seconds:
                 sys.stderr.write(
                     f"decathlon-mcp: the server died {failures} times in a row, each before it had served "
                     f"for {self._limits.stable_seconds:g} s, the last by {cause}; it is not started again\n"
@@ -276,8 +288,9 @@ class _Supervisor:
         if not message:
             return
         self._ever_ready = True
-        ready_time, _, ready_file = message.decode("utf-8", "surrogateescape").partition(" ")
-        self._ready_time, self._ready_file = float(ready_time), ready_file
+        ready_time, wait_seconds, ready_file = message.decode("utf-8", "surrogateescape").split(" ", 2)
+        self._ready_time, self._wait_seconds = float(ready_time), float(wait_seconds)
+        self._ready_file = ready_file
         for descriptor in descriptors:
             if self._listener is None:
                 self._listener = descriptor

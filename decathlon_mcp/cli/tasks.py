@@ -26,7 +26,7 @@ from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
 from decathlon_mcp.cli.output import print_json, print_lines
 from decathlon_mcp.cli.readiness import check_readiness, format_finding
 from decathlon_mcp.cli.usage import report
-from decathlon_mcp.episodes.suite_probe import RubricFinding
+from decathlon_mcp.episodes.suite_probe import GraderFinding
 from decathlon_mcp.errors import SettingsError, SuiteError
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.settings import Settings
@@ -111,11 +111,15 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
     """
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
     problems = await _check_sandboxes(catalogue, settings)
-    rubrics = {result.suite: result.errors for result in problems if isinstance(result, RubricFinding)}
+    graders: dict[str, list[SuiteError]] = {}
+    for result in problems:
+        if isinstance(result, GraderFinding):
+            for task, error in result.errors.items():
+                graders.setdefault(f"{result.suite}/{task}", []).append(error)
     # Those of a task are among what it lacks.
-    problems = [result for result in problems if not isinstance(result, RubricFinding)]
+    problems = [result for result in problems if not isinstance(result, GraderFinding)]
     names = [name for name, _, _ in filter_tasks(catalogue, filters)]
-    missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), rubrics)] for name in names}
+    missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), graders)] for name in names}
     ways = {name: way_to_run(*catalogue.entry(name), missing[name]) for name in names}
     recorded = await anyio.to_thread.run_sync(_recorded, settings, catalogue, names)
     if as_json:
@@ -150,7 +154,7 @@ def _say_that_none_fits(catalogue: Catalogue, filters: Draw) -> None:
 
 
 async def _check_sandboxes(catalogue: Catalogue, settings: Settings) -> list[Finding]:
-    """What is wrong on this machine, and the findings on rubrics."""
+    """What is wrong on this machine, and the findings on rubrics and evaluators."""
     with tempfile.TemporaryDirectory(prefix="decathlon-check-") as folder:
         owner = f"check-{os.getpid()}"
         async with sandbox_factories(catalogue.suites, owner, settings, Path(folder)) as factories:
@@ -162,11 +166,11 @@ async def _check_sandboxes(catalogue: Catalogue, settings: Settings) -> list[Fin
 
 
 def _missing_requirements(
-    catalogue: Catalogue, suite: Suite, task: Task, rubrics: Mapping[str, Mapping[str, SuiteError]]
+    catalogue: Catalogue, suite: Suite, task: Task, graders: Mapping[str, list[SuiteError]]
 ) -> Iterator[MissingRequirement]:
     """Yield what the task lacks, including errors that only rendering its prompt and servers reveals."""
     yield from (missing := catalogue.missing_requirements(suite, task))
-    if (error := rubrics.get(suite.name, {}).get(task.id)) is not None:
+    for error in graders.get(f"{suite.name}/{task.id}", ()):
         yield broken_file(suite, error, task.id)
     if missing:
         return

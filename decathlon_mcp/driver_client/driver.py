@@ -26,7 +26,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver_client.heartbeat import Heartbeat
 from decathlon_mcp.driver_client.link import NO_SURVIVAL, DriverLink, Request, Survival
-from decathlon_mcp.driver_client.mcp_schema import LogParams, ProgressParams, is_valid_notification
+from decathlon_mcp.driver_client.mcp_repair import valid_notification
+from decathlon_mcp.driver_client.mcp_schema import LogParams, ProgressParams
 from decathlon_mcp.driver_client.messages import Notification
 from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
 from decathlon_mcp.driver_client.stream import Loss
@@ -337,6 +338,7 @@ class DriverClient:
         """
         tools: list[Any] = []
         cursor: str | None = None
+        cursors: set[str] = set()
         size = 0
         for _ in range(MAX_TOOL_PAGES):
             reply = await self._list_page(server, cursor, timeout_seconds)
@@ -351,9 +353,11 @@ class DriverClient:
             page, following = result.get("tools"), result.get("nextCursor")
             if isinstance(page, list):
                 tools += cast("list[Any]", page)
-            if not isinstance(following, str) or len(tools) > MAX_TOOLS:
+            # A server that repeats a cursor does not know pages.
+            if not isinstance(following, str) or following in cursors or len(tools) > MAX_TOOLS:
                 return _checked_tools(server, _validated(ServerInfo, {"tools": tools})).tools
             cursor = following
+            cursors.add(cursor)
         raise LimitExceededError(f"server {server} has more than {MAX_TOOL_PAGES} pages of tools")
 
     async def _list_page(self, server: str, cursor: str | None, timeout_seconds: float) -> Reply:
@@ -532,17 +536,18 @@ def _validated(kind: type[_Kind], reply: Any) -> _Kind:
 def relayed_notification(notification: Notification) -> tuple[bool, JsonObject] | None:
     """Whether a call's notification is progress (else a log message), and its params for the client.
 
-    None for one that MCP does not allow. Keys that look like this server's own are removed.
+    What MCP does not allow in them is left out, and keys that look like this server's own. None if a required
+    one is faulty.
     """
     is_progress = notification.method == wire.PROGRESS
     params = notification.decoded()
-    if params is None or not is_valid_notification(params, ProgressParams if is_progress else LogParams):
-        return None
-    return is_progress, without_own_keys(params)
+    if params is not None:
+        params = valid_notification(params, ProgressParams if is_progress else LogParams)
+    return None if params is None else (is_progress, without_own_keys(params))
 
 
 def _checked_tools(server: str, info: ServerInfo) -> ServerInfo:
-    """A server's tools without keys that look like our own. Raises LimitExceededError."""
+    """A server's tools without keys that look like our own, each name once. Raises LimitExceededError."""
     if len(info.tools) > MAX_TOOLS:
         raise LimitExceededError(
             f"server {server} lists {len(info.tools)} tools, more than the limit of {MAX_TOOLS}"
@@ -554,4 +559,7 @@ def _checked_tools(server: str, info: ServerInfo) -> ServerInfo:
                 f"the definition of server {server}'s tool {name} has {size} bytes, more than the limit of "
                 f"{MAX_TOOL_BYTES}"
             )
-    return ServerInfo(tools=[without_own_keys(tool) for tool in info.tools])
+    # A server can list a name twice, or repeat its one page. The SDKs keep what they know of a tool by its
+    # name, so the last definition counts; the server itself decides which of the two a call reaches.
+    by_name = {str(tool.get("name")): tool for tool in info.tools}
+    return ServerInfo(tools=[without_own_keys(tool) for tool in by_name.values()])

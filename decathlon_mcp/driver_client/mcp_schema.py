@@ -1,12 +1,14 @@
 """What MCP allows in the messages of a task's server: results of tools, definitions, and notifications.
 
-An SDK client raises for a result that MCP does not allow, and refuses a whole list of tools for one
-definition. An agent could end its own attempt that way, so everything is checked where it enters the server.
-What the SDK refuses (`mcp_types` 2.3; 1.x, which also checks URIs) is refused here; a generated test compares
-them.
+An SDK client raises for a result that MCP does not allow, waits for ever for one whose `_meta` is null, and
+refuses a whole list of tools for one definition. An agent could end its own attempt that way, so everything
+is checked where it enters the server, and what MCP does not allow is left out (`mcp_repair`). The classes
+here are the published schemas of all revisions (2024-11-05 to 2026-07-28), in which an optional member may be
+absent and never null. They are stricter where an SDK's client is: Base64, `lastModified` and two members of
+`_meta` (TypeScript 1.32 and 2.4), URIs (Python 1.x). Generated tests compare them with all four SDKs.
 """
 
-# Without postponed evaluation of annotations: the classes in `_result_decoder` refer to each other.
+# Without postponed evaluation of annotations: the classes in `_result_type` refer to each other.
 
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
@@ -23,14 +25,32 @@ MAX_URI_CHARACTERS = 1 << 16
 MAX_READABLE_CHARACTERS = 20_000
 """How much of a refused result's text its caller can read."""
 
-_Text: TypeAlias = str | None
+MAX_SAFE_INTEGER = (1 << 53) - 1
+"""Largest integer of a `progressToken` that TypeScript's clients accept."""
+
+_Text: TypeAlias = str | UnsetType
 
 
 class _Icon(Struct, rename="camel"):
     src: str
-    mime_type: _Text = None
-    sizes: list[str] | None = None
-    theme: Literal["dark", "light"] | None = None
+    mime_type: _Text = UNSET
+    sizes: list[str] | UnsetType = UNSET
+    theme: Literal["dark", "light"] | UnsetType = UNSET
+
+
+class _RelatedTask(Struct, rename="camel"):
+    task_id: str
+
+
+_ProgressToken: TypeAlias = Annotated[int, Meta(ge=-MAX_SAFE_INTEGER, le=MAX_SAFE_INTEGER)] | str
+_TOKEN, _TASK = "progressToken", "io.modelcontextprotocol/related-task"
+
+
+class ResultMeta(Struct):
+    """The `_meta` of a result or a notification. TypeScript's clients check these two members everywhere."""
+
+    token: _ProgressToken | UnsetType = msgspec.field(name=_TOKEN, default=UNSET)
+    task: _RelatedTask | UnsetType = msgspec.field(name=_TASK, default=UNSET)
 
 
 class ToolResult(Struct, frozen=True):
@@ -71,7 +91,10 @@ def read_result(data: bytes) -> ToolResult:
         has_metas |= item.may_have_metas
         _read_object(item.meta, f".content[{index}]._meta")
     _read_object(result.structured_content, ".structuredContent")
-    return ToolResult(result.is_error, _read_object(result.meta, "._meta"), has_metas)
+    meta = _read_object(result.meta, "._meta")
+    if meta and (_TOKEN in meta or _TASK in meta):
+        msgspec.convert(meta, ResultMeta)
+    return ToolResult(result.is_error, meta, has_metas)
 
 
 def readable_text(data: bytes) -> str:
@@ -94,18 +117,18 @@ def _text_of(item: object) -> str:
 
 
 def _read_object(raw: Raw | UnsetType, place: str) -> JsonObject:
-    """A member that is an object or null, if it is there."""
+    """A member that is an object, if it is there."""
     if isinstance(raw, UnsetType):
         return {}
     data = bytes(raw)
     check_json(data)
     try:
-        return _decode_object(data) or {}
+        return _decode_object(data)
     except msgspec.ValidationError as error:
         raise msgspec.ValidationError(f"{error} - at `${place}`") from None
 
 
-_decode_object = msgspec.json.Decoder(JsonObject | None).decode
+_decode_object = msgspec.json.Decoder(JsonObject).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -125,19 +148,54 @@ def _check_uri(uri: str) -> None:
         raise ValueError("`uri` is not a URI") from None
 
 
-def _result_decoder(*, only_defined: bool) -> Any:
-    """A decoder of results. `only_defined`: other members than MCP defines are a `ValidationError`."""
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_WHITE_SPACE = b" \t\n\f\r"
+
+
+def _check_base64(text: str) -> None:
+    """Raise ValueError for what a browser's `atob` does not read: padding may be missing."""
+    digits = text.encode(errors="replace")
+    others = digits.translate(None, _BASE64)
+    if others.strip(b"="):
+        digits, others = digits.translate(None, _WHITE_SPACE), others.translate(None, _WHITE_SPACE)
+    padding = len(others)
+    if (
+        padding > 2
+        or others != b"=" * padding
+        or not digits.endswith(others)
+        or (len(digits) % 4 != 0 if padding else len(digits) % 4 == 1)
+    ):
+        raise ValueError("it is not Base64")
+
+
+# The pattern of Zod, which TypeScript's clients use: a day that exists, and the offset.
+_LEAP_DAY = r"(?:[0-9]{2}(?:[2468][048]|[13579][26]|0[48])|(?:[02468][048]|[13579][26])00)-02-29"
+_DAY = (
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_MINUTE = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_Timestamp: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=rf"^(?:{_LEAP_DAY}|[0-9]{{4}}-{_DAY})T{_MINUTE}:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-]{_MINUTE})\Z"
+    ),
+]
+
+
+def _result_type(*, only_defined: bool) -> Any:
+    """The class of results. `only_defined`: other members than MCP defines are a `ValidationError`."""
 
     class Annotations(Struct, rename="camel", forbid_unknown_fields=only_defined):
-        audience: list[Literal["user", "assistant"]] | None = None
-        priority: Annotated[float, Meta(ge=0, le=1)] | None = None
-        last_modified: _Text = None
+        audience: list[Literal["user", "assistant"]] | UnsetType = UNSET
+        priority: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
+        last_modified: _Timestamp | UnsetType = UNSET
 
     class Icon(_Icon, forbid_unknown_fields=only_defined):
         pass
 
     class Item(Struct, tag_field="type", kw_only=True, rename="camel", forbid_unknown_fields=only_defined):
-        annotations: Annotations | None = None
+        annotations: Annotations | UnsetType = UNSET
         meta: Raw | UnsetType = msgspec.field(name="_meta", default=UNSET)
 
         @property
@@ -159,6 +217,9 @@ def _result_decoder(*, only_defined: bool) -> Any:
         data: str
         mime_type: str
 
+        def __post_init__(self) -> None:
+            _check_base64(self.data)
+
         @property
         def payload(self) -> str:
             return self.data
@@ -169,26 +230,28 @@ def _result_decoder(*, only_defined: bool) -> Any:
     class Link(Item, tag="resource_link", kw_only=True):
         name: str
         uri: str
-        title: _Text = None
-        description: _Text = None
-        mime_type: _Text = None
-        size: int | None = None
-        icons: list[Icon] | None = None
+        title: _Text = UNSET
+        description: _Text = UNSET
+        mime_type: _Text = UNSET
+        size: int | UnsetType = UNSET
+        icons: list[Icon] | UnsetType = UNSET
 
         def __post_init__(self) -> None:
             _check_uri(self.uri)
 
     class Contents(Struct, kw_only=True, rename="camel", forbid_unknown_fields=only_defined):
         uri: str
-        mime_type: _Text = None
+        mime_type: _Text = UNSET
         meta: Raw | UnsetType = msgspec.field(name="_meta", default=UNSET)
-        text: _Text = None
-        blob: _Text = None
+        text: _Text = UNSET
+        blob: _Text = UNSET
 
         def __post_init__(self) -> None:
             _check_uri(self.uri)
-            if self.text is None and self.blob is None:
+            if self.text is UNSET and self.blob is UNSET:
                 raise ValueError("a resource has neither `text` nor `blob`")
+            if not isinstance(self.blob, UnsetType):
+                _check_base64(self.blob)
             _read_object(self.meta, ".resource._meta")
 
     class Resource(Item, tag="resource", kw_only=True):
@@ -208,65 +271,45 @@ def _result_decoder(*, only_defined: bool) -> Any:
         is_error: bool = False
         meta: Raw | UnsetType = msgspec.field(name="_meta", default=UNSET)
 
-    return msgspec.json.Decoder(Result).decode
+    return Result
 
 
-_decode_defined = _result_decoder(only_defined=True)
-_decode_any = _result_decoder(only_defined=False)
+AnyResult = _result_type(only_defined=False)
+_decode_defined = msgspec.json.Decoder(_result_type(only_defined=True)).decode
+_decode_any = msgspec.json.Decoder(AnyResult).decode
 
 
-# Definitions of tools.
+class InputSchema(Struct, frozen=True):
+    """The JSON Schema of a tool's arguments. TypeScript's clients allow no booleans in `properties`."""
 
-
-class _Schema(Struct, frozen=True):
     type: Literal["object"]
-    properties: dict[str, JsonObject | bool] | None = None
-    required: list[str] | None = None
-    dialect: _Text = msgspec.field(name="$schema", default=None)
+    properties: dict[str, JsonObject] | UnsetType = UNSET
+    required: list[str] | UnsetType = UNSET
+    dialect: _Text = msgspec.field(name="$schema", default=UNSET)
 
 
 class _Hints(Struct, frozen=True, rename="camel"):
-    title: _Text = None
-    read_only_hint: bool | None = None
-    destructive_hint: bool | None = None
-    idempotent_hint: bool | None = None
-    open_world_hint: bool | None = None
+    title: _Text = UNSET
+    read_only_hint: bool | UnsetType = UNSET
+    destructive_hint: bool | UnsetType = UNSET
+    idempotent_hint: bool | UnsetType = UNSET
+    open_world_hint: bool | UnsetType = UNSET
 
 
 class _Execution(Struct, frozen=True, rename="camel"):
-    task_support: Literal["forbidden", "optional", "required"] | None = None
+    task_support: Literal["forbidden", "optional", "required"] | UnsetType = UNSET
 
 
-_DEFINITION_MEMBERS: dict[str, Any] = {
-    "title": _Text,
-    "description": _Text,
-    "inputSchema": _Schema,
-    "execution": _Execution | None,
-    "icons": list[_Icon] | None,
-    "annotations": _Hints | None,
-    "_meta": JsonObject | None,
-}
+class Definition(Struct, frozen=True, rename="camel"):
+    """The definition of a tool without its name."""
 
-
-def valid_definition(tool: JsonObject) -> JsonObject:
-    """A tool's definition as every client accepts it. The name is not looked at.
-
-    Members that MCP does not allow are left out; an `inputSchema` becomes one that allows any arguments.
-    There is no `outputSchema`: an SDK client raises for each result that does not match it.
-    """
-    schema = tool.get("inputSchema")
-    if isinstance(schema, dict) and "type" not in schema:
-        tool = {**tool, "inputSchema": {"type": "object", **schema}}
-    definition = {
-        name: value
-        for name, value in tool.items()
-        if name != "outputSchema"
-        and (name not in _DEFINITION_MEMBERS or _is_valid(value, _DEFINITION_MEMBERS[name]))
-    }
-    return {"inputSchema": {"type": "object"}, **definition}
-
-
-# Notifications.
+    input_schema: InputSchema
+    title: _Text = UNSET
+    description: _Text = UNSET
+    execution: _Execution | UnsetType = UNSET
+    icons: list[_Icon] | UnsetType = UNSET
+    annotations: _Hints | UnsetType = UNSET
+    meta: JsonObject | UnsetType = msgspec.field(name="_meta", default=UNSET)
 
 
 class ProgressParams(Struct, frozen=True):
@@ -274,9 +317,9 @@ class ProgressParams(Struct, frozen=True):
 
     # The SDK's client (2.3) fails for an integer that is no `float`.
     progress: float
-    total: float | None = None
-    message: _Text = None
-    meta: JsonObject | None = msgspec.field(name="_meta", default=None)
+    total: float | UnsetType = UNSET
+    message: _Text = UNSET
+    meta: ResultMeta | UnsetType = msgspec.field(name="_meta", default=UNSET)
 
 
 class LogParams(Struct, frozen=True):
@@ -284,18 +327,5 @@ class LogParams(Struct, frozen=True):
 
     level: Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
     data: Any
-    logger: _Text = None
-    meta: JsonObject | None = msgspec.field(name="_meta", default=None)
-
-
-def is_valid_notification(params: JsonObject, kind: type[ProgressParams | LogParams]) -> bool:
-    """Whether MCP allows these parameters."""
-    return _is_valid(params, kind)
-
-
-def _is_valid(value: object, kind: Any) -> bool:
-    try:
-        msgspec.convert(value, kind)
-    except (msgspec.MsgspecError, ValueError, OverflowError):
-        return False
-    return True
+    logger: _Text = UNSET
+    meta: ResultMeta | UnsetType = msgspec.field(name="_meta", default=UNSET)

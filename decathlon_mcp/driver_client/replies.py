@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from decathlon_mcp.driver_client.mcp_repair import MAX_FAULT_CHARACTERS, repaired_result
 from decathlon_mcp.driver_client.mcp_schema import read_result, readable_text
 from decathlon_mcp.driver_client.messages import Message, decode_bounded
 from decathlon_mcp.errors import DriverError, LimitExceededError
@@ -29,8 +30,6 @@ OVERLONG_FOLDER = ".overlong_tool_outputs"
 OVERLONG_KEY = "decathlon/overlong"
 """Key in the `_meta` of a truncated result: the text's length in characters, and its path if it was saved."""
 MAX_PATH_CHARACTERS = 4096
-MAX_FAULT_CHARACTERS = 500
-"""How much of a description of a fault, which can quote the result, an error has."""
 
 
 class CallParams(msgspec.Struct, frozen=True):
@@ -67,9 +66,10 @@ class CallParams(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True):
     """A task server's reply. Exactly one of `result` and `error` is set.
 
-    `result`: JSON text of the result object on one line, as the server sent it, without this server's own
-    keys in its `_meta` and its content's; it keeps all limits of a reply. `error`: the JSON-RPC error.
-    `is_error`: the result's `isError`. `meta`: the result's `_meta`; empty if that is no object.
+    `result`: JSON text of the result object on one line, as the server sent it, without what MCP does not
+    allow and this server's own keys in its `_meta` and its content's; it keeps all limits of a reply.
+    `error`: the JSON-RPC error. `is_error`: the result's `isError`. `meta`: the result's `_meta`; empty if
+    that is no object.
     """
 
     result: bytes | None
@@ -92,10 +92,15 @@ class Reply(msgspec.Struct, frozen=True):
     def from_result(cls, text: bytes | Raw, overlong: Raw | UnsetType = UNSET) -> Reply:
         """A reply with the result that this JSON text has. `overlong`: see `_with_overlong`.
 
-        Raises what `read_result` raises: `msgspec.ValidationError` for one that MCP does not allow.
+        What MCP does not allow in it is left out. Raises what `repaired_result` and `read_result` raise:
+        `msgspec.ValidationError` for one of which nothing valid is left.
         """
         data = bytes(text)
-        result = read_result(data)
+        try:
+            result = read_result(data)
+        except msgspec.ValidationError:
+            data = repaired_result(data)
+            result = read_result(data)
         # Members are written again one by one, because of duplicates: parsers differ in which of them they
         # read, and the one that was not looked at could have keys of this server.
         members: dict[str, Raw] = _decode_members(data)
@@ -162,7 +167,8 @@ def read_reply(message: Message, *, server: str, limit_bytes: int, method: str =
 
     Raises LimitExceededError for a reply over `limit_bytes`, over `json_limits.MAX_NODES` or too deep, and
     DriverError with reason `server` for one that is neither a result nor an error, and for a tool's result
-    that MCP does not allow: its message names the fault and has the result's text.
+    of which nothing valid is left without what MCP does not allow: its message names the fault and has the
+    result's text.
     """
     assert not isinstance(message.result, UnsetType)
     raw = bytes(message.result)
@@ -176,10 +182,14 @@ def read_reply(message: Message, *, server: str, limit_bytes: int, method: str =
     )
     try:
         reply = _decode_envelope(raw)
-        if isinstance(reply.error, UnsetType) == isinstance(reply.result, UnsetType):
-            raise invalid
+        error = (
+            None if isinstance(reply.error, UnsetType) else decode_bounded(reply.error, max_nodes=MAX_NODES)
+        )
+        has_result = not isinstance(reply.result, UnsetType) and bytes(reply.result) != b"null"
+        if _is_error(error, has_result):
+            return Reply(None, as_object(error) or {})
         if isinstance(reply.result, UnsetType):
-            return Reply(None, as_object(decode_bounded(cast("Raw", reply.error), max_nodes=MAX_NODES)) or {})
+            raise invalid
         if method == "tools/call":
             return _read_tool_result(reply.result, message.overlong, server)
         return Reply.from_other(reply.result)
@@ -187,6 +197,14 @@ def read_reply(message: Message, *, server: str, limit_bytes: int, method: str =
         raise LimitExceededError(f"the reply exceeds a limit: {error}") from None
     except _UNREADABLE:
         raise invalid from None
+
+
+def _is_error(error: Any, has_result: bool) -> bool:
+    """Whether a reply is an error, as the SDKs and the driver (`mcp_session.is_error`) read it."""
+    if not has_result:
+        return error is not None
+    members = as_object(error) or {}
+    return type(members.get("code")) is int and isinstance(members.get("message"), str)
 
 
 def _read_tool_result(result: Raw, overlong: Raw | UnsetType, server: str) -> Reply:

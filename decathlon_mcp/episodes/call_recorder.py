@@ -67,13 +67,13 @@ class CallRecorder:
         return RecordedCalls(self._journal.calls_at(self._positions.snapshot()))
 
     def add_accepted(self, call: RunningCall) -> bool:
-        """Write the line of a call that is not sent yet; False if it cannot be kept."""
+        """Write the line of a call that is not sent yet; False if it cannot be kept. Raises DiskFullError."""
         return self._journal.add_accepted(**_call_members(call))
 
     def add_call(self, call: RunningCall, route: ToolRoute, request: int) -> bool:
         """Write the line of a call that is about to be sent; False if it cannot be kept, nor sent.
 
-        `request`: the id of the driver's request.
+        `request`: the id of the driver's request. Raises DiskFullError.
         """
         position = self._journal.add_call(
             server=route.server, tool=route.tool, request=request, **_call_members(call)
@@ -92,7 +92,8 @@ class CallRecorder:
     def add_reply(self, call: RunningCall, outcome: Outcome) -> bool:
         """Write a call's reply or the error that it failed with; False if it cannot be kept.
 
-        Instead of a reply that is too long, the fact is written, if there is room for that.
+        Instead of a reply that is too long, the fact is written, if there is room for that. Raises
+        DiskFullError; then nothing has happened.
         """
         members: JsonObject
         if isinstance(outcome, DecathlonError):
@@ -115,6 +116,8 @@ class CallRecorder:
 
     def copy(self, call: JsonObject, reply: JsonObject) -> bool:
         """Write a call from both lines that it has in another episode; False if they cannot be kept.
+
+        Raises DiskFullError.
 
         Their members may be `msgspec.Raw`, except for `seq`, `server`, `tool` and `failed`. Requests by which
         clients know it stay the other episode's.
@@ -155,6 +158,12 @@ class CallRecorder:
         self.answered = logged.calls - sum("request" in line for line in logged.unanswered)
         self._failed = logged.failed
         self._routes = {ToolRoute(server, tool) for server, tool in logged.tools}
+
+    def note_lost(self, call: RunningCall) -> None:
+        """Count a call whose reply cannot be written any more."""
+        if self._positions.has_call(call.seq):
+            self.answered += 1
+            self._failed += 1
 
     def forget(self) -> None:
         """Free the positions of an episode that is over."""

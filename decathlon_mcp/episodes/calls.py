@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -34,6 +33,7 @@ from decathlon_mcp.episodes.tools.offered import EpisodeTools, ToolRoute
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import (
     DecathlonError,
+    DiskFullError,
     DriverError,
     EpisodeClaimedError,
     LimitExceededError,
@@ -54,6 +54,8 @@ LOST_SECONDS = 5.0
 ANSWER_SECONDS = 300.0
 """How long the replies of an episode that has ended can still be had: as long as `decathlon_client` tries."""
 CANCELLED = "cancelled"
+UNWRITTEN_SECONDS = 1.0
+"""Time between two tries to write the line of a call that the disk refuses. The call waits."""
 
 
 class EpisodeCalls:
@@ -91,6 +93,7 @@ class EpisodeCalls:
         """What calls the tools, once they can be called, or a call of another episode is played again."""
         self._is_open = False
         """Whether clients' calls are sent; before they wait."""
+        self._unwritten_at = -math.inf
         self._log_is_full = ""
         """The error of further calls once one could not be written."""
         self._ended_at = math.inf
@@ -233,7 +236,7 @@ class EpisodeCalls:
             held, self._held = self._held, []
             for call in held:
                 if self._session is not None and not call.is_ended:
-                    self._start(call, self._start_server_and_send(self._session, call))
+                    self._start(call, partial(self._start_server_and_send, self._session, call))
 
     @asynccontextmanager
     async def held(self, seconds: float) -> AsyncGenerator[int | None]:
@@ -316,11 +319,11 @@ class EpisodeCalls:
             if call.state is CallState.RESTORED and call.route is not None:
                 # Its server runs, or it has its reply already.
                 if session.coerces(call.route):
-                    self._start(call, self._send_coerced(session, call))
+                    self._start(call, partial(self._send_coerced, session, call))
                 else:
                     self._send(session, call, call.route)
             elif call.state is CallState.WAITING:
-                self._start(call, self._start_server_and_send(session, call))
+                self._start(call, partial(self._start_server_and_send, session, call))
 
     def _use(self, session: ToolSession) -> None:
         if self._session is not session:
@@ -380,8 +383,11 @@ class EpisodeCalls:
                 self._send(session, call, route)
             else:
                 self._keep_waiting(session, call)
-        except BaseException:
+        except BaseException as error:
             self._operations.forget(call)
+            if isinstance(error, DiskFullError):
+                advice = "the call was not sent, and the attempt goes on: send it again later"
+                raise DiskFullError(f"{error.message}; {advice}", **error.data) from None
             raise
         self.recorder.last = max(call.seq, self.recorder.last)
         if self._holds:
@@ -410,7 +416,7 @@ class EpisodeCalls:
         if self._state.phase is Phase.READY:
             self._log_is_full = (
                 "this attempt is closed and will be graded as it is: its log has reached its limit, or the "
-                "server's disk is full"
+                "server's disk is nearly full"
             )
             self._close("log")
         return EpisodeClaimedError(
@@ -422,14 +428,22 @@ class EpisodeCalls:
         if not self.recorder.add_accepted(call):
             raise self._close_full()
         if session is not None:
-            self._start(call, self._start_server_and_send(session, call))
+            self._start(call, partial(self._start_server_and_send, session, call))
 
-    def _start(self, call: RunningCall, work: Coroutine[Any, Any, None]) -> None:
-        """Have a task bring a call on its way. If that fails, the call ends with the error."""
+    def _start(self, call: RunningCall, work: Callable[[], Awaitable[None]]) -> None:
+        """Have a task bring a call on its way, which waits while the disk cannot be written.
+
+        If that fails, the call ends with the error.
+        """
 
         async def run() -> None:
             try:
-                await work
+                while not call.is_ended:
+                    try:
+                        return await work()
+                    except DiskFullError as error:
+                        self._note_unwritten(error)
+                        await anyio.sleep(UNWRITTEN_SECONDS)
             except DecathlonError as error:
                 self._end(call, error)
             except Exception as error:
@@ -439,8 +453,15 @@ class EpisodeCalls:
         if self._tasks is not None:
             self._tasks.start_soon(run)
         else:
-            work.close()
             self._end(call, _episode_ended())
+
+    def _note_unwritten(self, error: DiskFullError) -> None:
+        if time.monotonic() > self._unwritten_at + ANSWER_SECONDS:
+            self._unwritten_at = time.monotonic()
+            log.warning(
+                "a call waits until its line can be written",
+                extra=fields(episode=self._public_id, why=error.message),
+            )
 
     async def _start_server_and_send(self, session: ToolSession, call: RunningCall) -> None:
         route = self._tools.route(call.name)
@@ -486,14 +507,14 @@ class EpisodeCalls:
             on_notification=call.on_notification,
         )
         if not session.driver.send_now(sending):
-            self._start(call, session.driver.send(sending))
+            self._start(call, partial(session.driver.send, sending))
 
     # from the driver to those who wait
 
     def _on_outcome(self, session: ToolSession, call: RunningCall, outcome: Outcome | None) -> None:
         """A call has its reply, or an error; None if the connection to the driver has ended."""
         if outcome is None:
-            self._start(call, self._end_lost(session, call))
+            self._start(call, partial(self._end_lost, session, call))
         else:
             self._end(call, outcome)
 
@@ -510,11 +531,22 @@ class EpisodeCalls:
         self._end(call, DriverError(CANCELLED, reason=CANCELLED))
 
     def _end(self, call: RunningCall, outcome: Outcome) -> None:
-        """Write a call's outcome, and give it to those who wait. No effect on one that has ended."""
+        """Write a call's outcome, and give it to those who wait. No effect on one that has ended.
+
+        They wait while the disk cannot be written: an evaluator must not judge a log that lacks replies.
+        """
         if call.is_ended:
             return
         try:
             self._record_end(call, outcome)
+        except DiskFullError as error:
+            if self._tasks is not None:
+                self._start(call, partial(self._end_later, call, outcome))
+                return
+            log.warning(
+                "the reply to a call is lost", extra=fields(episode=self._public_id, why=error.message)
+            )
+            self.recorder.note_lost(call)
         except Exception as error:
             # Nobody else would end it, and its callers would wait for ever.
             log.exception("the end of a call could not be recorded", extra=fields(episode=self._public_id))
@@ -524,12 +556,18 @@ class EpisodeCalls:
         if self.on_still is not None and not self._holds and self._is_still:
             self.on_still()
 
+    async def _end_later(self, call: RunningCall, outcome: Outcome) -> None:
+        await anyio.sleep(UNWRITTEN_SECONDS)
+        self._end(call, outcome)
+
     def _record_end(self, call: RunningCall, outcome: Outcome) -> None:
+        """Raises DiskFullError; then nothing has happened."""
+        is_kept = self.recorder.add_reply(call, outcome)
         if call.sent_at is not None and call.route is not None and self._session is not None:
             self._metrics.called(_metric_outcome(outcome), call.sent_at)
             failure = outcome if isinstance(outcome, DriverError) else None
             self._session.starts.end_call(call.route.server, failure)
-        if not self.recorder.add_reply(call, outcome):
+        if not is_kept:
             self._close_full()
 
     # the reply

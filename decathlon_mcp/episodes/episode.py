@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from decathlon_mcp import __version__
+from decathlon_mcp.background import in_any_case
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.differences import Difference
 from decathlon_mcp.episodes.admission import Ticket
@@ -97,7 +98,8 @@ class Episode:
         One that was not ready starts over. One that was ready is OPENING until its sandbox is taken back.
         """
         self.started_at = stored.started_at
-        self.calls.expect()
+        if stored.phase is not Phase.ENDED:
+            self.calls.expect()
         if stored.is_closed:
             self.lease.end()
         if stored.tools is not None and stored.phase is not Phase.ENDED:
@@ -161,7 +163,12 @@ class Episode:
 
     @cached_property
     def prompt(self) -> Prompt:
-        """The task's prompt; needs no sandbox. The first access reads files and may raise SuiteError."""
+        """The task's prompt; needs no sandbox. The first access reads files and may raise SuiteError.
+
+        Of a task that is gone or broken since the episode began, it says that.
+        """
+        if self.spec.task.errors:
+            return Prompt(None, self.spec.task.errors[0].message)
         return self.sandbox_factory.suite.prompt(
             self.spec.task,
             root=self.sandbox_factory.agent_root(self.public_id),
@@ -388,16 +395,20 @@ class Episode:
         self.state.move(Phase.SCORED)
 
     def mark_ended(self, ending: Ending, cause: DecathlonError | None = None) -> None:
-        """The episode is over and nothing of it is left but its journal."""
-        self.records.end(ending, cause=cause and cause.message, calls=self.calls.sent)
+        """The episode is over and nothing of it is left but its journal. Raises nothing."""
+        message = cause.message if cause else None
+        # First: clients wait for it.
         self.state.end(ending, cause)
-        self.metrics.ended(ending.name.lower())
-        self.tools.end()
-        self.calls.end(self.state.end_error())
-        # Read again if a client asks for it.
-        self.__dict__.pop("prompt", None)
-        self.journal.add("end", ending=str(ending), cause=cause.message if cause else None)
-        self.journal.close()
+        in_any_case(
+            lambda: self.records.end(ending, cause=message, calls=self.calls.sent),
+            lambda: self.metrics.ended(ending.name.lower()),
+            self.tools.end,
+            lambda: self.calls.end(self.state.end_error()),
+            # Read again if a client asks for it.
+            lambda: self.__dict__.pop("prompt", None),
+            lambda: self.journal.add("end", ending=str(ending), cause=message),
+            self.journal.close,
+        )
 
     def _accept_claim(self, claim: Claim) -> bool:
         """READY to CLAIMED: no tool can be called any more. False if the attempt is not open."""

@@ -50,6 +50,9 @@ ROOM_SECONDS = 3600.0
 """How long a claimed attempt waits for space on the server's disk before it has no verdict."""
 ROOM_RETRY_SECONDS = 5.0
 """Time between two looks at the disk while an attempt waits for space."""
+COPY_SECONDS = 600.0
+"""How long a workspace may take to be copied from its sandbox, by whatever provider: ten times what the
+largest takes on an idle machine. Meanwhile it keeps the captures of others waiting."""
 _T = TypeVar("_T")
 
 WORKSPACE_FILE = "workspace.tar"
@@ -100,9 +103,14 @@ async def capture_workspace(
     disk, limit_bytes = episode.journal.disk, episode.spec.limits.workspace_bytes
     allowed_bytes = limit_bytes if disk is None else disk.limit_archive(limit_bytes)
     try:
-        await sandbox.get(folder, archive, allowed_bytes)
-    except LimitExceededError:
-        if allowed_bytes < limit_bytes:
+        with anyio.fail_after(COPY_SECONDS):
+            await sandbox.get(folder, archive, allowed_bytes)
+    except TimeoutError:
+        raise LimitExceededError(
+            f"the workspace could not be copied within {COPY_SECONDS:g} s", budget="seconds"
+        ) from None
+    except LimitExceededError as error:
+        if allowed_bytes < limit_bytes and error.data.get("budget") == "bytes":
             # Not the agent's fault, so the attempt must not be forfeited.
             raise DiskFullError(
                 "the server's disk is nearly full: there is no room for the workspace"
@@ -110,9 +118,11 @@ async def capture_workspace(
         raise
     except OSError as error:
         if is_full(error):
-            raise DiskFullError("the server's disk is full: there is no room for the workspace") from error
+            raise DiskFullError(
+                f"the server's disk cannot be written ({error.strerror}): there is no room for the workspace"
+            ) from error
         raise
-    return CapturedWorkspace(archive, sealed)
+    return CapturedWorkspace(archive, sealed, location=folder)
 
 
 def _seconds(progress: Progress, claim: Claim | None, limits: EpisodeLimits) -> float | None:
@@ -215,7 +225,8 @@ class EpisodeGrader:
 
         Every process is killed first, except those that the suite's settings spare.
         """
-        async with self.admission.captures:
+        finder = self.episode.sandbox_factory.fault_finder(self.episode.public_id)
+        async with self.admission.captures, finder.deciding(sandbox):
             await driver.freeze(spare=self.episode.spec.task.spared)
 
         @asynccontextmanager
@@ -242,6 +253,7 @@ class EpisodeGrader:
             credentials=self.resources.credentials,
             in_place=in_place,
             grades_truncated=factory.grades_truncated,
+            fault_finder=factory.fault_finder(episode.public_id),
         )
         verdict = await with_room(episode, partial(grade, job))
         with CancelScope(shield=True):

@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from decathlon_sandbox import wire
@@ -20,10 +21,12 @@ from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.episodes.specification import Branch, Claim, EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools
+from decathlon_mcp.errors import SuiteError, UnknownTaskError
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from decathlon_mcp.suites.release import Release
+from decathlon_mcp.suites.tasks import FOLDER, Task
 from decathlon_mcp.types import JsonObject
 
 SandboxRole = Literal["agent", "preprocess", "grader", "service"]
@@ -83,7 +86,7 @@ def copied_progress(progress: Progress, copied: JsonObject) -> Progress:
 class StoredEpisode:
     """An episode of a dead server, as its rows describe it.
 
-    `obstacle`: why this server cannot continue it, see `SandboxFactory.obstacle`.
+    `obstacle`: why this server cannot continue it: its task is gone, or see `SandboxFactory.obstacle`.
     """
 
     spec: EpisodeSpec
@@ -120,11 +123,17 @@ class StoredEpisode:
 
 
 def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: Catalogue) -> StoredEpisode:
-    """Read the rows of an episode.
+    """Read the rows of an episode. Raises ValueError for a row that is not valid.
 
-    Raises UnknownTaskError if its task is not served any more, and ValueError for a row that is not valid.
+    A task that is not served any more, or is broken now, is only a name: `Task.errors` says so.
     """
-    suite, task = catalogue.find(row.task)
+    obstacle = None
+    try:
+        suite, task = catalogue.find(row.task)
+        suite_name = suite.name
+    except (UnknownTaskError, SuiteError) as error:
+        obstacle, suite_name = error.message, row.suite
+        task = _task_without_files(row, obstacle)
     spec, tools, verdict = row.spec, row.tools, row.verdict
     try:
         return StoredEpisode(
@@ -145,7 +154,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 snapshots=spec.get("snapshots"),
                 shares_launch_time=bool(spec.get("shares_launch_time")),
             ),
-            suite=suite.name,
+            suite=suite_name,
             phase=Phase(row.phase),
             started_at=row.started_at,
             progress=_PROGRESS.validate_python(row.progress),
@@ -153,14 +162,20 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
             verdict=None if verdict is None else Verdict.model_validate(verdict),
             ending=None if row.ending is None else Ending(row.ending),
             sandboxes=sandboxes,
+            obstacle=obstacle,
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"the row has no valid {error}") from None
 
 
+def _task_without_files(row: EpisodeRow, why: str) -> Task:
+    """What is left of a task: clients must still learn how its episodes ended."""
+    return Task(id=row.task, suite=row.suite, folder=PurePosixPath(FOLDER, "-"), errors=(SuiteError(why),))
+
+
 def sandbox_spec(row: SandboxRow) -> SandboxSpec:
     """The specification with which a sandbox was opened. Raises ValueError."""
-    return _SANDBOX.validate_python({**row.spec, "command": ()})
+    return _SANDBOX.validate_python(row.spec)
 
 
 class EpisodeRecords:
@@ -273,7 +288,8 @@ class SandboxRecords:
                 provider=provider.name,
                 isolation=provider.isolation,
                 wire_version=wire.VERSION,
-                spec={**_SANDBOX.dump_python(spec, mode="json", exclude={"command"})},
+                # The whole of it, 2 KB: a state that is saved after a restart says what it is a state of.
+                spec=_SANDBOX.dump_python(spec, mode="json"),
             )
         )
         try:

@@ -76,10 +76,11 @@ class Recovery:
             # Those that are in play first: removing the sandboxes and files of the others can take seconds.
             ready = [episode for episode in stored if episode.phase is Phase.READY]
             others = [episode for episode in stored if episode.phase is not Phase.READY]
-            continued = [episode for episode in ready if self._recover(episode)]
+            for episode in ready:
+                self._recover(episode)
             await anyio.to_thread.run_sync(self._remove_scratch)
             rows = [row for episode in stored for row in episode.sandboxes]
-            keep = {name for episode in (*continued, *others) for name in episode.surviving_sandboxes}
+            keep = {name for episode in stored for name in episode.surviving_sandboxes}
             self._owners.update(self.lock.dead, (row.owner for row in rows))
             if await self._sweep(keep):
                 self._forget_owners({row.owner for row in rows if row.name in keep})
@@ -158,41 +159,35 @@ class Recovery:
                 )
         store.adopt(dead)
         for row in unreadable:
-            self._give_up(store, row.id)
+            # Whose it was is not known either, so that nobody can be told.
+            self.registry.metrics.recovered("ended")
+            store.end_episode(row.id, Ending.NOT_CONTINUED)
         for episode in stored:
             if episode.verdict is not None:
                 store.set_verdict(episode.spec.id, episode.verdict.to_json())
         return stored
 
     def _read(self, store: Store, row: EpisodeRow) -> StoredEpisode:
-        """Raises UnknownTaskError, and ValueError for rows that are not valid."""
+        """Raises ValueError for rows that are not valid."""
         episode = read_episode(row, tuple(store.sandboxes(row.id)), self.registry.catalogue)
         if episode.verdict is None:
             # Its server could not write the store any more. Clients may have this verdict, and there must not
             # be a second one.
             episode = replace(episode, verdict=self.registry.written_verdict(row.id))
+        if episode.obstacle is not None:
+            return episode
         return replace(episode, obstacle=self.registry.sandbox_factory(episode.suite).obstacle(episode))
 
-    def _give_up(self, store: Store, episode_id: str) -> None:
-        self.registry.metrics.recovered("ended")
-        store.end_episode(episode_id, Ending.NOT_CONTINUED)
-
-    def _recover(self, episode: StoredEpisode) -> bool:
-        """Whether the episode has a runner again; otherwise it has ended."""
-        episode_id, store = episode.spec.public_id, self.registry.store
-        assert store is not None
-        try:
-            self.registry.recover(episode)
-        except (DecathlonError, OSError):
-            self._give_up(store, episode.spec.id)
-            log.exception("an episode cannot be continued", extra=fields(episode=episode_id))
-            return False
+    def _recover(self, episode: StoredEpisode) -> None:
+        """Give an episode a runner again, which ends one that cannot be continued."""
+        self.registry.recover(episode)
         if episode.obstacle is None:
             log.info(
                 "continuing an episode of a server that died",
-                extra=fields(episode=episode_id, task=episode.spec.task_name, phase=episode.phase),
+                extra=fields(
+                    episode=episode.spec.public_id, task=episode.spec.task_name, phase=episode.phase
+                ),
             )
-        return True
 
     def _move_scratch(self, stored: Sequence[StoredEpisode]) -> None:
         """Move the archives of the episodes into this server's folder."""

@@ -39,7 +39,6 @@ from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import (
     AtCapacityError,
     BadRequestError,
-    DecathlonError,
     NotRunnableError,
     UnknownEpisodeError,
 )
@@ -68,6 +67,8 @@ MAX_ENDED_EPISODES = 2_000
 """Ended episodes whose state and verdict can still be requested; the oldest are dropped."""
 MAX_ENDED_IN_MEMORY = 200
 """The same on a server with a store, which has those that are dropped. One takes 20 KB of memory."""
+END_SECONDS = 15.0
+"""How long a server that stops waits for the ends of episodes whose gradings it has cancelled."""
 HAND_OVER_SECONDS = 5.0
 """How long a server that hands over removes the sandboxes of its pool; the next one removes the others."""
 
@@ -154,6 +155,8 @@ class EpisodeRegistry:
         self._tasks: TaskGroup | None = None
         self._closing = False
         self._drain_deadline: float | None = None
+        self._drain_scope: anyio.CancelScope | None = None
+        self._runner_scopes: set[anyio.CancelScope] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Self]:
@@ -191,8 +194,13 @@ class EpisodeRegistry:
         return [episode for episode in self._episodes.values() if episode.state.phase is not Phase.ENDED]
 
     def sandbox_factory(self, suite: str) -> SandboxFactory:
-        """The factory for the sandboxes of that suite."""
-        return self._sandbox_factories[suite]
+        """The factory for the sandboxes of that suite; one without tasks for a suite that is gone."""
+        factory = self._sandbox_factories.get(suite)
+        if factory is None:
+            # An episode of it that ended, or that a dead server had, is still asked for.
+            other = next(iter(self._sandbox_factories.values()))
+            factory = replace(other, suite=replace(other.suite, name=suite, tasks={}), tool_lists=None)
+        return factory
 
     async def known_tools(self, task_id: str) -> list[JsonObject] | None:
         """What a task's episodes offer an agent, from the cache; None if it has no list of the task.
@@ -212,6 +220,13 @@ class EpisodeRegistry:
     def is_available(self) -> bool:
         """False while the engine of a suite's sandboxes is gone."""
         return all(factory.provider.is_available for factory in self._sandbox_factories.values())
+
+    def why_unwritable(self) -> str | None:
+        """Why the state folder cannot be written now, for people; None if it can."""
+        if (reason := self.options.disk.why_unwritable()) is not None:
+            return f"the state folder cannot be written: {reason}"
+        reason = None if self.store is None else self.store.why_unwritable()
+        return None if reason is None else f"the store cannot be written: {reason}"
 
     def start(
         self,
@@ -338,7 +353,7 @@ class EpisodeRegistry:
         spans = self.spans
         return Episode(
             spec,
-            sandbox_factory=self._sandbox_factories[suite],
+            sandbox_factory=self.sandbox_factory(suite),
             ticket=ticket,
             journal=journal,
             metrics=self.metrics.episode(*key)
@@ -350,11 +365,11 @@ class EpisodeRegistry:
         )
 
     def recover(self, stored: StoredEpisode) -> None:
-        """Continue an episode of a dead server in the background. Raises OSError, AtCapacityError.
+        """Continue an episode of a dead server in the background; one that cannot be continued ends there.
 
         Its sandboxes must be those that it needs to continue, and no others.
         """
-        shared = self._sandbox_factories[stored.suite].suite.shared_resources(stored.spec.task.id)
+        shared = self.sandbox_factory(stored.suite).suite.shared_resources(stored.spec.task.id)
         was_admitted = stored.phase is not Phase.QUEUED
         ticket = self.admission.restore(
             stored.spec.task_name,
@@ -365,10 +380,16 @@ class EpisodeRegistry:
         if stored.verdict is not None:
             self.admission.release(ticket)
         try:
-            episode = self._restore(stored, ticket)
-        except BaseException:
-            self.admission.release(ticket)
-            raise
+            journal = self._reopen_journal(stored.spec)
+        except OSError as error:
+            obstacle = f"its trajectory cannot be continued: {error.strerror}"
+            stored, journal = replace(stored, obstacle=obstacle), self._ended_journal(stored.spec)
+            log.exception(
+                "an episode cannot be continued",
+                extra=fields(episode=stored.spec.public_id, task=stored.spec.task_name, why=obstacle),
+            )
+        episode = self._episode(stored.spec, stored.suite, ticket, journal)
+        episode.restore(stored)
         self._run(episode, stored, self._source_of(stored.spec))
 
     def _source_of(self, spec: EpisodeSpec) -> Path | None:
@@ -386,13 +407,14 @@ class EpisodeRegistry:
         rows = [] if self.store is None else self.store.find_episodes(public_id, 1)
         return rows[0].id if rows else None
 
-    def _restore(self, stored: StoredEpisode, ticket: Ticket) -> Episode:
+    def _reopen_journal(self, spec: EpisodeSpec) -> Journal:
+        """Raises OSError."""
         options = self.options
-        folder = options.journals / stored.spec.id
-        journal = Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
-        episode = self._episode(stored.spec, stored.suite, ticket, journal)
-        episode.restore(stored)
-        return episode
+        folder = options.journals / spec.id
+        return Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
+
+    def _ended_journal(self, spec: EpisodeSpec) -> Journal:
+        return Journal.of_ended(self.options.journals / spec.id, disk=self.options.disk)
 
     def _run(self, episode: Episode, stored: StoredEpisode | None = None, source: Path | None = None) -> None:
         assert self._tasks is not None, "the registry is not running"
@@ -407,7 +429,15 @@ class EpisodeRegistry:
             stored=stored,
             source=source,
         )
-        self._tasks.start_soon(run_alone, runner.run)
+        self._tasks.start_soon(self._run_in_scope, runner)
+
+    async def _run_in_scope(self, runner: EpisodeRunner) -> None:
+        with anyio.CancelScope() as scope:
+            self._runner_scopes.add(scope)
+            try:
+                await run_alone(runner.run)
+            finally:
+                self._runner_scopes.discard(scope)
 
     def _add(self, episode: Episode) -> None:
         self._episodes[episode.id] = self._by_agent_id[episode.agent_id] = episode
@@ -486,7 +516,10 @@ class EpisodeRegistry:
         ]
 
     async def drain(self) -> None:
-        """End every episode; wait at most `drain_seconds` for those that are being graded."""
+        """End every episode; wait at most `drain_seconds`, or until `hurry`, for those that are being graded.
+
+        They have ended then too, without a score, so that requests which wait for them can be answered.
+        """
         self._closing = True
         self.pool.close()
         if self.live:
@@ -495,10 +528,21 @@ class EpisodeRegistry:
             episode.close(Ending.SERVER_STOPPED)
         # A second call, at the end of `running`, must not extend the time.
         self._drain_deadline = self._drain_deadline or anyio.current_time() + self.options.drain_seconds
-        with anyio.CancelScope(deadline=self._drain_deadline):
+        with anyio.CancelScope(deadline=self._drain_deadline) as self._drain_scope:
+            for episode in self.live:
+                await episode.state.reach(Phase.ENDED)
+        for scope in self._runner_scopes:
+            scope.cancel()
+        with anyio.move_on_after(END_SECONDS):
             for episode in self.live:
                 await episode.state.reach(Phase.ENDED)
         self.drained.set()
+
+    def hurry(self) -> None:
+        """Let `drain` wait no longer for gradings."""
+        self._drain_deadline = anyio.current_time()
+        if self._drain_scope is not None:
+            self._drain_scope.deadline = self._drain_deadline
 
     async def hand_over(self) -> None:
         """Start no episode any more; those that run are left to the next server on the state folder.
@@ -537,11 +581,11 @@ class EpisodeRegistry:
             return None
         try:
             stored = read_episode(row, (), self.catalogue)
-            ticket = Ticket(self.admission, stored.spec.task_name)
-            episode = self._restore(stored, ticket)
-        except (DecathlonError, OSError, ValueError):
-            return None  # its task is not served any more, or its files were deleted
-        episode.journal.close()
+        except ValueError:
+            return None  # its files were deleted
+        ticket = Ticket(self.admission, stored.spec.task_name)
+        episode = self._episode(stored.spec, stored.suite, ticket, self._ended_journal(stored.spec))
+        episode.restore(stored)
         self._drop_oldest_ended()
         self._add(episode)
         return episode

@@ -138,6 +138,7 @@ class Regrader:
                     deadline_seconds=options.limits.for_task(task).evaluation_seconds,
                     credentials=await read_credentials(factory, task, {}),
                     grades_truncated=factory.grades_truncated,
+                    fault_finder=factory.fault_finder(attempt.episode),
                 )
                 verdict = await grade(job)
                 if web is not None:

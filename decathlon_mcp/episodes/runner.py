@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from decathlon_mcp.background import in_any_case, run_alone
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
@@ -42,15 +43,17 @@ from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,
+    DiskFullError,
     DriverError,
-    LimitExceededError,
     SandboxLostError,
     SnapshotError,
 )
+from decathlon_mcp.grading.fault import AgentsFaultError, FaultFinder, fault_by_evidence
 from decathlon_mcp.grading.job import CapturedWorkspace
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
-from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
+from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.snapshots import SavedState, discard, nearest_state
 from decathlon_mcp.storage.store import SandboxRow
@@ -59,6 +62,8 @@ from decathlon_mcp.telemetry.metrics import RecoveryResult
 
 log = logging.getLogger("decathlon.episodes")
 
+REMOVAL_SECONDS = 10.0
+"""How long the end of an episode waits for the removal of its archives, which usually takes milliseconds."""
 STATUS_WITHOUT_GRADING: dict[Ending, Status] = {
     Ending.SANDBOX_LOST: "sandbox_lost",
     Ending.SET_UP_FAILED: "set_up_failed",
@@ -137,20 +142,23 @@ class EpisodeRunner:
             ending = Ending.FAULT
             log.exception("episode failed", extra=fields(episode=episode.public_id, task=episode.task_name))
         finally:
-            self._count_recovery("ended")
-            self._admission.release(episode.ticket)
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
-                await self._end(ending, cause)
+            in_any_case(
+                lambda: self._count_recovery("ended"), lambda: self._admission.release(episode.ticket)
+            )
+            # Whatever raised before the state moved has left an episode that never ended, and its clients
+            # waiting. So has a thread that nothing gave: all of them can be busy.
+            try:
+                with anyio.move_on_after(REMOVAL_SECONDS, shield=True):
+                    await run_alone(self._remove_scratch)
+            finally:
+                self._end(ending, cause)
 
     async def _run(self) -> Ending:
         """Wait for admission, play, and stay until the client closes the episode or its lease expires."""
         episode = self._episode
-        self._scratch.mkdir(mode=0o700, exist_ok=True)
         if self._stored is not None:
-            await episode.calls.restore(starts_over=not episode.was_ready)
-            if episode.claim is not None:
-                episode.calls.close()
+            await self._restore(self._stored)
+        await with_room(episode, self._make_scratch)
         if episode.verdict is None:
             # Neither the lease nor `close` may interrupt a grading.
             with episode.lease.limit() if episode.claim is None else nullcontext():
@@ -172,28 +180,41 @@ class EpisodeRunner:
                 await anyio.sleep_forever()
         return episode.requested_ending or Ending.SCORED
 
+    async def _restore(self, stored: StoredEpisode) -> None:
+        """Read the calls of the dead server. Raises SandboxLostError if the episode cannot be continued."""
+        episode, obstacle = self._episode, stored.obstacle
+        try:
+            await episode.calls.restore(starts_over=not episode.was_ready)
+        except OSError as error:
+            obstacle = obstacle or f"its trajectory cannot be read: {error.strerror}"
+        if obstacle is not None and episode.verdict is None and not stored.is_closed:
+            raise SandboxLostError(f"the episode cannot be continued: {obstacle}")
+        if episode.claim is not None:
+            episode.calls.close()
+
     async def _play(self) -> Verdict:
         """Open the agent's sandbox, wait for the claim, and grade; or continue with what was done before."""
         episode = self._episode
         if episode.state.phase is Phase.QUEUED:
             self._count_recovery("started_over")
             episode.mark_opening()
-        if self._stored is not None and self._stored.obstacle is not None:
-            raise SandboxLostError(f"the episode cannot be continued: {self._stored.obstacle}")
         async with AsyncExitStack() as stack:
             resources = await self._open_resources(stack)
             try:
                 return await _with_web(await self._play_with(resources), resources)
             except DecathlonError as error:
                 # Before the tools are ready, nothing of the agent can run.
-                if not episode.was_ready or not may_be_the_agents_fault(error):
+                fault = fault_by_evidence(error)
+                if not episode.was_ready or fault is None or not fault.is_agents:
                     raise
                 episode.close_attempt()
                 if episode.claim is None:  # its lease has just expired
                     raise
                 episode.calls.close()
                 attempt = await anyio.to_thread.run_sync(attempt_of, episode)
-                verdict = verdict_without_grading(attempt, status="forfeited", detail=error.message)
+                is_decided = isinstance(error, AgentsFaultError)
+                detail = error.message if is_decided else f"{error.message} ({fault.rule})"
+                verdict = verdict_without_grading(attempt, status="forfeited", detail=detail)
                 return await _with_web(verdict, resources)
 
     async def _play_with(self, resources: EpisodeResources) -> Verdict:
@@ -211,7 +232,10 @@ class EpisodeRunner:
                     require_whole_record(episode)
                     sandbox, driver = await self._open_agent_sandbox(agent_stack, resources)
                 if driver is not None:
-                    async with episode.snapshots.saving(sandbox, driver, self._sealed):
+                    async with (
+                        episode.snapshots.saving(sandbox, driver, self._sealed),
+                        self._fault_finder.deciding(sandbox),
+                    ):
                         await self._wait_for_claim(driver)
                     require_whole_record(episode)
                     if episode.spec.task.in_place:
@@ -472,7 +496,20 @@ class EpisodeRunner:
             return Ending.SANDBOX_LOST
         return Ending.NO_VERDICT if self._episode.was_ready else Ending.SET_UP_FAILED
 
-    async def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
+    async def _make_scratch(self) -> None:
+        try:
+            self._scratch.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            if is_full(error):
+                raise DiskFullError(f"the server's disk cannot be written: {error.strerror}") from error
+            raise
+
+    async def _remove_scratch(self) -> None:
+        await anyio.to_thread.run_sync(
+            lambda: shutil.rmtree(self._scratch, ignore_errors=True), abandon_on_cancel=True
+        )
+
+    def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
         episode = self._episode
         try:
             if episode.verdict is None:
@@ -512,7 +549,11 @@ class EpisodeRunner:
             if self._capture_was_tried:
                 driver = None
             self._capture_was_tried = True
-            captured = await capture_workspace(self._episode, sandbox, driver, self._scratch, self._sealed)
+            async with self._fault_finder.deciding(sandbox):
+                captured = await capture_workspace(
+                    self._episode, sandbox, driver, self._scratch, self._sealed
+                )
+            self._fault_finder.health.note_success(self._episode.public_id)
             self._episode.mark_captured()
             await agent_stack.aclose()
         return captured
@@ -522,6 +563,10 @@ class EpisodeRunner:
         if not self._recovery_is_counted:
             self._recovery_is_counted = True
             self._episode.metrics.recovered(result)
+
+    @property
+    def _fault_finder(self) -> FaultFinder:
+        return self._episode.sandbox_factory.fault_finder(self._episode.public_id)
 
     @property
     def _agent_name(self) -> str:
@@ -543,14 +588,3 @@ async def _with_web(verdict: Verdict, resources: EpisodeResources) -> Verdict:
     if resources.web is None:
         return verdict
     return verdict.model_copy(update={"web": await resources.web.use()})
-
-
-def may_be_the_agents_fault(error: DecathlonError) -> bool:
-    """Whether the agent may have caused this failure of its sandbox or of a service, once it could play.
-
-    It can exhaust their memory and processes, keep the driver from answering or break it, and write more than
-    the workspace's limit. It cannot end the engine.
-    """
-    if isinstance(error, SandboxLostError):
-        return ended_from_inside(error)
-    return isinstance(error, CallTimeoutError | DriverError | LimitExceededError)

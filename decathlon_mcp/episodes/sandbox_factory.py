@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -35,6 +36,7 @@ from decathlon_mcp.episodes.web import EpisodeWeb, RecordedWeb
 from decathlon_mcp.errors import SnapshotError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.evaluation import UNGRADED
+from decathlon_mcp.grading.fault import FaultFinder, ProviderHealth
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.snapshots import Snapshot, snapshots_of
 from decathlon_mcp.storage.snapshots import SavedState
@@ -63,7 +65,8 @@ class SandboxFactory:
     sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
     `local_tools` holds the definitions that all episodes of the suite share. `pool` has sandboxes that were
     opened ahead. `servers`: when the task's servers start. `tool_lists`: the suite's cached ones; None: every
-    set-up starts all servers. `web`: what tasks get in place of a network; None: a network.
+    set-up starts all servers. `web`: what tasks get in place of a network; None: a network. `health`: of the
+    provider, for all suites that use it.
     """
 
     suite: Suite
@@ -85,6 +88,7 @@ class SandboxFactory:
     tool_lists: ToolLists | None = None
     pool: WarmPool | None = None
     web: RecordedWeb | None = None
+    health: ProviderHealth = field(default_factory=ProviderHealth)
 
     def network_for(self, task: Task) -> Network:
         """The network of the agent's sandbox; `auto` gives one only to tasks that need one."""
@@ -164,6 +168,7 @@ class SandboxFactory:
                 sandbox, driver = pooled.opened
             else:
                 sandbox, driver = await stack.enter_async_context(self.open_new(spec, opening, state))
+                self.health.note_success(name.partition("-")[0])
             await self._forward(spec, driver, forwards)
             if web is not None:
                 await stack.enter_async_context(self._web(web, sandbox, driver, role))
@@ -198,6 +203,16 @@ class SandboxFactory:
                 if time_limit.cancelled_caught:
                     raise SnapshotError(f"the driver of a copy has not answered within {COPY_SECONDS:g} s")
             yield sandbox, driver
+
+    def fault_finder(self, public_id: str) -> FaultFinder:
+        """Decides whose fault a failure in a sandbox of an episode is."""
+
+        @asynccontextmanager
+        async def open_control() -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+            async with self.open_new(self.spec(f"control-{secrets.token_hex(8)}", "none")) as opened:
+                yield opened
+
+        return FaultFinder(public_id, self.health, open_control)
 
     def _of_copy(
         self, state: SavedState

@@ -77,6 +77,7 @@ async def save_state(
         generation=driver.generation,
         size_bytes=await anyio.to_thread.run_sync(lambda: snapshot.size_bytes),
         sealed=sealed is not None,
+        token=episode.spec.owner.share_key,
         progress=kept_progress(episode.records.progress.to_json()),
         tools=offered.to_json(),
     )

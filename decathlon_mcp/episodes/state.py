@@ -113,5 +113,8 @@ class State:
 
 def _without_frames(cause: DecathlonError) -> DecathlonError:
     """An error that keeps nothing alive: without the frames it passed through and without long data."""
-    data = cause.data if len(as_json(cause.data)) <= MAX_CAUSE_BYTES else {}
+    try:
+        data = cause.data if len(as_json(cause.data)) <= MAX_CAUSE_BYTES else {}
+    except (TypeError, ValueError, RecursionError):
+        data = {}  # it cannot be sent to a client either
     return type(cause)(cause.message[:MAX_CAUSE_BYTES], **data)

@@ -1,17 +1,21 @@
-"""Checks a suite where its tasks would run: the programs of its MCP servers, and the rubrics of its tasks."""
+"""Checks a suite where its tasks would run: its MCP servers' programs, its tasks' evaluators and rubrics."""
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
+import struct
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import anyio
 import anyio.to_thread
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Base64Bytes, TypeAdapter, ValidationError
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import parse_missing_programs, probe_command
@@ -19,25 +23,58 @@ from decathlon_mcp.driver_client.archives import put_archive
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError, SuiteError
-from decathlon_mcp.grading.grader import PYTHON_ENVIRONMENT
+from decathlon_mcp.grading.grader import (
+    PYTHON_ENVIRONMENT,
+    evaluator_module,
+    probe_evaluators_command,
+    read_problems,
+)
 from decathlon_mcp.grading.rubric import FUNCTION_ARGUMENTS, Rubric, function_location, load_rubric
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Finding, Sandbox
+from decathlon_mcp.suites.checkout import walk, write
 from decathlon_mcp.suites.suite import Suite
 
 PROGRAMS_SECONDS = 20.0
 FUNCTIONS_SECONDS = 60.0
 """For all functions of a suite: each is imported with what its module imports."""
+EVALUATORS_SECONDS = 60.0
 AT_ONCE = 200
-"""Functions that one process imports: their names are an argument, whose length is limited."""
+"""Functions or evaluators that one process looks at: their names are an argument, whose length is limited."""
+OUTPUT_BYTES = 1 << 20
 MAX_ERRORS = 8
 """Errors in rubrics that a finding shows."""
 _OUTPUT = TypeAdapter(dict[str, str])
 
 
+ZONE_SCRIPT = """
+import base64, json, os
+name = os.environ.get("TZ", "").lstrip(":")
+try:
+    with open("/etc/localtime", "rb") as file:
+        data = file.read(1 << 16)
+except OSError:
+    data = b""
+print(json.dumps([name, base64.b64encode(data).decode()]))
+"""
+"""Prints the time zone of a sandbox: TZ, and the content of /etc/localtime (tzfile(5))."""
+_ZONE = TypeAdapter(tuple[str, Base64Bytes])
+
+
+def read_zone(output: str) -> tzinfo | None:
+    """The time zone that `ZONE_SCRIPT` has printed; None if that cannot be read."""
+    try:
+        name, data = _ZONE.validate_json(output)
+        if name:
+            return ZoneInfo(name)
+        return ZoneInfo.from_file(io.BytesIO(data)) if data else UTC
+    except (ValueError, OSError, EOFError, IndexError, KeyError, struct.error):
+        return None  # also ValidationError, and ZoneInfoNotFoundError, which is a KeyError
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RubricFinding(Finding):
-    """The rubrics of one suite. `errors`: those of invalid ones, by the task's id."""
+class GraderFinding(Finding):
+    """The rubrics or the evaluators of one suite. `errors`: those of broken ones, by the task's id."""
 
     suite: str
     errors: Mapping[str, SuiteError] = field(default_factory=dict[str, SuiteError])
@@ -54,12 +91,14 @@ async def probe_suite(
     suite = factory.suite
     rubrics, errors = await anyio.to_thread.run_sync(_read_rubrics, suite)
     functions = {task: rubric.function for task, rubric in rubrics.items() if rubric.function is not None}
+    evaluators: dict[str, SuiteError] = {}
     if can_open:
-        seconds = PROGRAMS_SECONDS + (FUNCTIONS_SECONDS if functions else 0)
+        seconds = PROGRAMS_SECONDS + EVALUATORS_SECONDS + (FUNCTIONS_SECONDS if functions else 0)
         problem = f"it took longer than {seconds:g} s"
         with anyio.move_on_after(seconds):
             try:
-                errors |= await _probe(factory, catalogue, functions)
+                evaluators, found = await _probe(factory, catalogue, functions)
+                errors |= found
                 problem = ""
             except (DecathlonError, OSError) as error:
                 problem = str(error)
@@ -71,8 +110,10 @@ async def probe_suite(
                 "until that works, its MCP servers' programs and its rubrics' functions count as present",
                 required=False,
             )
+    if evaluators:
+        yield _finding(suite, "evaluators", len(suite.tasks), evaluators)
     if rubrics or errors:
-        yield _rubric_finding(suite, len(rubrics.keys() | errors.keys()), errors)
+        yield _finding(suite, "rubrics", len(rubrics.keys() | errors.keys()), errors)
 
 
 def _read_rubrics(suite: Suite) -> tuple[dict[str, Rubric], dict[str, SuiteError]]:
@@ -88,11 +129,11 @@ def _read_rubrics(suite: Suite) -> tuple[dict[str, Rubric], dict[str, SuiteError
     return rubrics, errors
 
 
-def _rubric_finding(suite: Suite, count: int, errors: Mapping[str, SuiteError]) -> RubricFinding:
+def _finding(suite: Suite, what: str, count: int, errors: Mapping[str, SuiteError]) -> GraderFinding:
     lines = [error.message for error in errors.values()]
     shown = lines[:MAX_ERRORS] + ([f"{len(lines) - MAX_ERRORS} more"] if len(lines) > MAX_ERRORS else [])
-    return RubricFinding(
-        f"rubrics of {suite.name}",
+    return GraderFinding(
+        f"{what} of {suite.name}",
         not errors,
         "\n".join([f"{len(errors)} of {count} are invalid", *shown]) if errors else f"{count}",
         "docs/rewards.md#dense-rewards explains rubrics; `decathlon-mcp tasks --check` names the tasks"
@@ -106,8 +147,11 @@ def _rubric_finding(suite: Suite, count: int, errors: Mapping[str, SuiteError]) 
 
 async def _probe(
     factory: SandboxFactory, catalogue: Catalogue, functions: Mapping[str, str]
-) -> dict[str, SuiteError]:
-    """Record the missing programs; return the errors of functions, given as `FILE:NAME`, by task."""
+) -> tuple[dict[str, SuiteError], dict[str, SuiteError]]:
+    """Record the missing programs; return the errors of evaluators and of functions by task.
+
+    `functions` are given as `FILE:NAME`.
+    """
     async with factory.open(f"look-{secrets.token_hex(6)}", "none") as (sandbox, driver):
         await put_archive(sandbox, driver, sandbox.root, factory.common)
         result = await driver.run(
@@ -118,7 +162,58 @@ async def _probe(
         where = f"in the image {factory.image}" if factory.image else "on this machine"
         cure = f"looked for {where}; install it there, or name another with --image"
         catalogue.record_missing_programs(factory.suite, parse_missing_programs(result.stdout, cure))
-        return await _import_functions(factory.suite, functions, sandbox, driver) if functions else {}
+        zone = await driver.run(
+            [*factory.suite.profile.python, "-c", ZONE_SCRIPT],
+            cwd=str(sandbox.root),
+            env=dict(factory.suite.profile.environment),
+            timeout_seconds=PROGRAMS_SECONDS,
+            output_bytes=OUTPUT_BYTES,
+        )
+        if (found := read_zone(zone.stdout)) is not None:
+            catalogue.record_zone(factory.suite, found)
+        evaluators = await _check_evaluators(factory.suite, sandbox, driver)
+        if not functions:
+            return evaluators, {}
+        return evaluators, await _import_functions(factory.suite, functions, sandbox, driver)
+
+
+async def _check_evaluators(suite: Suite, sandbox: Sandbox, driver: DriverClient) -> dict[str, SuiteError]:
+    """The errors of evaluators that Python cannot run, by task."""
+    with tempfile.TemporaryDirectory(prefix="decathlon-evaluators-") as folder:
+        archive = Path(folder) / "evaluators.tar"
+        await anyio.to_thread.run_sync(_pack_code, suite, archive)
+        await put_archive(sandbox, driver, sandbox.root, archive)
+    names = [name for name, task in suite.tasks.items() if not task.errors]
+    problems: dict[str, str] = {}
+    for start in range(0, len(names), AT_ONCE):
+        modules = {name: evaluator_module(suite.tasks[name]) for name in names[start : start + AT_ONCE]}
+        result = await driver.run(
+            probe_evaluators_command(suite.profile.python, sandbox.root, modules),
+            cwd=str(sandbox.root),
+            env={**PYTHON_ENVIRONMENT, **dict(suite.profile.environment)},
+            timeout_seconds=EVALUATORS_SECONDS,
+            output_bytes=OUTPUT_BYTES,
+        )
+        problems |= read_problems(result.stdout) or {}
+    return {
+        name: SuiteError(
+            f"{suite.path / suite.tasks[name].folder}: the evaluator: {problem}",
+            file=str(suite.path / suite.tasks[name].folder),
+        )
+        for name, problem in problems.items()
+        if name in suite.tasks
+    }
+
+
+def _pack_code(suite: Suite, archive: Path) -> None:
+    """The Python files of all tasks: a task's data can be large."""
+    members = [
+        path
+        for task in suite.tasks.values()
+        for path in walk(suite.path, task.folder)
+        if path.suffix == ".py"
+    ]
+    write(archive, suite.path, members, {})
 
 
 async def _import_functions(

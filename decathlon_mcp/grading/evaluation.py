@@ -27,6 +27,7 @@ import anyio.to_thread
 from decathlon_mcp.driver_client.driver import RunResult
 from decathlon_mcp.errors import DecathlonError, DiskFullError, DriverError, SandboxLostError, SuiteError
 from decathlon_mcp.grading.attempt import TruncationCause
+from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.grader import ForfeitedError, Grader, printed
 from decathlon_mcp.grading.inputs import GradingInputs, prepare_inputs
 from decathlon_mcp.grading.job import GradingJob
@@ -138,6 +139,8 @@ def outcome_of_error(error: Exception) -> Outcome:
     match error:
         case ForfeitedError():
             return Outcome.forfeited(error.detail, error.output)
+        case AgentsFaultError():
+            return Outcome.forfeited(error.message)
         case SandboxLostError():
             return Outcome(status="sandbox_lost", detail=error.message)
         case SuiteError():

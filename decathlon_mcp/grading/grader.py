@@ -17,12 +17,13 @@ import logging
 import math
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 import anyio
 import anyio.to_thread
+from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.archives.joining import joined
 from decathlon_mcp.archives.reading import Kind, Member
@@ -36,7 +37,9 @@ from decathlon_mcp.errors import (
     LimitExceededError,
     ProviderUnavailableError,
     SandboxLostError,
+    SuiteError,
 )
+from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.inputs import GradingInputs
 from decathlon_mcp.grading.job import GradingJob
 from decathlon_mcp.grading.rubric import FUNCTION_ARGUMENTS, function_location
@@ -44,6 +47,7 @@ from decathlon_mcp.grading.traj_log import TrajectoryLog
 from decathlon_mcp.grading.verdict import OUTPUT_CHARACTERS
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
+from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
 
@@ -104,7 +108,35 @@ MIN_RETRY_SECONDS = 1.0
 SIGNALLED = frozenset({126, 127, *(128 + number for number in signal.valid_signals())})
 """Exit codes of a runner (a shell, `uv run`) whose program was killed by a signal or did not start."""
 
+CHECK_SECONDS = 60.0
+"""How long the check of an evaluator's module may take."""
+MAX_CHECKED_MODULES = 10_000
+_checked_modules: set[tuple[str, ...]] = set()
+"""Those that Python can run; each is checked once for each revision of its files."""
+_PROBLEMS = TypeAdapter(dict[str, str])
+
 log = logging.getLogger("decathlon.rewards")
+
+
+def evaluator_module(task: Task) -> str:
+    """The name by which Python finds a task's evaluator in the suite's root."""
+    return ".".join((*task.folder.parts, task.files.evaluation))
+
+
+def probe_evaluators_command(
+    python: Sequence[str], root: PurePosixPath, modules: Mapping[str, str]
+) -> list[str]:
+    """The command that looks for problems of modules in a sandbox with the suite's files, by task."""
+    order = {"root": str(root), "modules": dict(modules)}
+    return [*python, "-c", source("evaluator_probe"), json.dumps(order)]
+
+
+def read_problems(output: str) -> Mapping[str, str] | None:
+    """What that command printed: problems by task; None if it printed something else."""
+    try:
+        return _PROBLEMS.validate_json(output)
+    except ValidationError:
+        return None
 
 
 class ForfeitedError(Exception):
@@ -166,7 +198,9 @@ class Grader:
 
         `channel` is the exception that ended it, as JSON text; empty if there was none.
         """
-        return await self._run("the evaluator", self._evaluator_command, self._reports_exceptions)
+        return await self._run(
+            "the evaluator", self._evaluator_module, self._evaluator_command, self._reports_exceptions
+        )
 
     async def run_rubric_function(self, address: str) -> RunResult:
         """Call a function of the task's evaluation package; `channel` is its return value as JSON.
@@ -186,26 +220,30 @@ class Grader:
             harness = root / OWN_FOLDER / "harness.py"
             return [*self.job.suite.profile.python, str(harness), json.dumps(order)]
 
-        return await self._run(address, command, lambda root: {})
+        return await self._run(address, module, command, lambda root: {})
 
     async def _run(
         self,
         what: str,
+        module: str,
         command: Callable[[PurePosixPath], list[str]],
         environment: Callable[[PurePosixPath], Mapping[str, str]],
     ) -> RunResult:
         """Run one program, twice if need be, each time in a sandbox of its own.
 
-        `command` and `environment` are called with the suite's root in it. `what` names it in errors. A
-        sandbox in which nothing has run, because its driver never came up, does not count.
+        `command` and `environment` are called with the suite's root in it. `what` names it in errors, and
+        `module` is the suite's module that it runs. A sandbox in which nothing has run, because its driver
+        never came up, does not count.
         """
         boots = 0
         while True:
             failure, result = "", None
             boots += 1
             try:
-                result = await self._run_once(command, environment)
+                result = await self._run_once(module, command, environment)
                 failure = no_exit(result)
+            except AgentsFaultError as error:
+                failure = f"could not run: {error.message}"
             except SandboxLostError as error:
                 if not ended_from_inside(error):
                     if error.data.get("booted") is False and boots < MAX_BOOTS:
@@ -229,6 +267,7 @@ class Grader:
 
     async def _run_once(
         self,
+        module: str,
         command: Callable[[PurePosixPath], list[str]],
         environment: Callable[[PurePosixPath], Mapping[str, str]],
     ) -> RunResult:
@@ -237,20 +276,21 @@ class Grader:
         try:
             async with self._open_sandbox() as (sandbox, driver), self.budget.spend() as seconds:
                 started = anyio.current_time()
-                await self._fill(sandbox, driver)
-                result = await driver.run(
-                    command(sandbox.root),
-                    cwd=str(sandbox.root),
-                    env={
-                        **PYTHON_ENVIRONMENT,
-                        **REPOSITORY_ENVIRONMENT,
-                        **dict(profile.environment),
-                        **environment(sandbox.root),
-                    },
-                    timeout_seconds=max(1.0, seconds - (anyio.current_time() - started)),
-                    output_bytes=OUTPUT_CHARACTERS // 2,
-                    channel=True,
-                )
+                async with self._deciding(sandbox):
+                    await self._fill(sandbox, driver, module)
+                    result = await driver.run(
+                        command(sandbox.root),
+                        cwd=str(sandbox.root),
+                        env={
+                            **PYTHON_ENVIRONMENT,
+                            **REPOSITORY_ENVIRONMENT,
+                            **dict(profile.environment),
+                            **environment(sandbox.root),
+                        },
+                        timeout_seconds=max(1.0, seconds - (anyio.current_time() - started)),
+                        output_bytes=OUTPUT_CHARACTERS // 2,
+                        channel=True,
+                    )
         except Exception:
             # The program has ended by itself: a sandbox that then fails to close does not change its result.
             if result is None:
@@ -258,6 +298,12 @@ class Grader:
             log.exception("closing a sandbox for grading failed", extra=fields(task=self.job.attempt.task))
         assert result is not None
         return result
+
+    def _deciding(self, sandbox: Sandbox) -> AbstractAsyncContextManager[None]:
+        """Around what the agent's files may make fail. Other errors are about the program: see `_run`."""
+        if self.job.fault_finder is None:
+            return nullcontext()
+        return self.job.fault_finder.deciding(sandbox, (ProviderUnavailableError, OSError, MemoryError))
 
     @asynccontextmanager
     async def _open_sandbox(self) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
@@ -271,7 +317,8 @@ class Grader:
                 f"no sandbox for grading could be opened within {OPEN_SECONDS:.0f} s"
             )
 
-    async def _fill(self, sandbox: Sandbox, driver: DriverClient) -> None:
+    async def _fill(self, sandbox: Sandbox, driver: DriverClient, module: str) -> None:
+        """Unpack everything. Raises SuiteError if Python cannot run the module, whatever the agent did."""
         root, top = sandbox.root, PurePosixPath()
         before: list[JsonObject] = [
             *({"remove": str(root / path)} for path in self._paths_to_remove()),
@@ -280,6 +327,11 @@ class Grader:
         inside = [part for part in self.inputs.archives if not part[0].is_absolute()]
         outside = [part for part in self.inputs.archives if part[0].is_absolute()]
         own = (top, await anyio.to_thread.run_sync(self._log_and_payloads, root))
+        if not self.job.in_place and self._module_key(module) not in _checked_modules:
+            # Before anything of the agent's is there: what is found is nobody's doing but the suite's.
+            await self._put(sandbox, driver, root, joined(inside), before)
+            await self._check_module(driver, root, module)
+            inside, before = [], []
         if self.inputs.workspace is None:
             await self._put(sandbox, driver, root, joined([*inside, own]), before)
         else:
@@ -296,6 +348,37 @@ class Grader:
                 await self._put(sandbox, driver, root, own[1])
         for folder, archive in outside:
             await self._put(sandbox, driver, folder, archive)
+
+    def _module_key(self, module: str) -> tuple[str, ...]:
+        attempt, path = self.job.attempt, str(self.job.suite.path)
+        return (
+            path,
+            attempt.suite_revision,
+            attempt.image_digest or "",
+            self.inputs.evaluator_digest,
+            module,
+        )
+
+    async def _check_module(self, driver: DriverClient, root: PurePosixPath, module: str) -> None:
+        """Raise SuiteError if Python cannot run a module of the suite, in which nothing of the agent's is.
+
+        It exits with 1 then, as for a failed attempt.
+        """
+        profile, task = self.job.suite.profile, self.job.task.id
+        result = await driver.run(
+            probe_evaluators_command(profile.python, root, {task: module}),
+            cwd=str(root),
+            env={**PYTHON_ENVIRONMENT, **dict(profile.environment)},
+            timeout_seconds=CHECK_SECONDS,
+        )
+        problems = read_problems(result.stdout)
+        if problems is None:
+            log.warning("an evaluator could not be checked", extra=fields(task=task, output=printed(result)))
+        elif problem := problems.get(task):
+            raise SuiteError(f"{task}: {problem}")
+        if len(_checked_modules) >= MAX_CHECKED_MODULES:
+            _checked_modules.clear()
+        _checked_modules.add(self._module_key(module))
 
     async def _put(
         self,
@@ -353,7 +436,7 @@ class Grader:
         profile = self.job.suite.profile
         return [
             *profile.run_module,
-            f"{self._package}.{self.job.task.files.evaluation}",
+            self._evaluator_module,
             "--res_log_file",
             str(root / profile.log_file),
             "--agent_workspace",
@@ -375,8 +458,8 @@ class Grader:
         return dict(zip(FUNCTION_ARGUMENTS, values, strict=True))
 
     @property
-    def _package(self) -> str:
-        return ".".join(self.job.task.folder.parts)
+    def _evaluator_module(self) -> str:
+        return evaluator_module(self.job.task)
 
     @property
     def _groundtruth(self) -> PurePosixPath | None:

@@ -67,6 +67,7 @@ def _workspace(job: GradingJob) -> CleanWorkspace | None:
         limit_bytes=WORKSPACE_BYTES,
         limit_members=WORKSPACE_MEMBERS,
         root=job.suite.profile.root,
+        location=job.captured.location,
     )
 
 

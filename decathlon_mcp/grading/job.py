@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.grading.fault import FaultFinder
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -25,12 +26,14 @@ class CapturedWorkspace:
 
     `workspace` is a tar of the agent's workspace. It comes out of a sandbox, so nothing in it is trusted;
     None if it could not be captured, and then `refused` says why. `sealed` is a tar of the task's folder
-    after preprocess, with names relative to that folder; None means the suite's own files.
+    after preprocess, with names relative to that folder; None means the suite's own files. `location`: where
+    the workspace was in its sandbox; None: where graders have it.
     """
 
     workspace: Path | None
     sealed: Path | None
     refused: tuple[str, ...] = ()
+    location: PurePosixPath | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,8 @@ class GradingJob:
     `common` is the suite's common archive; the archives of `credentials` are unpacked over it.
     `deadline_seconds` is for all runs together, and counts while a sandbox is open. `in_place`: the evaluator
     runs in the agent's own sandbox, on the workspace as it is there. `grades_truncated` False: an attempt
-    that a limit ended is forfeited instead.
+    that a limit ended is forfeited instead. `fault_finder`: decides about failures of the provider; without
+    one they give no reward.
     """
 
     attempt: Attempt
@@ -53,3 +57,4 @@ class GradingJob:
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     in_place: bool = False
     grades_truncated: bool = True
+    fault_finder: FaultFinder | None = None

@@ -223,6 +223,10 @@ def _rubric(content: _RubricFile, file: Path, place: Sequence[str], folder: Path
         except ValueError as error:
             raise field_error(file, (*place, "function"), str(error)) from None
         if returned is not None:
+            if reserved := sorted(set(SERVER_METRICS).intersection(returned)):
+                # Refused at each grading: `success` could contradict the evaluator's exit code.
+                problem = f"{name} returns {reserved[0]!r}, which the server provides: choose another name"
+                raise field_error(file, (*place, "function"), problem)
             _check_metrics(content, returned, file, place)
     return Rubric(content.weights, content.function, content.normalise, content.ranges)
 

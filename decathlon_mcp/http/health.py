@@ -36,6 +36,7 @@ class ServerState(StrEnum):
     RECOVERING = "recovering"
     NO_ENGINE = "no_engine"
     DISK_LOW = "disk_low"
+    UNWRITABLE = "unwritable"
     FULL = "full"
     READY = "ready"
 
@@ -59,6 +60,8 @@ def server_state(registry: EpisodeRegistry) -> tuple[ServerState, float | None]:
         return ServerState.NO_ENGINE, RECOVERY_RETRY_SECONDS
     if registry.options.disk.is_low():
         return ServerState.DISK_LOW, DISK_RETRY_SECONDS
+    if registry.why_unwritable() is not None:
+        return ServerState.UNWRITABLE, RECOVERY_RETRY_SECONDS
     try:
         registry.admission.refuse_if_full()
     except AtCapacityError as error:
@@ -99,8 +102,9 @@ class HealthEndpoints:
     async def _readiness(self, request: Request) -> Response:
         """200 if an episode could be started now, else 503."""
         state, retry_seconds = server_state(self._registry)
+        why = self._registry.why_unwritable() if state is ServerState.UNWRITABLE else None
         return JSONResponse(
-            {"status": str(state), **self._numbers()},
+            {"status": str(state), **({"why": why} if why else {}), **self._numbers()},
             status_code=200 if state is ServerState.READY else 503,
             headers=None if retry_seconds is None else {"Retry-After": f"{retry_seconds:.0f}"},
         )

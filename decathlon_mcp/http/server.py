@@ -64,6 +64,14 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._on_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn leaves the application's lifespan open then, which would end when the store has
+            # been closed.
+            with anyio.move_on_after(GRACE_SECONDS):
+                await self.lifespan.shutdown()
+
     def stop_accepting(self) -> None:
         """Close the listening socket."""
         for listener in self.servers if self.started else ():
@@ -94,6 +102,7 @@ async def serve_http(
     listener: socket.socket,
     *,
     drain: Callable[[], Awaitable[None]],
+    hurry: Callable[[], None] = lambda: None,
     on_ready: Callable[[], None],
     stop: anyio.Event | None = None,
     limits: ConnectionLimits | None = None,
@@ -106,7 +115,8 @@ async def serve_http(
     after at most `GRACE_SECONDS`, this returns True. The application's lifespan is then still open, and the
     caller must end the process without unwinding it. Otherwise returns False.
 
-    A second signal ends it at once. `limits`: by default, those of a server with default settings. `metrics`:
+    A second signal calls `hurry`, by which `drain` must end, and a third one closes the connections at once.
+    `limits`: by default, those of a server with default settings. `metrics`:
     where connections are counted.
     """
     connections = Connections(limits or ConnectionLimits(), metrics)
@@ -119,20 +129,27 @@ async def serve_http(
 
     server = Server(app, connections, ready, lifespan=True)
 
+    drained = anyio.Event()
+
     async def drain_and_stop() -> None:
         await stopped.wait()
         await drain()
+        drained.set()
         server.should_exit = True
 
     async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
+        is_hurried = False
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             task_status.started()
             async for number in signals:
                 log.info("stopping", extra=fields(signal=signal.Signals(number).name))
                 if handing_over.is_set():
                     tasks.cancel_scope.cancel()
-                elif stopped.is_set():
+                elif is_hurried or drained.is_set():
                     server.should_exit = server.force_exit = True
+                elif stopped.is_set():
+                    is_hurried = True
+                    hurry()
                 elif hand_over and number == signal.SIGTERM:
                     handing_over.set()
                     tasks.start_soon(answer_and_leave)

@@ -95,12 +95,26 @@ def call(function: Callable[..., Any], offers: dict[str, str | None]) -> Any:
 
 def convert(text: str | None, annotation: Any) -> Any:
     """A `Path` for a parameter annotated so, else the text: evaluators get paths as arguments."""
-    type_name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    if text is not None and type_name.split("|")[0].strip().rpartition(".")[2] == "Path":
+    if text is not None and "Path" in type_names(annotation):
         import pathlib
 
         return pathlib.Path(text)
     return text
+
+
+def type_names(annotation: Any) -> list[str]:
+    """The names of the types in an annotation such as `Path`, `Path | None`, `Optional[Path]` or its text.
+
+    Empty if it also allows a text.
+    """
+    if not isinstance(annotation, str):
+        name = getattr(annotation, "__name__", "")
+        # Of a union, its own text: `typing.Optional[pathlib.Path]`, `pathlib.Path | None`.
+        annotation = name if isinstance(annotation, type) else str(annotation)
+    for sign in "[]|,":
+        annotation = annotation.replace(sign, " ")
+    names = [name.rpartition(".")[2] for name in annotation.split()]
+    return [] if "str" in names else names
 
 
 def to_json(value: Any) -> Any:

@@ -49,6 +49,7 @@ _PROMPT = {
 }
 HEADER_MARKER = b"x-mcp-header"
 """What is in the schema of a tool some of whose arguments must be repeated in headers."""
+LISTEN = "subscriptions/listen"
 NO_CALLS = (
     "This MCP session made no tool call before `evaluate`. If you did make calls, your client opens a "
     "session for each of them, and at a task's address every session is an episode of its own. Start an "
@@ -206,7 +207,7 @@ class TaskService(EpisodeService):
         supported = list(HANDSHAKE_VERSIONS)
         if request.method == DISCOVER:
             return {"supportedVersions": supported, "capabilities": {"tools": {}, "prompts": {}}}
-        if request.method not in self.methods:
+        if request.method not in {*self.methods, LISTEN}:
             raise method_not_found(request)
         raise McpError(
             UNSUPPORTED_VERSION,

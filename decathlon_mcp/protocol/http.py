@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -89,8 +88,12 @@ FAST_SECONDS = 0.25
 """A request that takes longer notices that its client is gone; before, watching costs more than it saves."""
 MAX_WAITING = 256
 """Requests of one session that wait for their answers."""
-MAX_EVENT_BYTES = 1 << 20
-"""Longest event for a client that is not known to take longer ones: the Python SDK's ends at one."""
+MAX_EVENT_BYTES = (1 << 20) - 1024
+"""Longest answer in an event. The Python SDK (2.1 and later) ends its session, and all calls, over 1 MiB."""
+LARGE_EVENTS_HEADER = "Decathlon-Large-Events"
+"""Header of clients that take an event of any length: `decathlon_client` and its bridge."""
+LARGE_EVENTS_AGENTS = ("node", "undici", "Bun/", "Deno/", "python-httpx/")
+"""Beginnings of the `User-Agent` of clients that do: the TypeScript SDKs, and the Python SDK 1.x."""
 LEAVING_SECONDS = 0.5
 """How long the answer to a cancelled request waits for its client to leave. The Python client often closes
 its connection after a cancellation, and complains of an answer that comes while it does."""
@@ -108,8 +111,6 @@ _EVENT_STREAM_HEADERS = (
 )
 _STATUS = {-32700: 400, -32600: 400, -32602: 400, -32601: 404, -32020: 400, -32021: 400, -32022: 400}
 """HTTP status by the code of an error, in revisions without sessions; 200 for all others."""
-_TAKES_LONG_EVENTS = re.compile(r"node|undici|bun|deno|mozilla", re.IGNORECASE)
-"""Beginning of the `User-Agent` of clients without a limit on events: JavaScript's."""
 SESSION, VERSION = b"mcp-session-id", b"mcp-protocol-version"
 _METHOD, _NAME = b"mcp-method", b"mcp-name"
 _NAMED = {CALL: "name", "prompts/get": "name", "resources/read": "uri"}
@@ -421,12 +422,13 @@ class HttpRequest(Request):
 
     @property
     def _takes_long_events(self) -> bool:
-        return _TAKES_LONG_EVENTS.match(self.http_header("user-agent") or "") is not None
+        agent = self.http_header("user-agent") or ""
+        is_announced = self.http_header(LARGE_EVENTS_HEADER.lower()) is not None
+        return is_announced or agent.startswith(LARGE_EVENTS_AGENTS)
 
     def _too_long(self, size: int) -> bytes:
         limit = LimitExceededError(
-            f"the answer has {size:,} bytes; clients like yours do not read an event of more than "
-            f"{MAX_EVENT_BYTES:,} bytes",
+            f"the reply has {size} bytes, more than the {MAX_EVENT_BYTES} that this client may take",
             limit_bytes=MAX_EVENT_BYTES,
         )
         if self.method == CALL:

@@ -82,23 +82,25 @@ def unpack_member(archive, member, source, name, parent):
         os.utime(name, (member.mtime, member.mtime), dir_fd=parent)
 
 
-def pack_archive(root, target):
+def pack_archive(root, target, max_entries, max_name_bytes):
     """Write the tar of what is in `root` to `target`, a file or what has its `write`.
 
     It has no members if `root` is no folder. What cannot be read is left out. Raises OverflowError if folders
-    are more than MAX_LEVELS deep. Changes the current folder.
+    are more than MAX_LEVELS deep, or for more entries or bytes of names. Changes the current folder.
     """
     import tarfile
 
     archive = tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT)
     # Not by `os.walk`, which before Python 3.12 fails at a thousand folders in each other.
     pending = [(root, ".")] if os.path.isdir(root) else []
+    budget = Budget(max_entries, max_name_bytes)
     while pending:
         top, here = pending.pop()
+        archive.members.clear()  # which tarfile keeps, and needs to read only
         pack_member(archive, top, here)
         if here.count("/") > MAX_LEVELS:
             raise OverflowError(f"folders are more than {MAX_LEVELS} levels deep")
-        for name, is_folder in enter_folder(top):
+        for name, is_folder in enter_folder(top, budget):
             if is_folder:
                 pending.append((f"{top}/{name}", f"{here}/{name}"))
             else:
@@ -106,17 +108,37 @@ def pack_archive(root, target):
     archive.close()
 
 
-def enter_folder(path):
+class Budget:
+    """Counts entries and the bytes of their names before they are kept."""
+
+    def __init__(self, max_entries, max_name_bytes):
+        self.entries, self.name_bytes = max_entries, max_name_bytes
+        self.max_entries, self.max_name_bytes = max_entries, max_name_bytes
+
+    def count(self, name):
+        self.entries -= 1
+        self.name_bytes -= len(name.encode("utf-8", "surrogateescape"))
+        if self.entries < 0:
+            raise OverflowError(f"there are more than {self.max_entries} files and folders")
+        if self.name_bytes < 0:
+            raise OverflowError(f"their names have more than {self.max_name_bytes} bytes")
+
+
+def enter_folder(path, budget):
     """Make a folder the current one, by whose name paths are short.
 
     Returns the names of its entries, and whether each is a folder and no link; none if it cannot be read.
     """
+    found = []
     try:
         os.chdir(path)
         with os.scandir() as entries:
-            return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+            for entry in entries:
+                budget.count(entry.name)
+                found.append((entry.name, entry.is_dir(follow_symlinks=False)))
     except OSError:
         return []
+    return sorted(found)
 
 
 def pack_member(archive, path, name):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.storage.disk import read_kernel_file
 
@@ -71,6 +72,15 @@ def raise_descriptor_limit() -> None:
 def descriptors_for(max_sandboxes: int) -> int:
     """How many descriptors a server needs for that many episodes with a sandbox, and their clients."""
     return SERVER_DESCRIPTORS + (DESCRIPTORS_PER_SANDBOX + CONNECTIONS_PER_EPISODE) * max_sandboxes
+
+
+def require_descriptors() -> None:
+    """Raise SettingsError if this process may not open enough files to serve one episode."""
+    # It would start, refuse the connections of its clients, and let the open episodes wait for ever.
+    if (limit := _descriptors()) < (needed := descriptors_for(1)):
+        raise SettingsError(
+            f"this process may open {limit:g} files, and a server needs at least {needed}: ulimit -n {needed}"
+        )
 
 
 def max_connections() -> float:

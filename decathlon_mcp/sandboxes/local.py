@@ -31,8 +31,9 @@ import anyio
 import anyio.to_thread
 from anyio import to_thread
 
+from decathlon_mcp.archives.packing import pack_folder
 from decathlon_mcp.archives.unpacking import unpack
-from decathlon_mcp.archives.writing import ArchiveSource, pack_folder
+from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, finding

@@ -7,7 +7,8 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.errors import SchemaError, SettingsError
+from decathlon_mcp.storage.disk import REPAIR
 
 FILE_NAME = "store.db"
 BUSY_SECONDS = 5.0
@@ -153,7 +154,7 @@ def _schema_version(connection: sqlite3.Connection) -> int:
 
 def _refuse_other_schema(version: int, file: Path) -> None:
     if version != SCHEMA_VERSION:
-        raise SettingsError(
+        raise SchemaError(
             f"--state: {file} has schema {version}, and this version of decathlon-mcp needs schema "
             f"{SCHEMA_VERSION}: move the folder away, or use the version that wrote it"
         )
@@ -188,8 +189,13 @@ def _unusable(file: Path, error: sqlite3.Error) -> SettingsError:
         )
     elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         cure = f"another process has locked it for over {BUSY_SECONDS:g} s"
-    elif code == sqlite3.SQLITE_FULL:
-        cure = "free some space"
+    elif code in (
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_IOERR,
+    ):
+        cure = f"{REPAIR}, or choose another folder, without the episodes of this one"
     else:
         cure = "choose another folder"
     return SettingsError(f"--state: {file} cannot be used: {error}; {cure}")

@@ -24,9 +24,28 @@ SMALL_ARCHIVE_BYTES = 16 << 20
 """An archive of this length is written however little is free."""
 
 
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of a file that somebody can repair while a server runs, after which the same step succeeds."""
+
+
+REPAIR = "free space and inodes on its disk, and let it be written"
+"""What goes before the choice of another folder, in which the episodes of this one would be lost."""
+
+
+def cure_of(error: OSError) -> str:
+    """What to do about an error of the state folder."""
+    if is_full(error):
+        return f"{REPAIR}, or choose another folder, without the episodes of this one"
+    return "choose another folder"
+
+
 def is_full(error: Exception) -> bool:
-    """Whether an error says that a disk, or a user's quota of it, has no room."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether an error says that nothing can be written for now.
+
+    The disk, or a user's quota of it, has no room or no inode, it is read-only, or the server has no
+    descriptor left.
+    """
+    return isinstance(error, OSError) and error.errno in _PASSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +66,19 @@ class DiskSpace:
             return self.free_bytes() < self.floor_bytes
         except OSError:
             return False
+
+    def why_unwritable(self) -> str | None:
+        """Why no file can be written now; None if one can. Writes one of a byte, and removes it."""
+        file = self.folder / f".writable-{os.getpid()}"
+        try:
+            try:
+                with create_private(file) as trial:
+                    trial.write(b"1")
+            finally:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            return error.strerror
+        return None
 
     def limit_archive(self, limit_bytes: int) -> int:
         """The largest archive that a running episode may write now, at most `limit_bytes`.

@@ -29,7 +29,7 @@ import msgspec
 from decathlon_sandbox.processes import read_process
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.storage.disk import read_kernel_file
+from decathlon_mcp.storage.disk import cure_of, read_kernel_file
 
 MAX_DEAD_SERVERS = 64
 """Dead servers that one start takes over; each costs an open file. The next start takes the others."""
@@ -59,7 +59,7 @@ def create_state_folder(state: Path) -> None:
             folder.chmod(0o700)
         except OSError as error:
             raise SettingsError(
-                f"--state: {folder} cannot be used: {error.strerror}; choose another folder"
+                f"--state: {folder} cannot be used: {error.strerror}; {cure_of(error)}"
             ) from None
 
 
@@ -376,4 +376,4 @@ def _unusable(folder: Path, error: OSError) -> SettingsError:
             f"--state: the file system of {folder} has no file locks ({error.strerror}), by which servers "
             "recognise each other: choose a folder on a local disk"
         )
-    return SettingsError(f"--state: {folder} cannot be used: {error.strerror}; choose another folder")
+    return SettingsError(f"--state: {folder} cannot be used: {error.strerror}; {cure_of(error)}")

@@ -21,15 +21,18 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-from decathlon_mcp.errors import AtCapacityError
+from decathlon_mcp.errors import AtCapacityError, DiskFullError
 from decathlon_mcp.storage.disk import (
     SMALL_BYTES,
     DiskSpace,
     append_to_regular,
+    is_full,
     new_file,
     open_regular,
     write_all,
@@ -53,6 +56,8 @@ _MARK_BYTES = 26
 VERDICT_FILE = "verdict.json"
 """The episode's own verdict; regradings are in further files."""
 _CHUNK_BYTES = 64 << 10
+RETRY_SECONDS = 5.0
+"""When a client may try again that was refused because the disk cannot be written."""
 
 log = logging.getLogger("decathlon.observe")
 
@@ -61,8 +66,8 @@ class Journal:
     """Writes and reads the folder of one episode, which is readable by its owner alone.
 
     The calls take at most `max_calls_bytes`, and SMALL_BYTES while `disk` is nearly full. Room for the
-    verdict is reserved from the start. Creating a journal raises OSError, for a full disk too; later a disk
-    that fails costs lines and files, which is logged, and never the episode.
+    verdict is reserved from the start. Creating a journal raises OSError, for a full disk too. Later a disk
+    that fails is an error for lines of calls alone; it costs other lines and files, which is logged.
     """
 
     def __init__(
@@ -84,9 +89,12 @@ class Journal:
         self._mark: int | None = None
         self._found_mark: tuple[int, int] | None = None
         self._reserved = folder / ".verdict.reserved"
+        self._trajectory: FileIO | None = None
+        self._is_torn = False
+        """Whether the trajectory may end with the beginning of a line that could not be written."""
         if create:
             self._create()
-        self._trajectory = append_to_regular(folder / TRAJECTORY_FILE)
+            self._trajectory = append_to_regular(folder / TRAJECTORY_FILE)
         self._lock = Lock()
         """Held while the trajectory is written: `remove_calls` runs in a thread."""
 
@@ -99,10 +107,16 @@ class Journal:
         A last line that the server did not write completely is removed: what it describes did not happen.
         """
         journal = cls(folder, max_calls_bytes=max_calls_bytes, disk=disk, create=False)
-        journal._size_bytes = _end_of_lines(folder / TRAJECTORY_FILE)
-        journal._trajectory.truncate(journal._size_bytes)
-        for partial in folder.glob("*.partial"):
-            partial.unlink(missing_ok=True)
+        trajectory = append_to_regular(folder / TRAJECTORY_FILE)
+        try:
+            journal._size_bytes = _end_of_lines(folder / TRAJECTORY_FILE)
+            trajectory.truncate(journal._size_bytes)
+        except BaseException:
+            trajectory.close()
+            raise
+        journal._trajectory = trajectory
+        for unfinished in folder.glob("*.partial"):
+            unfinished.unlink(missing_ok=True)
         journal._check = None  # `read_calls` finds it out
         if not (folder / VERDICT_FILE).exists():
             try:
@@ -111,6 +125,11 @@ class Journal:
             except OSError as error:
                 _warn_of_file(journal._reserved.name, error)
         return journal
+
+    @classmethod
+    def of_ended(cls, folder: Path, *, disk: DiskSpace | None = None) -> Self:
+        """The closed journal of an episode that is over, whatever is in its folder. Opens nothing."""
+        return cls(folder, disk=disk, create=False)
 
     def _create(self) -> None:
         # Created at once, so that a full disk is found before the episode starts.
@@ -132,16 +151,20 @@ class Journal:
     def add_call(self, **values: Any) -> int:
         """Append the line `call` and return its position. Values may be `msgspec.Raw` without line feeds.
 
-        Returns NOT_KEPT if a limit is reached, the disk refuses the line, or the journal is closed.
+        Returns NOT_KEPT if a limit is reached or the journal is closed. Raises DiskFullError if the disk
+        refuses the line, which may be written later.
         """
         return self._append("call", values, is_limited=True)
 
     def add_accepted(self, **values: Any) -> bool:
-        """Append the line `accepted` of a call that is not sent yet; False where `add_call` has NOT_KEPT."""
+        """Append the line `accepted` of a call that is not sent yet; False where `add_call` has NOT_KEPT.
+
+        Raises DiskFullError.
+        """
         return self._append("accepted", values, is_limited=True) != NOT_KEPT
 
     def add_reply(self, **values: Any) -> int:
-        """Append the line `reply` of a call and return its position, or NOT_KEPT as `add_call` does."""
+        """Append the line `reply` of a call and return its position, or NOT_KEPT. Raises as `add_call`."""
         return self._append("reply", values, is_limited=True)
 
     def add_note(self, **values: Any) -> bool:
@@ -161,7 +184,8 @@ class Journal:
 
     def add_joined(self, **values: Any) -> None:
         """Append the line `joined`, within the limit on calls."""
-        self._append("joined", values, is_limited=True)
+        with suppress(DiskFullError):
+            self._append("joined", values, is_limited=True)
 
     def calls_at(self, positions: Iterable[Positions]) -> TrajectoryCalls:
         """The calls at these positions."""
@@ -204,7 +228,7 @@ class Journal:
                 # A server that dies before the next line leaves a mark that is true of any file.
                 os.pwrite(self._mark, bytes(_MARK_BYTES), 0)
             os.replace(kept, self.folder / TRAJECTORY_FILE)  # noqa: PTH105  (documented as atomic)
-            self._trajectory.close()
+            self._close_trajectory()
             self._trajectory = append_to_regular(self.folder / TRAJECTORY_FILE)
             self._size_bytes = (self.folder / TRAJECTORY_FILE).stat().st_size
             self._found_mark, self._check = None, None
@@ -254,9 +278,16 @@ class Journal:
 
     def close(self) -> None:
         """Close the trajectory; it can still be read."""
-        self._trajectory.close()
-        self._release_mark()
-        self._reserved.unlink(missing_ok=True)
+        # A disk can fail at each of them: also a `close` tells what could not be written.
+        for step in (
+            self._close_trajectory,
+            self._release_mark,
+            partial(self._reserved.unlink, missing_ok=True),
+        ):
+            try:
+                step()
+            except OSError as error:
+                _warn_of_file(self._reserved.name, error)
 
     def discard(self) -> None:
         """Delete the folder of an episode that could not be started."""
@@ -273,9 +304,9 @@ class Journal:
     def _append(
         self, event: str, values: JsonObject, *, is_limited: bool = False, line_bytes: int | None = None
     ) -> int:
-        """`is_limited`: by the limit on calls. `line_bytes`: limit on the line."""
+        """`is_limited`: a line of a call, see `add_call`. `line_bytes`: limit on the line."""
         with self._lock:
-            if self._trajectory.closed:
+            if self._trajectory is None:
                 return NOT_KEPT
             position = self._size_bytes
             line = as_json_with_raw({"event": event, "time": round(time.time(), 6), **values}) + b"\n"
@@ -284,12 +315,22 @@ class Journal:
             if is_limited and self._exceeds_limit(position + len(line) - self._notes_bytes):
                 return NOT_KEPT
             try:
+                if self._is_torn:
+                    self._trajectory.truncate(position)
+                    self._is_torn = False
                 write_all(self._trajectory.fileno(), line)
             except OSError as error:
-                log.warning("a line of a trajectory is lost", extra=fields(event=event, why=error.strerror))
                 # The beginning of the line may have been written.
+                self._is_torn = True
                 with suppress(OSError):
                     self._trajectory.truncate(position)
+                    self._is_torn = False
+                if is_limited and is_full(error):
+                    raise DiskFullError(
+                        f"the server's disk cannot be written: {error.strerror}",
+                        retryAfterSeconds=RETRY_SECONDS,
+                    ) from error
+                log.warning("a line of a trajectory is lost", extra=fields(event=event, why=error.strerror))
                 return NOT_KEPT
             self._size_bytes += len(line)
             if self._check is not None:
@@ -303,6 +344,11 @@ class Journal:
             # Into blocks that the file has.
             with suppress(OSError):
                 os.pwrite(self._mark, b"%016d %08x\n" % (self._size_bytes, self._check), 0)
+
+    def _close_trajectory(self) -> None:
+        trajectory, self._trajectory = self._trajectory, None
+        if trajectory is not None:
+            trajectory.close()
 
     def _release_mark(self) -> None:
         mark, self._mark = self._mark, None

@@ -4,7 +4,8 @@ They are in the folders of their episodes, and deleted with these: `snapshots/<c
 after that call, `snapshots/<call>.json` the rest. Without the second file, the first is unfinished. The
 states of tasks that are set up (`episodes.task_states`) are kept in the same way, in folders of their own.
 States only save time, so that the oldest are deleted where there are too many; one of a task counts as new
-when it is copied.
+when it is copied. Those of the token that has most go first: with N tokens that have states, each can keep an
+N-th of the space whatever the others save.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -46,6 +48,7 @@ class SavedState:
     `folder`: the snapshot of its sandbox. `at`: the call after which it was saved; 0: none. `provider`,
     `wire_version`, `generation`: of the sandbox, its driver, and the server that the driver knows.
     `progress`: members of the episode's. `tools`: what it offers. `sealed`: whether there is a `SEALED_FILE`.
+    `token`: whose share of the space it uses; None if there is nobody to share with.
     """
 
     folder: Path
@@ -55,6 +58,7 @@ class SavedState:
     generation: int
     size_bytes: int
     sealed: bool
+    token: str | None = None
     progress: JsonObject = field(default_factory=dict[str, object])
     tools: JsonObject = field(default_factory=dict[str, object])
 
@@ -80,6 +84,14 @@ class SavedState:
 _STATE = TypeAdapter(SavedState)
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A state that takes space."""
+
+    size_bytes: int
+    token: str | None
+
+
 class SavedStates:
     """Those of all episodes in a folder. All methods but `room` block.
 
@@ -95,8 +107,8 @@ class SavedStates:
         self._promised_bytes = 0
         self._given_back = anyio.Event()
         self._lock = Lock()
-        # Sizes of all states, the oldest first; None until it is needed.
-        self._sizes: dict[Path, int] | None = None
+        # All states by their folders, the oldest first; None until it is needed.
+        self._states: dict[Path, _Kept] | None = None
 
     @property
     def are_saved(self) -> bool:
@@ -142,7 +154,8 @@ class SavedStates:
     def add(self, state: SavedState, sealed: Path | None) -> None:
         """Keep a state whose snapshot is there; `sealed`: its `SEALED_FILE`. Deletes others.
 
-        Raises LimitExceededError for one that is too large alone, and OSError; then it is not kept.
+        Raises LimitExceededError for one that is too large, alone or beside what other tokens keep of their
+        shares, and OSError; then it is not kept.
         """
         with self._lock:
             try:
@@ -155,20 +168,25 @@ class SavedStates:
             except BaseException:
                 shutil.rmtree(state.folder, ignore_errors=True)
                 raise
-            sizes = self._known_sizes()
-            sizes[state.folder] = state.size_bytes
-            own = [folder for folder in sizes if folder.parent == state.folder.parent]
+            known = self._known()
+            known[state.folder] = _Kept(state.size_bytes, state.token)
+            own = [folder for folder in known if folder.parent == state.folder.parent]
             for folder in own[: -self._kept]:
                 self._delete(folder)
-            while sum(sizes.values()) > self._max_bytes:
-                self._delete(next(iter(sizes)))
+            while sum(kept.size_bytes for kept in known.values()) > self._max_bytes:
+                self._delete(_first_to_go(known))
+            if state.folder not in known:
+                raise LimitExceededError(
+                    f"the state of the sandbox has {state.size_bytes >> 20} MiB, and the states of other "
+                    f"tokens leave less of the {self._max_bytes >> 20} MiB for all (`--snapshot-mib`)"
+                )
 
     def use(self, state: SavedState) -> None:
         """Count it as new, because it is about to be copied: others are deleted before it."""
         with self._lock:
-            sizes = self._known_sizes()
-            if state.folder in sizes:
-                sizes[state.folder] = sizes.pop(state.folder)
+            known = self._known()
+            if state.folder in known:
+                known[state.folder] = known.pop(state.folder)
 
     def _require_room(self, state: SavedState) -> None:
         if state.size_bytes > self._max_bytes:
@@ -177,8 +195,8 @@ class SavedStates:
                 f"most {self._max_bytes >> 20} MiB (`--snapshot-mib`)"
             )
 
-    def _known_sizes(self) -> dict[Path, int]:
-        if self._sizes is None:
+    def _known(self) -> dict[Path, _Kept]:
+        if self._states is None:
             found: list[tuple[float, SavedState]] = []
             for folder in self._episodes.glob(f"*/{SNAPSHOTS_FOLDER}"):
                 for snapshot in _snapshots(folder):
@@ -186,15 +204,15 @@ class SavedStates:
                         with suppress(OSError):
                             found.append((_record(snapshot).stat().st_mtime, state))
             found.sort(key=lambda item: item[0])
-            self._sizes = {state.folder: state.size_bytes for _, state in found}
+            self._states = {state.folder: _Kept(state.size_bytes, state.token) for _, state in found}
         # Others are deleted with their episodes.
-        for folder in [folder for folder in self._sizes if not folder.exists()]:
-            del self._sizes[folder]
-        return self._sizes
+        for folder in [folder for folder in self._states if not folder.exists()]:
+            del self._states[folder]
+        return self._states
 
     def _delete(self, folder: Path) -> None:
-        assert self._sizes is not None
-        del self._sizes[folder]
+        assert self._states is not None
+        del self._states[folder]
         try:
             _record(folder).unlink(missing_ok=True)
             shutil.rmtree(folder)
@@ -204,6 +222,18 @@ class SavedStates:
             _log.warning(
                 "a saved state could not be deleted", extra=fields(folder=str(folder), why=error.strerror)
             )
+
+
+def _first_to_go(known: Mapping[Path, _Kept]) -> Path:
+    """The oldest state of the token that has most.
+
+    That one is over its share where all states are too many.
+    """
+    used: Counter[str | None] = Counter()
+    for kept in known.values():
+        used[kept.token] += kept.size_bytes
+    ((most, _),) = used.most_common(1)
+    return next(folder for folder, kept in known.items() if kept.token == most)
 
 
 def remove_states_of_ended(episodes: Path, *, dry_run: bool) -> int:

@@ -164,9 +164,12 @@ _OBJECTS = frozenset({"spec", "progress", "tools", "verdict", "labels", "data"})
 _BOOLEANS = frozenset({"success", "is_derived", "pinned", "has_files", "exact"})
 _Statement: TypeAlias = "tuple[str, tuple[Any, ...]]"
 _TRANSIENT = frozenset(
-    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+    {
+        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR),
+        *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM),
+    }
 )
-"""Codes of errors that can be gone at the next try: a lock, or a full disk."""
+"""Codes of errors that can be gone at the next try: a lock, a full or read-only disk, no descriptor."""
 
 
 class Store:
@@ -189,6 +192,8 @@ class Store:
         # Changes that are not in the database, each of them statements of one transaction.
         self._unwritten: deque[tuple[_Statement, ...]] = deque()
         self._retry_at = 0.0
+        self._failure = ""
+        """Why they are not, since the last try."""
 
     @classmethod
     @contextmanager
@@ -242,6 +247,21 @@ class Store:
                     await anyio.to_thread.run_sync(checkpoint, connection, self._file)
                 except (sqlite3.Error, OSError) as error:
                     _log.warning("the store could not be checkpointed", extra=fields(why=str(error)))
+
+    def why_unwritable(self) -> str | None:
+        """Why nothing can be written now; None if something can. A lock is waited for as by every change."""
+        if time.monotonic() < self._retry_at:
+            return self._failure
+        self._write()
+        if self._unwritten:
+            return self._failure
+        try:
+            self._execute("BEGIN IMMEDIATE")
+            self._execute("ROLLBACK")
+        except sqlite3.Error as error:
+            self._fail(error)
+            return self._failure
+        return None
 
     # episodes
 
@@ -552,9 +572,12 @@ class Store:
             except sqlite3.Error as error:
                 _log.error("the store could not be written", extra=fields(why=str(error)))
                 if error_code(error) in _TRANSIENT:
-                    self._retry_at = time.monotonic() + RETRY_SECONDS
+                    self._fail(error)
                     return
             self._unwritten.popleft()
+
+    def _fail(self, error: sqlite3.Error) -> None:
+        self._retry_at, self._failure = time.monotonic() + RETRY_SECONDS, str(error)
 
     def _commit(self, statements: Sequence[_Statement]) -> None:
         """Write statements, all of them or none. Raises sqlite3.Error."""

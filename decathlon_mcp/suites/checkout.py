@@ -23,6 +23,10 @@ from decathlon_mcp.storage.disk import open_regular
 log = logging.getLogger("decathlon.suites")
 
 EXCLUDED_NAMES = frozenset({"__pycache__", ".git", ".DS_Store"})
+"""What others than a task's author leave in a checkout. It is left out, except in `DATA_FOLDERS`."""
+DATA_FOLDERS = ("initial_workspace", "groundtruth_workspace")
+"""How the names of a task's folders begin that hold its data: upstream copies them whole, with the repository
+that the agent is to work on."""
 
 PACKAGE = "__init__.py"
 
@@ -40,12 +44,18 @@ def walk(checkout: Path, path: PurePosixPath, without: Collection[str] = ()) -> 
 
 
 def _below(folder: Path | str, path: PurePosixPath, without: Collection[str]) -> Iterator[PurePosixPath]:
+    is_data = _is_data(path)
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name in EXCLUDED_NAMES or entry.name in without:
+        if (entry.name in EXCLUDED_NAMES and not is_data) or entry.name in without:
             continue
         yield path / entry.name
         if entry.is_dir(follow_symlinks=False):
             yield from _below(entry.path, path / entry.name, ())
+
+
+def _is_data(path: PurePosixPath) -> bool:
+    """Whether a path is in a task's data, `tasks/<split>/<task>/initial_workspace`."""
+    return len(path.parts) > 3 and path.parts[3].startswith(DATA_FOLDERS)
 
 
 def packages_above(checkout: Path, path: PurePosixPath) -> Iterator[PurePosixPath]:
@@ -99,7 +109,7 @@ def revision(checkout: Path, parts: Iterable[PurePosixPath], secrets: Collection
         status = git_output(checkout, *_STATUS, "--", *map(str, parts))
         if head is not None and status is not None:
             changed = [PurePosixPath(entry[3:]) for entry in status.split("\0") if entry]
-            changed = [path for path in changed if EXCLUDED_NAMES.isdisjoint(path.parts)]
+            changed = [path for path in changed if _is_data(path) or EXCLUDED_NAMES.isdisjoint(path.parts)]
             return head.strip()[:REVISION_CHARACTERS] + (
                 f"-{digest(checkout, changed, secrets)}" if changed else ""
             )
@@ -114,7 +124,7 @@ def digest(checkout: Path, parts: Iterable[PurePosixPath], secrets: Collection[P
     """
     total = hashlib.sha256()
     for part in parts:
-        total.update(f"{part}\n".encode())
+        total.update(f"{part}\n".encode("utf-8", "surrogateescape"))
         for path in walk(checkout, part):
             status = (checkout / path).lstat()
             if not stat.S_ISDIR(status.st_mode):
@@ -124,7 +134,7 @@ def digest(checkout: Path, parts: Iterable[PurePosixPath], secrets: Collection[P
                     if not {path, *path.parents}.isdisjoint(secrets)
                     else _content_digest(checkout / path, status.st_mode, size, time_ns, status.st_ino)
                 )
-                total.update(f"{path}\0{content}\n".encode())
+                total.update(f"{path}\0{content}\n".encode("utf-8", "surrogateescape"))
     return total.hexdigest()[:REVISION_CHARACTERS]
 
 

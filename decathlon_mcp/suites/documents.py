@@ -22,6 +22,9 @@ MAX_DEPTH = 100
 """Levels of a YAML file; real ones have fewer than ten."""
 
 
+MAX_DIGITS = 20
+
+
 def file_error(path: Path, problem: str, *, line: int | None = None, field: str | None = None) -> SuiteError:
     """The error for a file of the checkout; line and field are named if they are known."""
     where = str(path) if line is None else f"{path}, line {line}"
@@ -48,12 +51,30 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> JsonObject:
     """The object in a JSON file. Raises SuiteError if it holds anything else."""
     try:
-        value = json.loads(read_text(path))
+        text = read_text(path)
+        value = json.loads(text, parse_int=_parse_integer, parse_constant=_refuse_constant)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # raises UnicodeEncodeError for half a pair
     except json.JSONDecodeError as error:
         raise file_error(path, f"not JSON: {error.msg}", line=error.lineno) from None
     except RecursionError:
         raise file_error(path, "not JSON that can be read: nested too deeply") from None
+    except UnicodeEncodeError:
+        raise file_error(path, "not JSON that can be read: half of a surrogate pair") from None
+    except ValueError as error:
+        raise file_error(path, f"not JSON that can be read: {error}") from None
     return _object(path, value)
+
+
+def _parse_integer(text: str) -> int:
+    # Python neither reads nor writes integers of more than 4,300 digits, and clients know 64 bits at most.
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits, {MAX_DIGITS} at most")
+    return int(text)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def read_yaml(path: Path) -> JsonObject:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BeforeValidator
 
+from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.suites.documents import read_yaml
 from decathlon_mcp.types import JsonObject, Names, PreprocessSandbox
 
@@ -40,6 +43,12 @@ def _inside(path: PurePosixPath) -> PurePosixPath:
 
 Absolute = Annotated[PurePosixPath, AfterValidator(_absolute)]
 Inside = Annotated[PurePosixPath, AfterValidator(_inside)]
+
+DEFAULT_PROFILE = "toolathlon"
+SEARCHED_TASKS = 20
+SEARCHED_BYTES = 1 << 16
+"""How many tasks are looked at to find out a checkout's profile, and how much of each of their scripts."""
+log = logging.getLogger("decathlon.suites")
 
 PACKAGED = Path(__file__).parent / "profiles"
 
@@ -132,11 +141,46 @@ def packaged_profiles() -> Mapping[str, JsonObject]:
 
 
 def detect_profile(checkout: Path) -> str:
-    """The first profile one of whose `marks` exists in the checkout; `toolathlon` if there is none."""
-    for name, content in packaged_profiles().items():
+    """The first profile one of whose `marks` exists in the checkout, or whose `task_marks` its tasks contain.
+
+    `toolathlon` if there is none, with a warning.
+    """
+    profiles = packaged_profiles()
+    for name, content in profiles.items():
         if any((checkout / mark).exists() for mark in content.get("marks", ())):
-            return name
-    return "toolathlon"
+            # Forks of toolathlon_gym may keep Toolathlon's scripts.
+            return _profile_by_tasks(checkout) or name if name == DEFAULT_PROFILE else name
+    if name := _profile_by_tasks(checkout):
+        return name
+    log.warning(
+        "A checkout is taken for Toolathlon, since nothing in it says what it is; suite.yaml can (`profile`)",
+        extra={"fields": {"checkout": str(checkout), "profiles": ", ".join(profiles)}},
+    )
+    return DEFAULT_PROFILE
+
+
+def _profile_by_tasks(checkout: Path) -> str | None:
+    """The profile of whose tasks' scripts the first ones are."""
+    marks = {
+        mark.encode(): name
+        for name, content in packaged_profiles().items()
+        for mark in content.get("task_marks", ())
+    }
+    scripts = (
+        script
+        for folder in islice(checkout.glob("tasks/*/*/"), SEARCHED_TASKS)
+        for script in (folder / "evaluation/main.py", folder / "preprocess/main.py")
+    )
+    for script in scripts:
+        try:
+            with open_regular(script) as file:
+                beginning = file.read(SEARCHED_BYTES)
+        except OSError:
+            continue
+        for mark, name in marks.items():
+            if mark in beginning:
+                return name
+    return None
 
 
 def merge(base: JsonObject, override: JsonObject) -> JsonObject:

@@ -200,7 +200,7 @@ class SuiteResources:
         """Whether a key of a JSON file has a value. Of a list, the first entry counts, as for emails-mcp."""
         try:
             content = json.loads(read_text(self.checkout / file))
-        except (SuiteError, ValueError):
+        except (SuiteError, ValueError, RecursionError):
             return False
         entries = cast("list[object]", content) if isinstance(content, list) else [content]
         entry = as_object(entries[0]) if entries else None

@@ -5,7 +5,7 @@ overrides the profile's value.
 
     name: my-suite                      # default: the name of the checkout's folder
     profile: toolathlon                 # or gym, starter. Default: the profile called as the suite, else the
-                                        # one whose `marks` exist in the checkout, else toolathlon
+                                        # one whose marks the checkout has, else toolathlon
     root: /workspace                    # any field of SuiteProfile; mappings are merged with the profile's
     deadlines: {evaluation_seconds: 60} # for all tasks
     splits: {train: [find-alita-paper, "canvas-*"], test: [...]}
@@ -258,6 +258,7 @@ class SuiteFile(Model):
     name: Annotated[str, AfterValidator(_check_name)] | None = None
     profile: str | None = None
     marks: Strings = ()
+    task_marks: Strings = ()
     deadlines: Deadlines = Deadlines()
     splits: dict[str, Strings] = {}
     conflicts: tuple[Strings, ...] = ()

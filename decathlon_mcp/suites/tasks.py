@@ -103,7 +103,8 @@ class TaskConfig(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     needed_mcp_servers: tuple[Name, ...]
-    needed_local_tools: tuple[Name, ...] = ()
+    needed_local_tools: tuple[Name, ...] | None = None
+    """Toolathlon takes null for none."""
     max_turns: int | None = None
     meta: JsonObject | None = None
 
@@ -114,7 +115,7 @@ class TaskConfig(BaseModel):
     @property
     def local_tools(self) -> tuple[str, ...]:
         return tuple(
-            tool for tool in dict.fromkeys(self.needed_local_tools) if tool not in EXCLUDED_LOCAL_TOOLS
+            tool for tool in dict.fromkeys(self.needed_local_tools or ()) if tool not in EXCLUDED_LOCAL_TOOLS
         )
 
 
@@ -168,6 +169,13 @@ def read_task_folder(checkout: Path, path: PurePosixPath) -> TaskFolder:
         for file in ("docs/task.md", "evaluation/main.py")
         if not (folder / file).is_file()
     ]
+    if unimportable := [part for part in path.parts if "." in part]:
+        errors.append(
+            file_error(
+                folder,
+                f"Python finds no module in a folder with a dot in its name: rename {unimportable[-1]}",
+            )
+        )
     return TaskFolder(path, names, config, raw_config, tuple(errors))
 
 

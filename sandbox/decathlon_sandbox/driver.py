@@ -64,6 +64,40 @@ def _add_localhost_name() -> None:
         pass  # only root may
 
 
+def _reset_signals() -> None:
+    """Give the programs that the driver starts the signals of a program that was just started by a login.
+
+    What is ignored or blocked outlives execve(2), so that the sandbox would get what a server was started
+    with: `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT and SIGQUIT for what it puts
+    into the background.
+    """
+    # Python itself ignores these; `subprocess` restores them in each child.
+    of_python = {signal.SIGPIPE, signal.SIGXFSZ}
+    for number in signal.valid_signals() - of_python:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _reset_limits() -> None:
+    """Give the programs of an isolated sandbox the umask and the OOM score of those in a container.
+
+    A unit of systemd may set others for the server, and the kernel would rather end it than a sandbox.
+    """
+    os.umask(0o022)
+    try:
+        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+            if int(file.read()) < 0:
+                file.seek(0)
+                file.write("0")
+    except (OSError, ValueError):
+        pass  # without /proc, or in a kernel without it
+
+
+def _do_nothing() -> None:
+    pass
+
+
 def _claim_stdio() -> tuple[int, int]:
     """Move stdin and stdout to descriptors that children do not inherit; stray prints go to the log."""
     input_fd, output_fd = os.dup(0), os.dup(1)
@@ -86,12 +120,14 @@ class Driver:
         self._backpressure = Backpressure()
         self._connection = Connection(self._loop, input_fd, output_fd, self, self._backpressure)
         self._requests = Requests(self._connection, self._dispatch)
+        _reset_signals()
+        if os.getpid() == 1:
+            _reset_limits()
+        # Only processes inside the sandbox would signal its first process. It does not ignore the signals
+        # (SIG_IGN): every program in the sandbox would inherit that, and not end when it is told to.
+        on_signal = _do_nothing if os.getpid() == 1 else self._loop.stop
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if os.getpid() == 1:
-                # Only processes inside the sandbox would signal its first process.
-                signal.signal(number, signal.SIG_IGN)
-            else:
-                self._loop.add_signal_handler(number, self._loop.stop)
+            self._loop.add_signal_handler(number, on_signal)
         self._notification_rate = TokenBucket(
             per_second=wire.NOTIFICATIONS_PER_SECOND, burst=wire.NOTIFICATIONS_BURST
         )

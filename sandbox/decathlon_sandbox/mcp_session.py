@@ -21,10 +21,11 @@ METHOD_NOT_FOUND = -32601
 PROTOCOL_VERSION = "2025-11-25"
 """Newest MCP revision with a handshake. A server may answer with an older one."""
 MAX_TOOL_PAGES = 1000
+MAX_ID_CHARACTERS = 20
 
 # Where SDKs put the id of a reply: among the first fields, or last. For lines that cannot be parsed.
-_ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,')
-_ID_LAST = re.compile(rb'"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*"?(\d{1,18})"?\s*,')
+_ID_LAST = re.compile(rb'"id"\s*:\s*"?(\d{1,18})"?\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
 
 class ReplyHandler:
@@ -123,8 +124,8 @@ class McpSession:
         elif "id" in message:
             self._decline(method, message["id"])
         elif method == "notifications/progress":
-            token = params.get("progressToken")
-            if type(token) is int and token in self._pending:
+            token = _as_id(params.get("progressToken"))
+            if token in self._pending:
                 self._pending[token].on_progress(params)
         else:
             self._on_notification(method, params)
@@ -139,11 +140,12 @@ class McpSession:
 
     def _receive_reply(self, message: dict[str, Any], line: bytes) -> None:
         request_id = message.get("id")
-        if request_id is None and "error" in message:
+        if request_id is None and message.get("error") is not None:
             request_id = self._only_pending()  # the server could not even read the id of the request
-        if type(request_id) is not int or request_id not in self._pending:
+        request_id = _as_id(request_id)
+        if request_id not in self._pending:
             return
-        if ("result" in message) == ("error" in message):
+        if "result" not in message and not is_error(message):
             self.fail(request_id, self._server_error("answered with neither a result nor an error"))
             return
         self._pending.pop(request_id).on_reply(message, line)
@@ -168,6 +170,31 @@ class McpSession:
     def _server_error(self, what: str) -> RequestError:
         data = {"server": self.server_name}
         return RequestError(wire.SERVER, f"server {self.server_name} {what}", data)
+
+
+def _as_id(value: Any) -> int:
+    """The id in a reply or in progress; 0, which no request has, for what cannot be one.
+
+    Servers that keep ids as text send `"1"` for 1, and the SDKs of Python and TypeScript take that.
+    """
+    if type(value) is str and len(value) <= MAX_ID_CHARACTERS:
+        try:
+            return int(value)
+        except ValueError:
+            return 0
+    return value if type(value) is int else 0
+
+
+def is_error(message: dict[str, Any]) -> bool:
+    """Whether a reply is an error, as the SDKs read it.
+
+    Beside a result, an error counts only if it is one as MCP defines it; the result does not count then.
+    """
+    error = message.get("error")
+    if message.get("result") is None or error is None:
+        return error is not None
+    fields = as_object(error) or {}
+    return type(fields.get("code")) is int and isinstance(fields.get("message"), str)
 
 
 class Handshake(ReplyHandler):
@@ -202,7 +229,7 @@ class Handshake(ReplyHandler):
         self._on_failure(error)
 
     def on_reply(self, message: dict[str, Any], line: bytes) -> None:
-        result = as_object(message.get("result"))
+        result = None if is_error(message) else as_object(message.get("result"))
         if self._method == "initialize":
             self._on_initialized(message, result or {})
         elif result is not None:
@@ -231,9 +258,10 @@ class Handshake(ReplyHandler):
             self._fail("answered tools/list without a list of tools")
             return
         self._tools.extend(tools)
-        if cursor is None:
+        if cursor is None or (isinstance(cursor, str) and cursor in self._cursors):
+            # A server that repeats a cursor does not know pages. The SDKs, which ask for one, take its tools.
             self._succeed()
-        elif not isinstance(cursor, str) or cursor in self._cursors or len(self._cursors) >= MAX_TOOL_PAGES:
+        elif not isinstance(cursor, str) or len(self._cursors) >= MAX_TOOL_PAGES:
             self._fail(f"has an endless list of tools (cursor {str(cursor)[:100]!r})")
         else:
             self._cursors.add(cursor)

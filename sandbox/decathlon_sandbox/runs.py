@@ -52,10 +52,11 @@ class Run:
         argv = params.strings("argv")
         if not argv or not argv[0]:
             raise RequestError(wire.BAD_PARAMS, "`argv` must name a program")
-        env = child_environment(params.one_of("inherit", "all", "minimal"), params.string_mapping("env"))
+        cwd = params.path("cwd")
+        env = child_environment(params.one_of("inherit", "all", "minimal"), params.string_mapping("env"), cwd)
         try:
             return self._supervisor.spawn(
-                argv, cwd=params.path("cwd"), env=env, on_exit=self._on_exit, channel=self._with_channel
+                argv, cwd=cwd, env=env, on_exit=self._on_exit, channel=self._with_channel
             )
         except (OSError, ValueError) as error:
             raise RequestError(wire.SPAWN, f"{argv[0]} cannot be run: {describe_error(error)}") from None

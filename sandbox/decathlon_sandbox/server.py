@@ -68,7 +68,7 @@ class Server:
         self._argv = [settings.string("command"), *settings.strings("args")]
         self._cwd = settings.path("cwd")
         self._env = child_environment(
-            settings.one_of("inherit", "all", "minimal"), settings.string_mapping("env"), path
+            settings.one_of("inherit", "all", "minimal"), settings.string_mapping("env"), self._cwd, path
         )
         self._stderr = TailBuffer(STDERR_BYTES)
         self._losing = False

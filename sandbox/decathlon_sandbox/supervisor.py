@@ -50,8 +50,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 _OWN_VARIABLES = (wire.LEASE_VARIABLE, wire.MEMORY_VARIABLE)
 
 
-def child_environment(inherit: str, extra: dict[str, str], path: str | None = None) -> dict[str, str]:
-    """Environment of a child: inherited variables ("all" or "minimal"), with `path` as PATH, plus `extra`."""
+def child_environment(
+    inherit: str, extra: dict[str, str], cwd: str, path: str | None = None
+) -> dict[str, str]:
+    """Environment of a child: inherited variables ("all" or "minimal"), with `path` as PATH, plus `extra`.
+
+    With all of them, PWD is `cwd`, as for a program that a shell starts.
+    """
     own = os.environ
     if inherit == "minimal":
         # A value that starts with "()" is an exported shell function; the SDK leaves those out too.
@@ -59,6 +64,7 @@ def child_environment(inherit: str, extra: dict[str, str], path: str | None = No
         env = {name: own[name] for name in names}
     else:
         env = {name: value for name, value in own.items() if name not in _OWN_VARIABLES}
+        env["PWD"] = cwd
     if path is not None:
         env["PATH"] = path
     return {**env, **extra}

@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from decathlon_mcp.archives.packing import pack_folder
 from decathlon_mcp.archives.repositories import MAX_FILE_BYTES, reduce_config
-from decathlon_mcp.archives.writing import pack_folder
 from tests.archives.cleaning import clean_workspace, extract
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

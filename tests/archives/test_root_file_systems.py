@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.archives import folder_cursor
+from decathlon_mcp.archives.packing import pack_folder
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import unpack_root
-from decathlon_mcp.archives.writing import Entry, archive_chunks, pack_folder
+from decathlon_mcp.archives.writing import Entry, archive_chunks
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
 
 

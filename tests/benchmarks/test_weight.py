@@ -1,11 +1,33 @@
-"""The script that counts lines and follows an episode through the server."""
+"""The script that counts what there is to read."""
 
 from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 import anyio
 import pytest
 
-from benchmarks.weight import count_lines, follow_episode
+from benchmarks.weight import (
+    ALL_PLACES,
+    BUDGETS,
+    ROOT,
+    ClassSize,
+    Lines,
+    Place,
+    Tracer,
+    count_lines,
+    follow_episode,
+    over_budget,
+    package_lines,
+    package_of,
+    sizes_in,
+    sources,
+)
+from decathlon_mcp.json_limits import check_json
 
 MODULE = '''"""What it is.
 
@@ -21,6 +43,18 @@ def f() -> str:
     return """
 no docstring"""  # of the function
 '''
+CLASS = """
+class Link:
+    limit: int = 1
+
+    def __init__(self):
+        self.limit = 2
+        self.name, other.name = "a", "b"
+        self.peer.name = "c"
+
+    async def read(self):
+        self.count += 1
+"""
 
 
 def test_docstrings_and_comments_are_no_code() -> None:
@@ -29,10 +63,82 @@ def test_docstrings_and_comments_are_no_code() -> None:
     assert lines.all == len(MODULE.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("path", "package"),
+    [
+        ("decathlon_mcp/app.py", "modules of decathlon_mcp"),
+        ("decathlon_mcp/episodes/tools/offer.py", "episodes"),
+        ("decathlon_mcp/episodes/tools/coercion.py", "plug-ins"),
+        ("decathlon_mcp/driver_client/link.py", "driver"),
+        ("decathlon_mcp/driver/link.py", "driver"),
+        ("decathlon_mcp/suites/tasks.py", "archives, suites, catalogue, payloads, telemetry"),
+        ("decathlon_mcp/plugins/page/calls.py", "plug-ins"),
+        ("decathlon_mcp/starter/suite/tasks/a/main.py", "starter"),
+        ("sandbox/decathlon_sandbox/wire.py", "sandbox"),
+        ("clients/decathlon_client/adapters/verl.py", "clients"),
+    ],
+)
+def test_the_longest_entry_says_where_a_file_belongs(path: str, package: str) -> None:
+    assert package_of(Path(path)) == package
+
+
+def test_a_new_folder_of_the_server_needs_an_entry() -> None:
+    with pytest.raises(KeyError, match=r"decathlon_mcp/new/a\.py is in no package"):
+        package_of(Path("decathlon_mcp/new/a.py"))
+
+
+def test_every_line_of_the_product_is_counted_in_one_package() -> None:
+    packages = package_lines()
+    assert sum(lines.all for lines in packages.values()) == sum(
+        len(path.read_text().splitlines()) for path in sources()
+    )
+    assert all(packages[name].modules for name in BUDGETS)
+    assert sum(BUDGETS.values()) == 38_000
+
+
+def test_a_package_over_its_budget_is_named() -> None:
+    found = {name: Lines(code=budget) for name, budget in BUDGETS.items()}
+    assert over_budget(found) == {}
+    assert over_budget({**found, "http": Lines(code=1_700, blank=5)}) == {"http": 5}
+
+
+def test_the_check_fails_exactly_for_packages_over_their_budgets() -> None:
+    command = [sys.executable, "-m", "benchmarks.weight", "--check", "--json"]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    over = over_budget(package_lines())
+    assert checked.returncode == (1 if over else 0)
+    assert all(f"{name} by {lines:,} lines" in checked.stderr for name, lines in over.items())
+    assert json.loads(checked.stdout)["packages"]["http"]["budget"] == BUDGETS["http"]
+
+
+def test_attributes_are_what_a_class_assigns_to_itself() -> None:
+    assert list(sizes_in(CLASS)) == [ClassSize("Link", methods=2, attributes=3)]
+
+
+def test_executed_lines_are_recorded_once_and_only_in_between() -> None:
+    tracer = Tracer()
+    with tracer.installed():
+        check_json(b"[[]]")
+        with tracer.record() as executed:
+            check_json(b"[1]")
+            check_json(b"[2]")
+        before = set(executed.lines)
+        check_json(b"[[3]]", max_depth=5)
+    assert executed.lines == before
+    assert executed.files == {"decathlon_mcp/json_limits.py"}
+    first = check_json.__code__.co_firstlineno
+    assert ("decathlon_mcp/json_limits.py", first) in executed.lines
+    assert 5 < len(executed.lines) < 20
+
+
 @pytest.mark.long
-def test_an_episode_is_followed_through_the_server() -> None:
-    routes = anyio.run(follow_episode)
-    assert {"protocol/episode_tools.py", "driver_client/link.py", "episodes/calls.py"} <= routes["call"].files
-    assert routes["call"].hand_offs >= 1
-    assert "grading/grader.py" in routes["claim and evaluation"].files
-    assert len(routes["opening"].files) > len(routes["call"].files)
+@pytest.mark.parametrize("place", ALL_PLACES)
+def test_an_episode_is_followed_through_client_and_server(place: Place) -> None:
+    parts = anyio.run(follow_episode, place)
+    files: Mapping[str, set[str]] = {name: executed.files for name, executed in parts.items()}
+    assert "clients/decathlon_client/episode.py" in files["a repeated call"]
+    assert ("decathlon_mcp/http/application.py" in files["a repeated call"]) is (place == "HTTP")
+    assert "decathlon_mcp/grading/grader.py" in files["an evaluation"]
+    assert len(parts["a repeated call"].lines) < len(parts["a first call"].lines)
+    assert all(executed.lines <= parts["an episode"].lines for executed in parts.values())
+    assert not any(file.startswith("sandbox/") for file in files["an episode"])

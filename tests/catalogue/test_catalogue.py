@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
+from decathlon_mcp.app import host_info
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.errors import SuiteError, UnknownTaskError
+from decathlon_mcp.catalogue.requirements import HostInfo
+from decathlon_mcp.episodes.suite_probe import ZONE_SCRIPT, read_zone
+from decathlon_mcp.errors import BadRequestError, SuiteError, UnknownTaskError
+from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.suite import Suite
 from tests.suites.conftest import Checkout
 
@@ -61,3 +69,75 @@ def test_a_task_with_errors_is_listed_and_finding_it_raises_the_error(tmp_path: 
 def test_two_suites_with_one_name_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="are both called 'same': give one a `name`"):
         Catalogue([suite(tmp_path / "x" / "same", "a"), suite(tmp_path / "y" / "same", "b")])
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+FRIDAY_THERE = datetime(2026, 11, 27, 1, 30, tzinfo=BERLIN)
+
+
+@pytest.mark.parametrize(
+    ("zone", "requested", "text"),
+    [
+        (UTC, FRIDAY_THERE, "2026-11-27 00:30:00 Friday"),
+        (UTC, FRIDAY_THERE - timedelta(hours=1), "2026-11-26 23:30:00 Thursday"),
+        (
+            BERLIN,
+            datetime(2026, 11, 26, 18, 30, tzinfo=timezone(-timedelta(hours=6))),
+            "2026-11-27 01:30:00 Friday",
+        ),
+        (BERLIN, datetime(2026, 7, 1, 12, tzinfo=UTC), "2026-07-01 14:00:00 Wednesday"),
+        (BERLIN, datetime(2026, 7, 1, 12), "2026-07-01 12:00:00 Wednesday"),
+    ],
+)
+def test_a_launch_time_is_what_the_clock_of_a_sandbox_shows(
+    tmp_path: Path, zone: ZoneInfo, requested: datetime, text: str
+) -> None:
+    """The batch of a client sends its own time with its own offset."""
+    played = suite(tmp_path / "one", "a")
+    catalogue = Catalogue([played], host=HostInfo(zones={played.name: zone}))
+    when = catalogue.launch_time(played, played.tasks["a"], requested)
+    assert played.launch_time(when) == text
+    now = catalogue.launch_time(played, played.tasks["a"])
+    assert now.utcoffset() == datetime.now(zone).utcoffset()
+
+
+def test_a_launch_time_that_no_clock_shows_is_refused(tmp_path: Path) -> None:
+    played = suite(tmp_path / "one", "a")
+    catalogue = Catalogue([played], host=HostInfo(zones={played.name: UTC}))
+    last = datetime.max.replace(tzinfo=timezone(-timedelta(hours=12)))
+    with pytest.raises(BadRequestError, match="no such launch time"):
+        catalogue.launch_time(played, played.tasks["a"], last)
+
+
+def test_sandboxes_with_an_image_are_in_utc_until_one_was_looked_into(tmp_path: Path) -> None:
+    played = suite(tmp_path / "one", "a")
+    with_image = host_info([played], Settings.model_validate({"provider": "docker", "state": tmp_path}))
+    assert with_image.zones == {played.name: UTC}
+    local = {"provider": "local", "isolation": "none", "state": tmp_path}
+    assert host_info([played], Settings.model_validate(local)).zones == {}
+
+
+@pytest.mark.parametrize(
+    ("output", "zone"),
+    [
+        ('["Europe/Berlin", ""]', BERLIN),
+        ('["", ""]', UTC),
+        ('["No/Such", ""]', None),
+        ('["../../etc/passwd", ""]', None),
+        ('["", "VFppZg=="]', None),
+        ('["", "VFppZjI="]', None),
+        ("{}", None),
+        ("", None),
+    ],
+)
+def test_zone_of_a_sandbox_is_read_from_what_it_prints(output: str, zone: ZoneInfo | None) -> None:
+    assert read_zone(output) == zone
+
+
+def test_zone_of_a_sandbox_is_its_variable_or_its_file() -> None:
+    command = [sys.executable, "-c", ZONE_SCRIPT]
+    here = read_zone(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert here is not None
+    assert datetime.now(here).utcoffset() == datetime.now().astimezone().utcoffset()
+    there = subprocess.run(command, capture_output=True, text=True, check=True, env={"TZ": "Asia/Tokyo"})
+    assert read_zone(there.stdout) == ZoneInfo("Asia/Tokyo")

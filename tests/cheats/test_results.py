@@ -86,15 +86,15 @@ async def test_no_reply_over_stdio_makes_an_sdk_client_raise(
 
 async def relay_replies(call: Callable[[str, dict[str, Any]], Awaitable[Any]]) -> None:
     """Have the tool reply with each of `replies`; the client gets a result or the task's error for each."""
-    refused, errors = 0, list[Any]()
+    replaced, errors = 0, list[Any]()
     for members in replies(SAMPLE):
         try:
             result = await call("root__reply", {"members": members})
         except MCPError as error:
             errors.append(error.error)
         else:
-            refused += result.is_error and "is not MCP" in result.content[0].text
-    assert refused > 20
+            replaced += any("is not MCP" in getattr(item, "text", "") for item in result.content)
+    assert replaced > 5
     assert {error.code for error in errors} == {-32602, -32603}
     assert all(error.data["source"] == "task" and "code" not in error.data for error in errors)
 
@@ -124,7 +124,7 @@ async def test_no_progress_breaks_the_session_of_an_sdk_client(server: Served) -
         reported.append(progress)
 
     async with connected(started["address"]) as agent:
-        for progress in ("1" + "0" * 400, "true", '"half"', "2"):
+        for progress in ("1" + "0" * 400, "true", '"half"', '2, "total": null, "message": 5, "_meta": null'):
             members = PROGRESS.replace("PROGRESS", progress)
             await agent.call_tool("root__reply", {"members": members}, progress_callback=on_progress)
     assert reported == [2]
@@ -132,13 +132,16 @@ async def test_no_progress_breaks_the_session_of_an_sdk_client(server: Served) -
 
 
 async def test_refused_result_is_read_by_the_agent_and_its_episode_continues(server: Served) -> None:
-    item = {"type": "text", "text": "found it", "annotations": {"priority": 5}}
-    members = repr(f'"result": {json.dumps({"content": [item]})}')
     async with Decathlon(server.url) as client, client.episode("sum-prices") as episode:
+        members = repr(f'"result": {json.dumps({"content": "found it"})}')
         reply = await episode.call("root__reply", {"members": members})
         assert reply.is_error
-        assert "priority" in reply.text
+        assert "$.content" in reply.text
         assert reply.text.endswith("its text: found it")
+        item = {"type": "text", "text": "found it", "annotations": {"priority": 5}, "_meta": None}
+        members = repr(f'"result": {json.dumps({"content": [item], "structuredContent": None})}')
+        reply = await episode.call("root__reply", {"members": members})
+        assert (reply.is_error, reply.text, reply.structured) == (False, "found it", None)
         assert (await episode.call("root__say", {"text": "well"})).text == "well"
         with pytest.raises(RequestError) as caught:
             await episode.call("root__reply", {"members": repr('"error": {"code": 5, "message": "m"}')})
@@ -156,7 +159,7 @@ async def test_no_generated_reply_makes_either_sdk_raise(sdk: str, server: Serve
     assert played.returncode == 0, played.stderr.decode()
     outcome = json.loads(played.stdout)
     assert (outcome["raised"], outcome["reward"], outcome["fault"]) == ([], 0.0, None), outcome
-    assert outcome["failed"] > 150
+    assert outcome["failed"] > 10
 
 
 async def client_environment(sdk: str, folder: Path) -> Path:

@@ -135,6 +135,22 @@ def test_a_rubric_function_that_cannot_be_imported_is_reported_with_file_and_lin
     assert ready.stdout.endswith("Not ready: rubrics of mine\n")
 
 
+def test_an_evaluator_that_python_cannot_run_is_named(shell: Shell) -> None:
+    copy_template(shell.folder / "mine")
+    task = shell.folder / "mine/tasks/mine" / TEMPLATE_TASK
+    shutil.copytree(task, task.with_name("dot.v2"))
+    shutil.copytree(task, task.with_name("typo"))
+    (task.with_name("typo") / "evaluation/main.py").write_text("import json\nimport no_such_module\n")
+    done = shell.run("tasks", "--suite", "mine", "--check")
+    assert done.returncode == 1
+    assert (
+        "typo: the evaluator: tasks/mine/typo/evaluation/main.py, line 2: there is no module no_such_m"
+        in (done.stdout)
+    )
+    assert "Python finds no module in a folder with a dot in its name: rename dot.v2" in done.stdout
+    assert f"ok  {TEMPLATE_TASK}" in done.stdout
+
+
 def test_checking_no_task_at_all_is_not_a_success(shell: Shell) -> None:
     done = shell.run("tasks", "--check", "--needs", "network", "--search", "x")
     assert done.returncode == 1

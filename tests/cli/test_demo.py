@@ -23,6 +23,7 @@ def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
     output = done.stdout
     steps = [
         "listening at http://127.0.0.1:",
+        "isolation namespaces, sandboxes see",
         "tune-reactor (1 of 1)",
         "opening a sandbox",
         "prompt    You work in the folder",

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from decathlon_mcp.cli import supervisor
 from decathlon_mcp.http.server import GRACE_SECONDS
 from tests.cli.conftest import COMMAND
 from tests.probe.serving import SUITE
@@ -471,6 +473,15 @@ def test_a_server_that_hands_over_by_itself_is_replaced(shell: Shell) -> None:
         assert served.log.records("started again")[0]["ended_by"] == "hand-over"
 
 
+def test_a_store_of_another_version_is_refused_once(shell: Shell, tmp_path: Path) -> None:
+    state = tmp_path / "other"
+    state.mkdir()
+    with closing(sqlite3.connect(state / "store.db")) as store:
+        store.execute("PRAGMA user_version = 99")
+    message = shell.error("serve", "--state", str(state), "--isolation", "none", status=2)
+    assert "has schema 99" in message
+
+
 FAKE = """
 import os, signal, socket, sys, time
 from decathlon_mcp.cli import supervisor
@@ -508,6 +519,23 @@ def test_a_crash_loop_ends_with_a_message_and_the_last_status(tmp_path: Path) ->
     assert "the server died 4 times in a row, each before it had served for 5 s" in line
     assert "exit status 3" in line
     assert not (tmp_path / "ready").exists()
+
+
+def test_a_server_is_started_again_as_long_as_its_sandboxes_wait(tmp_path: Path) -> None:
+    """As while its disk is full: every start fails, and nothing tells how long that takes."""
+    once = 'supervised.report_ready(listener, "ready", 5.0)\n'
+    began_at = time.monotonic()
+    done = fake(tmp_path, f"if not supervised.restarts: {once}sys.exit(3)")
+    assert time.monotonic() - began_at >= 5.0
+    assert done.returncode == 3
+    assert "it is not started again" in done.stderr
+    # The pauses until then are 0.05, 0.1, 0.2, ... seconds; three starts follow one another in any case.
+    assert len(done.stdout.splitlines()) > 6
+
+
+def test_pauses_do_not_grow_beyond_their_limit() -> None:
+    limits = supervisor.RestartLimits()
+    assert [limits.pause(failures) for failures in (1, 2, 3, 8, 9, 10_000)] == [0, 0.5, 1, 16, 16, 16]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import SocketAttribute, SocketStream, TaskGroup
 
 from tests.probe.serving import Served
@@ -54,10 +55,15 @@ class Relay:
 
         self._tasks.start_soon(accept, self._listening)
 
-    async def refuse(self) -> None:
-        """Close all connections, and refuse new ones until `listen`."""
+    async def stop_listening(self) -> None:
+        """Refuse new connections until `listen`."""
         assert self._listening is not None
         self._listening.cancel()
+        await anyio.lowlevel.checkpoint()
+
+    async def refuse(self) -> None:
+        """Close all connections, and refuse new ones until `listen`."""
+        await self.stop_listening()
         await self.cut()
 
     async def serve(self, client: SocketStream) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import Process, SocketAttribute, SocketStream
+from anyio.streams.buffered import BufferedByteReceiveStream
 from decathlon_client.bridge import address
 from decathlon_client.bridge.relay import Relay
 from mcp import Client, StdioServerParameters, stdio_client
@@ -215,6 +216,94 @@ async def test_replies_pass_unchanged_and_the_end_of_stdin_or_sigterm_ends_the_e
     assert result["mood"] == "cheerful"
 
 
+@asynccontextmanager
+async def piped(shell: Shell, url: str) -> AsyncGenerator[tuple[Process, BufferedByteReceiveStream]]:
+    """The bridge as a process, and its output."""
+    command = [*COMMAND, "stdio", "--url", url]
+    async with await anyio.open_process(
+        command, env=shell.environment, cwd=shell.folder, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout
+        yield process, BufferedByteReceiveStream(process.stdout)
+
+
+async def read_answers(output: BufferedByteReceiveStream, count: int) -> list[dict[str, Any]]:
+    """The next messages that have an id."""
+    answers: list[dict[str, Any]] = []
+    while len(answers) < count:
+        message = json.loads(await output.receive_until(b"\n", 1 << 20))
+        if "id" in message and "method" not in message:
+            answers.append(message)
+    return answers
+
+
+def call(number: object, name: str, arguments: bytes) -> bytes:
+    text = b'{"jsonrpc":"2.0","id":%b,"method":"tools/call","params":{"name":"%b","arguments":%b}}\n'
+    return text % (json.dumps(number).encode(), name.encode(), arguments)
+
+
+async def test_requests_with_one_id_in_flight_each_get_their_answer(shell: Shell, served: Served) -> None:
+    async with piped(shell, served.task("find-answer")) as (bridge, output):
+        assert bridge.stdin
+        await bridge.stdin.send(initialize(1) + line({"method": "notifications/initialized"}))
+        await read_answers(output, 1)
+        slow = call(5, "probe__count", b'{"to": 2, "pause": 0.5}')
+        await bridge.stdin.send(
+            slow + b"".join(call(5, "probe__echo", b'{"text": "quick-%d"}' % n) for n in range(3))
+        )
+        answers = await read_answers(output, 4)
+        assert {answer["id"] for answer in answers} == {5}
+        texts = {answer["result"]["content"][0]["text"] for answer in answers}
+        assert texts == {"counted to 2", "quick-0", "quick-1", "quick-2"}
+
+
+async def test_what_is_not_json_for_every_server_is_refused_and_not_called(
+    shell: Shell, served: Served
+) -> None:
+    async with piped(shell, served.task("find-answer")) as (bridge, output):
+        assert bridge.stdin
+        await bridge.stdin.send(initialize(1) + line({"method": "notifications/initialized"}))
+        await read_answers(output, 1)
+        deep = b"[" * 150 + b"]" * 150
+        values = [b"NaN", b"1e400", b"-Infinity", b'[{"a": Infinity}]', deep]
+        for number, value in enumerate(values, 10):
+            await bridge.stdin.send(call(number, "probe__echo", b'{"text": %b}' % value))
+            (answer,) = await read_answers(output, 1)
+            assert (answer["id"], answer["error"]["code"]) == (number, types.INVALID_PARAMS), value[:20]
+        (episode,) = served.episodes.live
+        assert episode.calls.sent == 0
+        await bridge.stdin.send(call(99, "probe__echo", b'{"text": "after"}'))
+        (answer,) = await read_answers(output, 1)
+        assert answer["result"]["content"][0]["text"] == "after"
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "eof"])
+async def test_the_bridge_ends_while_initialize_has_no_answer(end: str, shell: Shell) -> None:
+    received = anyio.Event()
+
+    async def never_answer(stream: SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            received.set()
+            await anyio.sleep_forever()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, never_answer)
+        url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        async with piped(shell, url) as (bridge, _):
+            assert bridge.stdin
+            await bridge.stdin.send(initialize(1))
+            await received.wait()
+            if end == "eof":
+                await bridge.stdin.aclose()
+            else:
+                bridge.send_signal(signal.SIGTERM)
+            with anyio.fail_after(30):
+                assert await bridge.wait() == 0
+        tasks.cancel_scope.cancel()
+
+
 @pytest.mark.long
 async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path) -> None:
     secret, line = new_token("alice", "player")
@@ -357,7 +446,7 @@ async def test_sessionless_requests_carry_the_headers_of_the_tools_schema() -> N
     to_client, shown = anyio.create_memory_object_stream[SessionMessage](1)
     to_server, sent = anyio.create_memory_object_stream[SessionMessage](1)
     async with to_client, shown, to_server, sent:
-        relay = Relay((from_client, to_client), (from_server, to_server), ignore)
+        relay = Relay((from_client, to_client), (from_server, to_server), ignore, anyio.Event())
         await relay.run_to_client()
         await relay.run_to_server()
         metadata = (await sent.receive()).metadata
@@ -380,7 +469,7 @@ async def test_a_call_of_a_tool_that_was_not_listed_carries_its_headers_too() ->
     to_client, shown = anyio.create_memory_object_stream[SessionMessage](1)
     to_server, sent = anyio.create_memory_object_stream[SessionMessage](1)
     async with client, from_client, server, from_server, to_client, shown, to_server, sent:
-        relay = Relay((from_client, to_client), (from_server, to_server), ignore)
+        relay = Relay((from_client, to_client), (from_server, to_server), ignore, anyio.Event())
         async with background_tasks() as tasks:
             tasks.start_soon(relay.run_to_client)
             tasks.start_soon(relay.run_to_server)

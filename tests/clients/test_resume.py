@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +95,7 @@ async def test_what_was_dropped_is_played_when_the_batch_is_resumed(served: Serv
 
     dropped = await play(["say-answer"], SHORT_SECONDS)
     assert [result.fault for result in dropped] == ["deadline"] * 2
-    assert not file.exists()
+    assert file.read_bytes() == b""
     played = await play(["find-answer"], LONG_SECONDS)
     again = await play(["find-answer", "say-answer"], SHORT_SECONDS)
     # The time of a group with verdicts is not counted from then.
@@ -124,3 +127,74 @@ async def test_the_tools_of_an_unknown_task_are_refused_with_similar_names(d: De
     with pytest.raises(UnknownTaskError) as raised:
         await d.tools("find-answr")
     assert "find-answer" in raised.value.near
+
+
+HOLDER = """
+import sys
+from decathlon_client.resume import verdict_file
+with verdict_file(sys.argv[1]):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+async def test_a_file_that_another_process_uses_is_refused_and_stays_as_it_is(
+    served: Served, tmp_path: Path
+) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    await _play(served, file, ["find-answer"])
+    before = file.read_bytes()
+    command = [sys.executable, "-c", HOLDER, str(file)]
+    async with await anyio.open_process(command) as holder:
+        assert holder.stdout is not None
+        assert (await holder.stdout.receive()).startswith(b"locked")
+        with pytest.raises(ValueError, match="another batch uses this file"):
+            await _play(served, file, ["find-answer", "say-answer"])
+        assert file.read_bytes() == before
+        holder.kill()  # its lock ends with it
+    results = await _play(served, file, ["find-answer", "say-answer"])
+    assert [result.resumed for result in results] == [True, False]
+
+
+async def test_two_batches_of_a_process_cannot_use_one_file_and_a_fork_does_not_keep_it_locked(
+    served: Served, tmp_path: Path
+) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    async with Decathlon(served.url) as d:
+        options: dict[str, Any] = {"concurrency": 1, "progress": False, "resume": file}
+        async with d.batch(["find-answer"], **options):
+            with pytest.raises(ValueError, match="another batch uses this file"):
+                async with d.batch(["say-answer"], **options):
+                    pass
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(writing)
+                os.read(reading, 1)
+                os._exit(0)
+        try:
+            async with d.batch(["find-answer"], **options) as again:
+                assert again.run_name
+        finally:
+            os.close(writing)
+            os.close(reading)
+            os.waitpid(child, 0)  # noqa: ASYNC222
+
+
+async def test_verdicts_of_another_revision_end_the_batch_with_an_error(
+    served: Served, tmp_path: Path
+) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    (first,) = await _play(served, file, ["find-answer"])
+    assert first.verdict is not None
+    record = json.loads(file.read_bytes())
+    assert (record["suite"], record["suite_revision"]) == (
+        first.verdict.raw["suite"],
+        first.verdict.raw["suite_revision"],
+    )
+    record["verdict"]["suite_revision"] = "another"
+    file.write_text(json.dumps(record) + "\n")
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="verdicts of find-answer in revision another of"):
+        await _play(served, file, ["find-answer"] * 2)
+    assert file.read_bytes() == before

@@ -338,3 +338,15 @@ async def test_a_notification_that_comes_while_a_session_is_ended_is_not_logged_
         await listening.wait()
     assert stream.due.is_set()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
+    served: Served, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port}")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for host in ("127.0.0.1", "localhost"):
+        async with Decathlon(served.url.replace("127.0.0.1", host)) as d:
+            assert await d.tasks(prompts=False)

@@ -113,3 +113,57 @@ def test_ctrl_c_ends_a_batch_soon(tmp_path: Path) -> None:
     ended = [path.read_text() for path in (tmp_path / "episodes").glob("*/trajectory.jsonl")]
     assert len(ended) == 2
     assert all('"ended"' in each or "closed by its client" in each for each in ended)
+
+
+def test_a_client_that_is_not_open_says_so() -> None:
+    never = Decathlon("http://127.0.0.1:9")
+    for use in (
+        never.tasks,
+        lambda: never.episode("find-answer").__enter__(),
+        lambda: list(never.batch(["find-answer"], concurrency=1).__enter__().run(solve)),
+    ):
+        with pytest.raises(RuntimeError, match="use it in `with`"):
+            use()
+
+
+def test_a_client_that_is_closed_says_so(tmp_path: Path) -> None:
+    with Decathlon.embedded(SUITE, "local", state=tmp_path, drain_seconds=5) as d:
+        with pytest.raises(RuntimeError, match="open already"):
+            d.__enter__()
+        with d.episode("find-answer") as e:
+            pass
+        with d.lockstep(["find-answer"]) as eps:
+            (slot,) = eps
+    for use in (d.tasks, lambda: e.call("probe__echo"), eps.evaluate):
+        with pytest.raises(RuntimeError, match=r"not open|closed"):
+            use()
+    assert slot.index == 0
+
+
+FORKED = """
+import os, sys
+from decathlon_client.sync import Decathlon
+from tests.probe.serving import SUITE
+
+embedded = Decathlon.embedded(SUITE, "local", state=sys.argv[1], drain_seconds=5)
+with embedded as d, d.episode("find-answer") as e:
+    child = os.fork()
+    if not child:
+        for use in (d.tasks, e.evaluate, d.episode("find-answer").__enter__):
+            try:
+                use()
+            except RuntimeError as error:
+                assert "before a fork" in str(error), error
+            else:
+                sys.exit(2)
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert e.call("probe__echo", {"text": "alive"}).text == "alive"
+print("done")
+"""
+
+
+def test_after_a_fork_the_child_is_refused_and_leaves_the_parents_client_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -164,7 +164,7 @@ MALFORMED = [
     '{"jsonrpc": "2.0", "id": $id, "result": {}} trailing',
     '{"result":{"x":NaN},"jsonrpc":"2.0","id":$id}',
     '{"jsonrpc":"2.0","id":$id}',
-    '{"jsonrpc":"2.0","id":$id,"result":{},"error":{}}',
+    '{"jsonrpc":"2.0","id":$id,"error":null}',
     '{"jsonrpc":"2.0","id":$id,"result":' + '{"x":' * 160 + "1" + "}" * 161,
     '{"jsonrpc":"2.0","id":$id,"result":{"x":' + "[" * 100_000 + "]" * 100_000 + "}}",
     '{"jsonrpc":"2.0","id":$id,"result":{"x":"\udcff"}}',
@@ -196,6 +196,44 @@ async def test_second_replies_and_replies_with_unknown_ids_are_ignored(peer: Dri
     await peer.start(peer.scripted_server("plain"))
     assert await peer.text("scripted", "twice") == "first"
     assert await peer.text("scripted", "unknown_ids") == "own"
+    await check_answers(peer)
+
+
+LENIENT = {
+    "id as text": '{"jsonrpc":"2.0","id":"$id","result":{"a":1}}',
+    "id as text with a zero": '{"jsonrpc":"2.0","id":"0$id","result":{"a":1}}',
+    "null beside a result": '{"jsonrpc":"2.0","id":$id,"result":{"a":1},"error":null}',
+    "null before a result": '{"error":null,"id":$id,"jsonrpc":"2.0","result":{"a":1}}',
+    "no error beside a result": '{"jsonrpc":"2.0","id":$id,"result":{"a":1},"error":{"message":"no code"}}',
+    "null method": '{"jsonrpc":"2.0","id":$id,"method":null,"params":null,"result":{"a":1}}',
+}
+"""Replies that both Python SDKs take as results."""
+
+
+@pytest.mark.parametrize("line", LENIENT.values(), ids=LENIENT)
+async def test_replies_that_the_sdks_take_are_taken(peer: DriverPeer, line: str) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    with anyio.fail_after(BOUND_SECONDS):
+        assert (await peer.tool("scripted", "raw", line=line))["result"] == {"a": 1}
+
+
+@pytest.mark.parametrize("result", ["null", '{"a":1}'])
+async def test_beside_an_error_a_result_does_not_count(peer: DriverPeer, result: str) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    line = '{"jsonrpc":"2.0","id":$id,"result":' + result + ',"error":{"code":1,"message":"no"}}'
+    assert (await peer.tool("scripted", "raw", line=line))["error"]["message"] == "no"
+
+
+async def test_a_reply_without_result_and_error_fails_the_call(peer: DriverPeer) -> None:
+    await peer.start(peer.scripted_server("plain"))
+    for members in ("", ',"error":null'):
+        with pytest.raises(WireError, match="neither a result nor an error"):
+            await peer.tool("scripted", "raw", line='{"jsonrpc":"2.0","id":$id' + members + "}")
+
+
+async def test_a_cursor_that_repeats_ends_the_list_and_keeps_its_tools(peer: DriverPeer) -> None:
+    info = (await peer.start(peer.scripted_server("repeating")))["scripted"]
+    assert {tool["name"] for tool in info["tools"]} == {"any"}
     await check_answers(peer)
 
 

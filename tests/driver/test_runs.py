@@ -47,6 +47,14 @@ async def test_run_returns_exit_code_and_output(peer: DriverPeer, tmp_path: Path
     }
 
 
+async def test_a_program_with_all_variables_has_its_folder_as_pwd(peer: DriverPeer, tmp_path: Path) -> None:
+    """Not that of the server, nor none as in a container: scripts that a shell starts read it."""
+    show = [sys.executable, "-c", "import os; print(os.environ.get('PWD'))"]
+    for inherit, expected in (("all", str(tmp_path)), ("minimal", "None")):
+        result = await peer.request(wire.RUN, **process(*show, cwd=str(tmp_path), inherit=inherit))
+        assert result["stdout"] == f"{expected}\n", result
+
+
 async def test_process_ended_by_a_signal_has_no_exit_code(peer: DriverPeer) -> None:
     result = await peer.request(wire.RUN, **process("sh", "-c", "kill -11 $$"))
     assert (result["exit_code"], result["signal"], result["timed_out"]) == (None, 11, False)

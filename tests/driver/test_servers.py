@@ -217,6 +217,7 @@ async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_
     assert result["environment"].keys() <= allowed
     assert set(result["descriptors"]) == {"0", "1", "2"}
     ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    ours["PWD"] = "/"
     assert ours.items() <= json.loads(await peer.text("two", "where"))["environment"].items()
 
 

@@ -180,15 +180,46 @@ async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> No
     assert result.decoded() == reply
 
 
-@pytest.mark.parametrize(
-    "reply", [None, [], {}, {"result": {}, "error": {}}, {"result": LONG_RESULT, "error": {}}]
-)
+@pytest.mark.parametrize("reply", [None, [], {}, {"error": None}])
 async def test_reply_that_is_neither_result_nor_error_is_a_driver_error(reply: Any) -> None:
     async with connected() as (driver, peer):
         _, error = await answered(peer, lambda: call_server(driver, "files", {}), result=reply)
     assert isinstance(error, DriverError)
     assert error.message == "server files sent a reply that is neither a result nor an error"
     assert error.data == {"reason": "server"}
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [({"code": 1, "message": "no"}, True), (None, False), ({}, False), ({"code": 1}, False), ("no", False)],
+)
+async def test_beside_a_result_only_a_valid_error_counts(error: Any, counts: bool) -> None:
+    async with connected() as (driver, peer):
+        sent: JsonObject = {"result": {"content": []}, "error": error}
+        _, result = await answered(peer, lambda: call_server(driver, "files", {}), result=sent)
+    assert result is not None
+    expected: JsonObject = {"error": error} if counts else {"result": {"content": []}}
+    assert result.decoded() == expected
+
+
+async def test_tools_with_one_name_are_one_and_a_cursor_that_repeats_ends_the_list() -> None:
+    tools: list[JsonObject] = [
+        {"name": "a", "inputSchema": {}},
+        {"name": "b"},
+        {"name": "a", "description": "the last"},
+    ]
+    page: JsonObject = {"result": {"tools": tools, "nextCursor": "same"}}
+    found: list[JsonObject] = []
+
+    async with connected() as (driver, peer), anyio.create_task_group() as tasks:
+
+        async def list_tools() -> None:
+            found.extend(await driver.list_tools("files", timeout_seconds=5))
+
+        tasks.start_soon(list_tools)
+        for _ in range(2):
+            await peer.reply(await peer.receive(), page)
+    assert found == [{"name": "a", "description": "the last"}, {"name": "b"}]
 
 
 async def test_notifications_of_a_call_are_those_that_mcp_allows() -> None:

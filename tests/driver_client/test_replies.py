@@ -39,8 +39,8 @@ def text_of(reply: Reply) -> str:
         '{"content":[{"type":"text","text":"a\\u0064\\n\\"\\/ é \\ud83d\\ude00"}],"x":[1.0,1E2,-0,0.10]}',
         '{"structuredContent":{"_meta":{"decathlon/verdict":1}},"content":[{"type":"text","text":"t"}]}',
         '{"content":[{"text":"t","_meta":{"other":[ 1 ]},"type":"text","x":{ }}],"_meta":{"a":{ }}}',
-        '{"content":[{"type":"resource","resource":{"uri":"a:b","text":"decathlon/","y":[ ]}}],"_meta":null}',
-        '{"content":[{"type":"text","text":"t","annotations":null}],"structuredContent":null}',
+        '{"content":[{"type":"resource","resource":{"uri":"a:b","text":"decathlon/","y":[ ]}}],"_meta":{}}',
+        '{"content":[{"type":"text","text":"t","annotations":{ }}],"structuredContent":{"a": null}}',
         '{"content":[],"count":123456789012345678901234567890,"hash":"a1e99999","digits":"%s"}' % ("7" * 500),
     ],
 )

@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from decathlon_mcp.types import public_id
+from tests.episodes.environment import suite_with
 from tests.probe.clients import connected
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
@@ -37,14 +38,16 @@ class RunningServer:
 
 
 @asynccontextmanager
-async def running(state: Path, provider: str, *arguments: str) -> AsyncGenerator[RunningServer]:
+async def running(
+    state: Path, provider: str, *arguments: str, suite: str | Path = SUITE
+) -> AsyncGenerator[RunningServer]:
     ready = state.parent / "ready"
     ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", SUITE, "--port", "0"]
+    command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", str(suite), "--port", "0"]
     options = ["--provider", provider, "--state", str(state), "--ready-file", str(ready), *arguments]
-    async with await anyio.open_process(
-        [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    with (state.parent / "log").open("ab") as log:
+        process = await anyio.open_process([*command, *options], stdout=subprocess.DEVNULL, stderr=log)
+    async with process:
         while not ready.exists() and process.returncode is None:  # noqa: ASYNC110
             await anyio.sleep(0.05)
         yield RunningServer(process, ready.read_text().strip(), state)
@@ -92,6 +95,38 @@ async def test_sigterm_finishes_gradings_and_ends_open_attempts(
         assert sorted(verdict["status"] for verdict in verdicts) == ["not_evaluated", "scored"]
         assert [verdict["reward"] for verdict in verdicts if "reward" in verdict] == [1.0]
         assert await remaining_after_stop(server, docker) == []
+
+
+@pytest.mark.parametrize(("drain_seconds", "signals"), [("2", 1), ("300", 2)], ids=["one", "two"])
+async def test_evaluation_that_is_not_waited_for_is_answered_before_its_connection_closes(
+    tmp_path: Path, provider: str, drain_seconds: str, signals: int
+) -> None:
+    state = tmp_path / "state"
+    verdicts: list[Any] = []
+    suite = suite_with(tmp_path, tasks={})  # with no limit on the time of an evaluation
+    async with running(state, provider, "--drain-seconds", drain_seconds, suite=suite) as server:
+        async with connected(server.task("slow-verdict")) as client:
+            await client.call_tool("claim_done", {})
+
+            async def evaluate() -> None:
+                verdicts.append((await client.call_tool("evaluate", {})).structured_content)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(evaluate)
+                await anyio.wait_all_tasks_blocked()  # it has been sent
+                server.process.terminate()
+                if signals == 2:
+                    async with httpx2.AsyncClient() as http:
+                        while (await http.get(f"{server.url}/healthz")).json()["status"] != "draining":  # noqa: ASYNC110
+                            await anyio.sleep(0.02)
+                    server.process.terminate()
+                with anyio.fail_after(60):
+                    assert await server.process.wait() == 0
+    (verdict,) = verdicts
+    assert verdict["status"] == "not_evaluated"
+    log = (tmp_path / "log").read_text()
+    assert "Traceback" not in log
+    assert "closed database" not in log
 
 
 async def test_no_episode_starts_while_the_server_drains(tmp_path: Path, provider: str) -> None:

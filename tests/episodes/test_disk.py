@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -10,14 +12,17 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.episodes import calls as calls_module
 from decathlon_mcp.episodes import grading as grading_module
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import AtCapacityError, EpisodeClaimedError
+from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.errors import AtCapacityError, DecathlonError, DiskFullError, EpisodeClaimedError
+from decathlon_mcp.http.health import ServerState, server_state
 from decathlon_mcp.storage.disk import DiskSpace
-from tests.disks import small_disk
+from tests.disks import failing_disk, small_disk
 from tests.driver.peer import until
 from tests.episodes.environment import ended, exits_with, running_registry
 from tests.fakes.driver import FakeCall
@@ -103,6 +108,162 @@ async def test_verdict_is_kept_on_a_disk_without_a_free_block(disk: Path) -> Non
         with pytest.raises(AtCapacityError, match="state folder"):
             registry.start("find-answer", CLIENT)
         assert sum(1 for _ in (disk / "state" / "episodes").iterdir()) == 1
+
+
+def use_all_inodes(disk: Path) -> None:
+    """Leave not a single inode free."""
+    folder = disk / "filler"
+    folder.mkdir()
+    with suppress(OSError):
+        for number in itertools.count():
+            (folder / str(number)).touch()
+
+
+def free(disk: Path) -> None:
+    filler = disk / "filler"
+    if filler.is_dir():
+        shutil.rmtree(filler)
+    else:
+        filler.unlink()
+
+
+def why_not_ready(registry: EpisodeRegistry) -> str:
+    """Why `/readyz` has 503."""
+    assert server_state(registry)[0] is ServerState.UNWRITABLE
+    reason = registry.why_unwritable()
+    assert reason is not None
+    return reason
+
+
+async def test_attempt_goes_on_when_a_full_disk_has_space_again(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_module, "UNWRITTEN_SECONDS", 0.05)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(disk, provider, min_free_mib=0) as registry:
+        episode = registry.start("find-answer", CLIENT)
+        await episode.ready()
+        fill(disk)
+        # More than there is room for in the trajectory's last block.
+        with pytest.raises(DiskFullError, match=r"No space left.*; the call was not sent") as refused:
+            await episode.calls.call("probe__small", CallParams.of({"text": "x" * 10_000}))
+        assert refused.value.retryable
+        sent = episode.calls.sent
+        assert (episode.state.phase, episode.claim) == (Phase.READY, None)
+        assert "No space left" in why_not_ready(registry)
+        free(disk)
+        await episode.calls.call("probe__small", CallParams.of({}))
+        assert registry.why_unwritable() is None
+        verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward, verdict.truncated) == ("scored", 1.0, False)
+        assert verdict.metrics["calls"] == sent + 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_reply_that_comes_while_the_disk_is_full_is_held(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """`waits`: the call is accepted before the tools are ready, and cannot be sent when they are."""
+    monkeypatch.setattr(calls_module, "UNWRITTEN_SECONDS", 0.05)
+
+    async def fills(call: FakeCall) -> str:
+        fill(disk)
+        return "x" * 10_000
+
+    provider = FakeProvider(tools={"probe": {"fills": fills}}, run=exits_with(0))
+    async with (
+        running_registry(disk, provider, min_free_mib=0) as registry,
+        anyio.create_task_group() as tasks,
+    ):
+        episode = registry.start("find-answer", CLIENT)
+        if not waits:
+            await episode.ready()
+        replies: list[Reply] = []
+
+        async def call() -> None:
+            replies.append(await episode.calls.call("probe__fills", CallParams.of({})))
+
+        tasks.start_soon(call)
+        await until(lambda: (disk / "filler").exists() and DiskSpace(disk, 0).free_bytes() == 0)
+        await anyio.sleep(0.3)
+        assert replies == []
+        assert episode.state.phase is Phase.READY
+        free(disk)
+        await until(lambda: bool(replies))
+        assert b"x" * 10_000 in (replies[0].result or b"")
+        verdict = await episode.evaluate()
+        assert (verdict.reward, verdict.metrics["calls"], verdict.metrics["failed_calls"]) == (1.0, 1.0, 0.0)
+
+
+async def test_episode_ends_although_a_reply_is_held(disk: Path) -> None:
+    async def fills(call: FakeCall) -> str:
+        fill(disk)
+        return "x" * 10_000
+
+    provider = FakeProvider(tools={"probe": {"fills": fills}}, run=exits_with(0))
+    async with (
+        running_registry(disk, provider, min_free_mib=0) as registry,
+        anyio.create_task_group() as tasks,
+    ):
+        episode = registry.start("find-answer", CLIENT)
+        await episode.ready()
+        failures: list[DecathlonError] = []
+
+        async def call() -> None:
+            try:
+                await episode.calls.call("probe__fills", CallParams.of({}))
+            except DecathlonError as error:
+                failures.append(error)
+
+        tasks.start_soon(call)
+        await until(lambda: (disk / "filler").exists() and DiskSpace(disk, 0).free_bytes() == 0)
+        episode.close()
+        with anyio.fail_after(10):
+            await ended(episode)
+        await until(lambda: bool(failures))
+
+
+async def test_disk_without_inodes_ends_no_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grading_module, "ROOM_RETRY_SECONDS", 0.1)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    with small_disk(folder, DISK_MIB, inodes=200):
+        async with running_registry(folder, provider, min_free_mib=0) as registry:
+            episode = registry.start("find-answer", CLIENT)
+            await episode.ready()
+            use_all_inodes(folder)
+            await episode.calls.call("probe__small", CallParams.of({}))
+            assert "No space left" in why_not_ready(registry)
+            with pytest.raises(AtCapacityError, match="no room for another episode"):
+                registry.start("find-answer", CLIENT)
+            await episode.claim_done("the answer")
+            await until_it_waits(episode)
+            free(folder)
+            with anyio.fail_after(60):
+                assert (await episode.evaluate()).reward == 1.0
+            assert server_state(registry)[0] is ServerState.READY
+
+
+async def test_disk_that_turns_read_only_ends_no_attempt(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    with failing_disk(folder) as fail:
+        async with running_registry(folder, provider, min_free_mib=0) as registry:
+            episodes = [registry.start("find-answer", CLIENT) for _ in range(2)]
+            for episode in episodes:
+                await episode.ready()
+            fail()
+            for episode in episodes:
+                with pytest.raises(DiskFullError, match="Read-only file system"):
+                    await episode.calls.call("probe__small", CallParams.of({}))
+                assert episode.state.phase is Phase.READY
+            assert "Read-only file system" in why_not_ready(registry)
+            with pytest.raises(AtCapacityError, match="Read-only file system"):
+                registry.start("find-answer", CLIENT)
+            await episodes[0].claim_done("the answer")
+            await until_it_waits(episodes[0])
 
 
 async def until_it_waits(episode: Episode) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import stat
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -33,7 +35,12 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.regrading import is_open
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
+from decathlon_mcp.errors import (
+    DecathlonError,
+    EpisodeEndedError,
+    ProviderUnavailableError,
+    SandboxLostError,
+)
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
@@ -42,9 +49,10 @@ from decathlon_mcp.storage.logged_calls import LoggedCalls, RequestKeys
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
-from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory
+from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory, suite_with
 from tests.fakes.driver import FakeCall, Handler
 from tests.fakes.provider import FakeMachine, FakeProvider, FakeSandbox
+from tests.probe.serving import SUITE
 from tests.storage.journals import kill
 
 pytestmark = pytest.mark.anyio
@@ -60,6 +68,8 @@ async def recovered(
     progress: JsonObject,
     *,
     task: str = "find-answer",
+    suite: str | None = None,
+    path: Path | str = SUITE,
     verdict: JsonObject | None = None,
     has_file: bool = True,
     engine_is_late: bool = False,
@@ -71,15 +81,15 @@ async def recovered(
 ) -> AsyncGenerator[EpisodeRegistry]:
     """A registry that has taken over one episode, which a dead server left like this.
 
-    `has_file`: whether that server's lock file is still there. `engine_is_late`: no engine answers at the
-    first start. `agent`: the row of the agent's sandbox, which is on `machine`. `write`: writes its journal,
-    whose trajectory is then damaged by `damage`.
+    `suite`: the name of another one than that at `path`. `has_file`: whether that server's lock file is still
+    there. `engine_is_late`: no engine answers at the first start. `agent`: the row of the agent's sandbox,
+    which is on `machine`. `write`: writes its journal, whose trajectory is then damaged by `damage`.
     """
     state = tmp_path / "state"
     settings = Settings.model_validate({"state": state})
     create_state_folder(state)
     provider = FakeProvider(tools=tools, run=exits_with(0), machine=machine)
-    factory = replace(sandbox_factory(tmp_path, provider), survival=Survival(60, 2))
+    factory = replace(sandbox_factory(tmp_path, provider, suite=path), survival=Survival(60, 2))
     limits = create_registry(Catalogue([]), {}, settings, tmp_path).options.limits
     with Store.open(state, "dead") as store:
         store.insert_episode(
@@ -87,7 +97,7 @@ async def recovered(
                 id=HANDLE,
                 agent_id=AGENT_ID,
                 server="dead",
-                suite=factory.suite.name,
+                suite=suite or factory.suite.name,
                 task=task,
                 phase=Phase.QUEUED,
                 started_at=1.0,
@@ -163,19 +173,62 @@ async def test_episode_that_was_being_closed_ends_as_closed(tmp_path: Path) -> N
             assert only(registry).state.ending is Ending.CLOSED
 
 
-@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.READY])
-async def test_episode_that_cannot_be_restored_takes_no_place(tmp_path: Path, phase: Phase) -> None:
-    def make_unreadable(trajectory: Path) -> None:
-        trajectory.unlink()
-        trajectory.mkdir()
+def replace_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def damage(trajectory: Path) -> None:
+        trajectory.rename(trajectory.with_name("moved"))
+        make(trajectory)
 
-    async with recovered(tmp_path, phase, {}, damage=make_unreadable) as registry:
-        assert registry.live == []
-        assert (registry.admission.active, registry.admission.queued) == (0, 0)
-        assert registry.store is not None
-        row = registry.store.episode(HANDLE)
-        assert row is not None
-        assert row.ending == Ending.NOT_CONTINUED
+    return damage
+
+
+NOT_A_TRAJECTORY: dict[str, Callable[[Path], None]] = {
+    "folder": replace_by(Path.mkdir),
+    "FIFO": replace_by(os.mkfifo),
+    "link": replace_by(lambda file: file.symlink_to("moved")),
+    "link to nothing": replace_by(lambda file: file.symlink_to("/nowhere/at/all")),
+    "socket": replace_by(lambda file: os.mknod(file, stat.S_IFSOCK | 0o600)),
+    "missing folder": lambda file: shutil.rmtree(file.parent),
+    "no folder": lambda file: file.parent.rename(file.parent.with_name("moved")) and file.parent.touch(),
+}
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.OPENING, Phase.READY, Phase.CLAIMED])
+@pytest.mark.parametrize("damage", NOT_A_TRAJECTORY.values(), ids=NOT_A_TRAJECTORY)
+async def test_episode_without_a_usable_trajectory_is_lost_and_has_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase, damage: Callable[[Path], None]
+) -> None:
+    async with recovered(tmp_path, phase, progress_in(phase), damage=damage) as registry:
+        await assert_lost(registry, monkeypatch, "trajectory cannot be continued")
+
+
+def progress_in(phase: Phase) -> JsonObject:
+    if phase in (Phase.QUEUED, Phase.OPENING):
+        return {}
+    ready: JsonObject = {"ready_at": "2026-01-01T00:00:00+00:00", "opened_at": 1e12, "agent": "gone-agent"}
+    return {**ready, "claim": {"by_agent": True}} if phase is Phase.CLAIMED else ready
+
+
+async def assert_lost(registry: EpisodeRegistry, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """The episode is `sandbox_lost` for its clients, also when the registry has it from the store alone."""
+    episode = registry.access(HANDLE, PLAYER).episode
+    with anyio.fail_after(10):
+        await ended(episode)
+    assert registry.live == []
+    assert (registry.admission.active, registry.admission.queued) == (0, 0)
+    assert recoveries(registry) == {"ended": 1}
+    monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
+    for access in (registry.access(HANDLE, PLAYER), registry.access(AGENT_ID, PLAYER)):
+        assert access.episode.state.ending is Ending.SANDBOX_LOST
+    registry._drop_oldest_ended()  # pyright: ignore[reportPrivateUsage]
+    again = registry.access(HANDLE, PLAYER).episode
+    assert again is not episode
+    for each in (episode, again):
+        verdict = await each.evaluate()
+        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
+        assert why in verdict.detail
+        assert each.prompt.instructions
+        with pytest.raises(SandboxLostError if each is episode else EpisodeEndedError):
+            await each.calls.call("probe__echo", CallParams.of({}))
 
 
 async def test_ready_episode_without_a_sandbox_is_lost(tmp_path: Path) -> None:
@@ -187,13 +240,41 @@ async def test_ready_episode_without_a_sandbox_is_lost(tmp_path: Path) -> None:
         assert recoveries(registry) == {"ended": 1}
 
 
-async def test_episode_of_a_task_that_is_not_served_any_more_ends(tmp_path: Path) -> None:
-    async with recovered(tmp_path, Phase.QUEUED, {}, task="no-such-task") as registry:
-        assert registry.live == []
-        assert registry.store is not None
-        row = registry.store.episode(HANDLE)
-        assert row is not None
-        assert row.ending == str(Ending.NOT_CONTINUED)
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.OPENING, Phase.READY, Phase.CLAIMED])
+@pytest.mark.parametrize(
+    ("gone", "why"),
+    [
+        ({"task": "no-such-task"}, "there is no task 'no-such-task'"),
+        ({"task": "no-such-task", "suite": "no-such-suite"}, "there is no task"),
+    ],
+    ids=["task", "suite"],
+)
+async def test_episode_whose_task_is_not_served_any_more_is_lost_and_has_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase, gone: dict[str, Any], why: str
+) -> None:
+    async with recovered(tmp_path, phase, progress_in(phase), **gone) as registry:
+        await assert_lost(registry, monkeypatch, why)
+        verdict = registry.access(HANDLE, PLAYER).episode.verdict
+        assert verdict is not None
+        assert verdict.task == "no-such-task"
+        assert verdict.suite == gone.get("suite", registry.catalogue.suites[0].name)
+
+
+async def test_episode_whose_task_is_broken_now_is_lost_and_has_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = suite_with(tmp_path)
+    (folder / "tasks/probe/find-answer/evaluation/main.py").unlink()
+    async with recovered(tmp_path, Phase.READY, progress_in(Phase.READY), path=folder) as registry:
+        await assert_lost(registry, monkeypatch, "this file does not exist")
+
+
+async def test_episode_of_a_task_that_is_gone_and_that_was_being_closed_is_closed(tmp_path: Path) -> None:
+    progress: JsonObject = {"requested_ending": Ending.CLOSED}
+    async with recovered(tmp_path, Phase.OPENING, progress, task="no-such-task") as registry:
+        with anyio.fail_after(10):
+            await ended(only(registry))
+        assert only(registry).state.ending is Ending.CLOSED
 
 
 async def test_ended_episode_that_is_not_in_memory_any_more_is_read_from_the_store(
@@ -292,7 +373,7 @@ async def sandbox_of_the_dead_server(
             "provider": provider.name,
             "isolation": provider.isolation,
             "wire_version": wire.VERSION,
-            "spec": TypeAdapter(SandboxSpec).dump_python(spec, mode="json", exclude={"command"}),
+            "spec": TypeAdapter(SandboxSpec).dump_python(spec, mode="json"),
         }
         yield (
             SandboxRow(name="agent", owner="dead", episode=HANDLE, role="agent", **{**values, **row}),

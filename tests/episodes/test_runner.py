@@ -179,10 +179,25 @@ async def test_an_attempt_whose_driver_does_not_freeze_is_forfeited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_module, "FREEZE_SECONDS", 0.1)
+
+    def faults(spec: SandboxSpec) -> Faults:
+        return Faults(silent_on="freeze") if spec.name.endswith("-agent") else Faults()
+
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, faults=faults)) as registry:
+        verdict = await registry.start("find-answer", PLAYER).evaluate()
+        assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
+        assert "(a control sandbox worked)" in verdict.detail
+
+
+async def test_an_attempt_gives_no_reward_where_no_sandbox_freezes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "FREEZE_SECONDS", 0.1)
     provider = FakeProvider(tools=TOOLS, faults=Faults(silent_on="freeze"))
     async with running_registry(tmp_path, provider) as registry:
         verdict = await registry.start("find-answer", PLAYER).evaluate()
-        assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
+        assert (verdict.status, verdict.reward) == ("not_evaluated", None)
+        assert "a control sandbox failed too" in verdict.detail
 
 
 async def test_a_sandbox_lost_between_calls_ends_the_episode(tmp_path: Path) -> None:

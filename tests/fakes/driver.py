@@ -20,6 +20,7 @@ from decathlon_sandbox import wire
 from decathlon_sandbox.truncation import cut, shorten
 
 from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.sandboxes.usage import Usage
 from tests.fakes.driver_end import DriverEnd
 from tests.fakes.tree import Tree
 
@@ -60,6 +61,12 @@ class Faults:
     """Number of attempts to remove the sandbox that fail."""
     snapshot_error: DecathlonError | None = None
     """Saving the sandbox fails."""
+    put_error: Exception | None = None
+    get_error: Exception | None = None
+    pause_error: Exception | None = None
+    """These methods of the sandbox fail."""
+    usage: Usage = field(default_factory=Usage)
+    """What it uses of its share."""
 
 
 class ToolError(Exception):

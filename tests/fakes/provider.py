@@ -41,6 +41,7 @@ from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxS
 from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.sandboxes.streams import EndedStream, SocketStream
+from decathlon_mcp.sandboxes.usage import Usage
 from tests.fakes.driver import FakeDriver, FakeProbe, FakeRun, Faults, ProcessExit, Run, Tools
 from tests.fakes.tree import Tree
 
@@ -50,6 +51,11 @@ SAVED_FILE = "saved"
 
 def _succeed(request: FakeRun) -> int:
     return 0
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _digest(image: str | None) -> str | None:
@@ -236,17 +242,20 @@ class FakeSandbox:
     async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
         self._check(folder)
         await anyio.lowlevel.checkpoint()
+        _raise(self.container.faults.put_error)
         self.tree.put(folder, archive)
 
     async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         self._check(folder)
         await anyio.lowlevel.checkpoint()
+        _raise(self.container.faults.get_error)
         save(self.tree.get(folder), archive, limit_bytes)
 
     async def pause(self) -> None:
         self._check(self.root)
         if self.exit is not None:
             raise SandboxLostError("the sandbox's first process has ended")
+        _raise(self.container.faults.pause_error)
         self.container.paused = True
         await self.container.stop()
 
@@ -261,6 +270,9 @@ class FakeSandbox:
 
     async def is_running(self) -> bool:
         return self.exit is None and not self.container.paused
+
+    async def usage(self, sandboxes: int) -> Usage:
+        return self.container.faults.usage
 
     async def end(self) -> None:
         """Kill the first process, paused or not."""

@@ -22,8 +22,9 @@ from pathlib import Path, PurePosixPath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from decathlon_mcp.archives.packing import pack_folder
 from decathlon_mcp.archives.workspace import CleanWorkspace
-from decathlon_mcp.archives.writing import archive_chunks, pack_folder
+from decathlon_mcp.archives.writing import archive_chunks
 from tests.archives.cleaning import extract
 
 SECRET = "canary"

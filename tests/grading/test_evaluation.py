@@ -224,8 +224,8 @@ UNCAUGHT = {
     "exception": ("raise RuntimeError('no such column')", "RuntimeError: no such column"),
     "without-message": ("raise RuntimeError", "RuntimeError"),
     "of-a-library": ("import json; json.loads('{')", "json.decoder.JSONDecodeError: Expecting property"),
-    "while-importing": ("import a_module_that_is_missing", "ModuleNotFoundError: No module named 'a_mo"),
-    "syntax": ("def", "SyntaxError: invalid syntax"),
+    "while-importing": ("print()\nimport a_module_that_is_missing", "ModuleNotFoundError: No module named"),
+    "syntax": ("exec('def')", "SyntaxError: invalid syntax"),
     "bad-str": (
         "class Bad(Exception):\n    def __str__(self): raise OSError\nraise Bad",
         "Bad: (no message: its __str__ failed)",
@@ -249,6 +249,100 @@ async def test_evaluator_that_raises_fails_the_attempt_and_pays_nothing(
     assert len(verdict.uncaught) <= 500
     assert "ended by an uncaught exception" in verdict.text()
     assert len(grader.networks) == 1, "graded a second time, or the function was run"
+
+
+NOT_RUNNABLE = {
+    "syntax": ({"main.py": "import json\n\ndef"}, "evaluation/main.py, line 3: invalid syntax"),
+    "missing module": (
+        {"main.py": "import json, no_such.thing"},
+        "main.py, line 1: there is no module no_such",
+    ),
+    "missing from": (
+        {"main.py": "'''Doc.'''\nfrom no_such import thing"},
+        "line 2: there is no module no_such",
+    ),
+    "syntax of a helper": (
+        {"main.py": "from .checks import check", "checks.py": "\n\nx = = 1", "__init__.py": ""},
+        "evaluation/checks.py, line 3: invalid syntax",
+    ),
+    "missing helper": ({"main.py": "from . import x\nfrom .gone import check"}, "main.py, line 2"),
+    "import of a helper": (
+        {"main.py": "import tasks.train.paper.evaluation.checks", "checks.py": "import no_such"},
+        "evaluation/checks.py, line 1: there is no module no_such",
+    ),
+    "null byte": ({"main.py": "x = 1\0"}, "evaluation/main.py"),
+}
+
+
+@pytest.mark.parametrize(("sources", "problem"), NOT_RUNNABLE.values(), ids=NOT_RUNNABLE)
+async def test_evaluator_that_python_cannot_run_gives_no_reward(
+    grader: SandboxGrader, tmp_path: Path, sources: dict[str, str], problem: str
+) -> None:
+    files = {f"{PAPER}/evaluation/{name}": text for name, text in sources.items()}
+    suite = write_suite(tmp_path / "checkout", files)
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {"no_such.py": ""})
+    assert verdict.status == "evaluator_error", verdict
+    assert problem in verdict.detail
+
+
+AGENTS_MODULE = {
+    "after a change of the path": "import sys\nsys.path.insert(0, 'workspace')\nimport answer",
+    "in a function": "def check(): import answer\ncheck()",
+    "by its path": "from importlib import import_module\nimport_module('workspace.answer')",
+    "in a try": "try: import answer\nexcept ImportError: raise SystemExit(1)",
+    "for types": "from typing import TYPE_CHECKING\nif TYPE_CHECKING: import answer\nraise SystemExit(1)",
+    "by a class": "class A:\n    import sys; sys.path.insert(0, 'workspace')\nimport answer",
+    "by a default": "def f(a=__import__('sys').path.append('workspace')): ...\nimport answer",
+    "by an own module": "from . import paths\nimport answer",
+    "by a decorator": "def change(f): import sys; sys.path.append('workspace')\n"
+    "@change\ndef f(): ...\nimport answer",
+}
+
+
+@pytest.mark.parametrize("source", AGENTS_MODULE.values(), ids=AGENTS_MODULE)
+async def test_agent_cannot_make_an_evaluator_one_that_cannot_run(
+    grader: SandboxGrader, tmp_path: Path, source: str
+) -> None:
+    """What an evaluator takes from the workspace may be missing or broken by the agent's doing: a zero."""
+    paths = "import sys\nsys.path.append('workspace')"
+    files = {f"{PAPER}/evaluation/main.py": source, f"{PAPER}/evaluation/paths.py": paths}
+    suite = write_suite(tmp_path / "checkout", files)
+    for workspace in ({}, {"answer.py": "def"}):
+        with anyio.fail_after(60):
+            verdict = await grader.grade(make_attempt(), suite, workspace)
+        assert (verdict.status, verdict.reward) == ("scored", 0.0), verdict
+
+
+async def test_rubric_function_that_python_cannot_run_gives_no_reward(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    suite = write_suite(tmp_path / "checkout", one_metric("from .gone import evaluate"))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {})
+    assert verdict.status == "evaluator_error", verdict
+
+
+async def test_rubric_function_whose_success_could_contradict_the_evaluator_gives_no_reward(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    suite = write_suite(tmp_path / "checkout", one_metric("def evaluate(): return {'a': 1, 'success': True}"))
+    verdict = await grader.grade(make_attempt(), suite, {})
+    assert unscored(verdict) == "evaluator_error"
+    assert "evaluate returns 'success', which the server provides" in verdict.detail
+
+
+async def test_task_whose_folder_python_cannot_import_is_broken(tmp_path: Path) -> None:
+    folder = "tasks/train/dot.v2"
+    files = {
+        f"{folder}/task_config.json": '{"needed_mcp_servers": []}',
+        f"{folder}/docs/task.md": "Count.",
+        f"{folder}/evaluation/main.py": "",
+    }
+    suite = write_suite(tmp_path / "checkout", files)
+    (error,) = suite.tasks["dot.v2"].errors
+    assert "a dot in its name: rename dot.v2" in error.message
+    assert not suite.tasks["paper"].errors
 
 
 CAUGHT = {
@@ -412,6 +506,17 @@ from pathlib import Path
 def evaluate(workspace: Path, log: "Path | None" = None):
     return {"a": workspace.is_dir() and log.is_file()}
 """
+OPTIONAL_PATHS = """
+import pathlib
+from pathlib import Path
+from typing import Optional, Union
+def evaluate(workspace: Path | None, log: Optional[Path], /, groundtruth: "None | pathlib.Path",
+        agent_workspace: Union[None, Path], res_log_file: "Optional[Path]", launch_time: "str | None" = None):
+    paths = [workspace, log, agent_workspace, res_log_file]
+    is_path = [isinstance(path, Path) for path in paths]
+    others = [isinstance(groundtruth, (Path, type(None))), isinstance(launch_time, str)]
+    return {"a": (is_path + others).count(True)}
+"""
 OTHER_PARAMETERS = """
 def evaluate(workspace, /, *, strict=True, **more):
     return {"a": 7 if strict and not more else 0}
@@ -431,6 +536,7 @@ def evaluate():
         ("async def evaluate(workspace): return {'a': -2.5}", -2.5),
         (ALL_PARAMETERS, 3.0),
         (PATH_PARAMETERS, 1.0),
+        (OPTIONAL_PATHS, 6.0),
         (OTHER_PARAMETERS, 7.0),
         ("from .scoring import score as evaluate", 4.0),
         (LEAVES_A_THREAD, 1.0),
@@ -456,7 +562,7 @@ async def test_rubric_function_gets_arguments_by_parameter_name(
         ("def evaluate(): return {'a': object()}", "not a finite number"),
         ("def evaluate(): return True", "did not return a dict"),
         ("def evaluate(): print({'a': 1})", "did not return a dict"),
-        ("def evaluate(): return {'a': 1, 'calls': 1}", "the server itself provides"),
+        ("def evaluate(): return {'a': 1, **{'calls': 1}}", "the server itself provides"),
         ("def evaluate(): return {'a': float('inf')}", "metric 'a' is inf"),
         ("def evaluate(): return {'a': 1, 'b': -2**53}", "metric 'b' is -9007199254740992, beyond"),
         ("def evaluate(): return {'a': 1, 'b': 10**400}", "metric 'b' is 1000"),

@@ -17,7 +17,7 @@ ADDRESSES = ("mcp", pytest.param("tasks/find-answer/mcp", marks=pytest.mark.long
 
 
 async def open_episode(client: Any, address: str) -> None:
-    """In the lobby, start an episode, whose tools the session then has. No request is in flight afterwards."""
+    """In the lobby, start an episode, whose tools the session then has. Then no request is in flight."""
     if address == "mcp":
         await client.call_tool("start_episode", {"task": "find-answer"})
     else:

@@ -98,9 +98,46 @@ def test_limits_are_written_to_the_files_that_there_are(
     }
     assert not group.was_out_of_memory
     (tmp_path / "sandbox" / "memory.events").write_text(
-        "low 0\nhigh 0\noom 2\noom_kill 1\noom_group_kill 0\n"
+        "low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n"
     )
     assert group.was_out_of_memory
+
+
+LIMIT, MOST = {"memory.limit_in_bytes": "100\n"}, "memory.max_usage_in_bytes"
+KILLED_AT_ITS_LIMIT: list[tuple[dict[str, str], bool]] = [
+    ({"memory.events": "max 3\noom 1\noom_kill 1\n"}, True),
+    ({"memory.events": "max 0\noom 0\noom_kill 1\n"}, False),
+    ({"memory.events": "max 3\noom 0\noom_kill 0\n"}, False),
+    ({"memory.oom_control": "under_oom 0\noom_kill 1\n", **LIMIT, MOST: "99\n"}, True),
+    ({"memory.oom_control": "oom_kill 1\n", **LIMIT, MOST: "50\n"}, False),
+    ({"memory.oom_control": "oom_kill 0\n", **LIMIT, MOST: "99\n"}, False),
+    ({"memory.oom_control": "oom_kill 1\n"}, False),
+    ({}, False),
+]
+
+
+@pytest.mark.parametrize(("files", "at_limit"), KILLED_AT_ITS_LIMIT)
+def test_process_that_is_killed_for_others_is_not_out_of_memory(
+    tmp_path: Path, files: dict[str, str], at_limit: bool
+) -> None:
+    """Where the machine lacks memory, the kernel kills processes of groups that are below their limits."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert Group({tmp_path}).was_out_of_memory is at_limit
+
+
+def test_what_a_group_uses_is_a_part_of_its_limits(tmp_path: Path) -> None:
+    for name, text in {
+        "memory.current": "50\n",
+        "memory.max": "100\n",
+        "pids.current": "3\n",
+        "pids.max": "max\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    usage = Group({tmp_path}).usage()
+    assert (usage.memory, usage.pids, usage.over()) == (0.5, None, None)
+    (tmp_path / "memory.current").write_text("99\n")
+    assert Group({tmp_path}).usage().over() == "memory"
 
 
 def test_group_that_is_gone_is_removed_and_one_in_use_is_not(

@@ -27,7 +27,7 @@ from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes import base
-from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec
+from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec, ended_from_inside
 from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.docker import image as docker_image
@@ -291,7 +291,45 @@ async def test_container_killed_from_outside_is_lost_with_its_exit_code(docker: 
         async with docker.provider.open(spec) as sandbox, connect(sandbox) as driver:
             docker.engine.kill(f"decathlon-{spec.name}")
             await driver.closed.wait()
-            assert await sandbox.cause_of_end() == "exit code 137"
+            assert await sandbox.cause_of_end() == "killed by the engine, exit code 137"
+            assert not ended_from_inside(await driver.closed_error())
+
+
+async def test_container_killed_from_outside_is_not_out_of_memory_because_a_child_was(docker: Bench) -> None:
+    script = """
+import subprocess, sys
+eat = "data = [bytes(1 << 20) + b'x' for _ in range(1000)]"
+print(subprocess.run(['python3', '-c', eat]).returncode, flush=True)
+sys.stdin.read()
+"""
+    spec = docker.spec("python3", "-c", script, limits=Limits(memory_mib=64))
+    with anyio.fail_after(30):
+        async with docker.provider.open(spec) as sandbox:
+            assert await receive_line(sandbox) == "-9"
+            docker.engine.kill(f"decathlon-{spec.name}")
+            await receive_all(sandbox)
+            assert await sandbox.cause_of_end() == "killed by the engine, exit code 137"
+
+
+async def test_what_a_container_uses_is_a_part_of_its_share(docker: Bench) -> None:
+    script = """
+import sys
+data = b"x" * (40 << 20)
+print("full", flush=True)
+sys.stdin.read()
+"""
+    spec = docker.spec("python3", "-c", script, limits=Limits(memory_mib=64, pids=10))
+    with anyio.fail_after(60):
+        async with docker.provider.open(spec) as sandbox:
+            assert await receive_line(sandbox) == "full"
+            assert isinstance(sandbox, DockerSandbox)
+            usage = await sandbox.usage(1)
+    assert usage.memory is not None
+    assert usage.pids is not None
+    assert usage.disk is not None
+    assert 0.6 < usage.memory < 1.0
+    assert 0.0 < usage.pids < 0.5
+    assert usage.disk < 0.1
 
 
 async def test_removal_that_the_engine_refuses_is_retried(

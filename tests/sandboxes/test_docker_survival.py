@@ -211,7 +211,7 @@ async def test_sandboxes_go_on_when_their_engine_is_killed_and_started_again(
         await sandbox.reopen()
         bench.engine.kill(f"decathlon-{sandbox.spec.name}")
         assert await receive_all(sandbox) == b""
-        assert await sandbox.cause_of_end() == "exit code 137"
+        assert await sandbox.cause_of_end() == "killed by the engine, exit code 137"
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.driver import DriverClient, Survival, connect
+from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, Survival, connect
+from decathlon_mcp.episodes.records import SandboxRecords, sandbox_spec
 from decathlon_mcp.errors import SnapshotError
 from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
@@ -23,6 +24,8 @@ from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.gvisor.resources import SAVED_FOLDER
 from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER
 from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.storage.store import Store
+from decathlon_mcp.types import Network
 from tests.sandboxes.conftest import Bench
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -96,6 +99,29 @@ def test_snapshot_is_of_one_kind_of_sandbox(
     spec, image = replace(spec, **change.get("spec", {})), replace(image, **change.get("image", {}))
     with nullcontext() if message is None else pytest.raises(SnapshotError, match=message):
         saving.check(Snapshot(tmp_path), spec, image, change.get("version", "runsc 1"))
+
+
+@pytest.mark.parametrize("network", ["none", "outbound"])
+def test_state_that_is_saved_after_a_restart_can_be_copied(tmp_path: Path, network: Network) -> None:
+    """What the next server knows of a sandbox, from the store, is all that the first one knew."""
+    for name in saving.IMAGE_FILES:
+        (tmp_path / name).write_text(name)
+    program = tmp_path / "usr/bin/python3"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    image = replace(ImageFolder.read(tmp_path), digest="sha256:1")
+    limits = Limits(memory_mib=123, cpus=0.5, pids=7)
+    spec = SandboxSpec(
+        "first", BOOT_COMMAND, PurePosixPath("/root"), "image", network, limits, survives=True, dense=True
+    )
+    with Store.open(tmp_path, "dead") as store:
+        provider = GvisorProvider("dead", tmp_path / "sandboxes")
+        with SandboxRecords(store, "episode").sandbox(spec, provider, "agent"):
+            (row,) = store.sandboxes()
+    taken_back = sandbox_spec(row)
+    assert taken_back == spec
+    saving.describe(tmp_path, taken_back, image, "runsc 1")
+    saving.check(Snapshot(tmp_path), replace(spec, name="copy"), image, "runsc 1")
 
 
 async def test_copies_are_protected_as_what_they_copy(gvisor: Bench, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Generator
@@ -14,6 +15,9 @@ from decathlon_mcp.sandboxes.base import program_inside
 from decathlon_mcp.sandboxes.gvisor.inside import FAILED
 from decathlon_mcp.sandboxes.inside_archives import MAX_LEVELS
 
+ENOUGH = 10_000, 100_000
+"""Entries and bytes of names."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Generator[Path]:
@@ -22,8 +26,9 @@ def folder(tmp_path: Path) -> Generator[Path]:
     subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)
 
 
-def run(command: str, folder: Path, archive: bytes = b"") -> tuple[int, bytes]:
-    program = [sys.executable, "-I", "-S", "-c", program_inside("gvisor"), command, str(folder)]
+def run(command: str, folder: Path, *limits: int, archive: bytes = b"") -> tuple[int, bytes]:
+    arguments = [command, str(folder), *map(str, limits)]
+    program = [sys.executable, "-I", "-S", "-c", program_inside("gvisor"), *arguments]
     result = subprocess.run(program, input=archive, capture_output=True, timeout=60, check=False)
     return result.returncode, result.stdout
 
@@ -45,9 +50,9 @@ def make_deep(folder: Path, levels: int) -> None:
 def test_folders_as_deep_as_may_be_are_packed_and_unpacked(folder: Path) -> None:
     """A path has 4,096 bytes at most; Python before 3.12 has `os.walk` fail at a thousand levels."""
     make_deep(folder / "a", MAX_LEVELS - 1)
-    code, archive = run("pack", folder / "a")
+    code, archive = run("pack", folder / "a", *ENOUGH)
     assert code == 0
-    assert run("unpack", folder / "b", archive)[0] == 0
+    assert run("unpack", folder / "b", archive=archive)[0] == 0
     deepest = Path(folder / "b", *["d"] * (MAX_LEVELS - 1))
     assert {path.name for path in deepest.iterdir()} == {"empty", "file", "link"}
     assert (deepest / "file").samefile(deepest / "link")
@@ -56,4 +61,14 @@ def test_folders_as_deep_as_may_be_are_packed_and_unpacked(folder: Path) -> None
 @pytest.mark.parametrize("levels", [MAX_LEVELS, 5 * MAX_LEVELS])
 def test_deeper_folders_are_refused(folder: Path, levels: int) -> None:
     make_deep(folder / "a", levels)
-    assert run("pack", folder / "a")[0] == FAILED
+    assert run("pack", folder / "a", *ENOUGH)[0] == FAILED
+
+
+@pytest.mark.parametrize(("limits", "code"), [((9, 99), FAILED), ((10, 9), FAILED), ((10, 10), 0)])
+def test_more_entries_or_longer_names_than_allowed_are_refused(
+    folder: Path, limits: tuple[int, int], code: int
+) -> None:
+    (folder / "a").mkdir()
+    for number in range(10):
+        os.mknod(folder / "a" / str(number), stat.S_IFSOCK | 0o600)  # which no archive has
+    assert run("pack", folder / "a", *limits)[0] == code

@@ -21,7 +21,12 @@ from decathlon_mcp.types import as_json_with_raw
 
 
 def save(
-    states: SavedStates, episode: Path, at: int, size_bytes: int = 1, sealed: Path | None = None
+    states: SavedStates,
+    episode: Path,
+    at: int,
+    size_bytes: int = 1,
+    sealed: Path | None = None,
+    token: str | None = None,
 ) -> Path:
     episode.mkdir(exist_ok=True)
     folder = states.prepare(episode, at)
@@ -34,6 +39,7 @@ def save(
         generation=256,
         size_bytes=size_bytes,
         sealed=sealed is not None,
+        token=token,
         progress={"dense": True},
         tools={"servers": {}, "local": {}},
     )
@@ -73,6 +79,38 @@ def test_the_oldest_states_of_all_make_room_also_after_a_restart(tmp_path: Path)
     assert not (a / "snapshots" / "3").exists()
     assert kept(a, b) == [[2], [2]]
     assert not SavedStates(tmp_path, max_bytes=0, kept=1).are_saved
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_states_of_one_token_do_not_push_out_those_of_another_within_its_share(
+    tmp_path: Path, restarted: bool
+) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    states = SavedStates(tmp_path, max_bytes=100, kept=9)
+    save(states, small, 1, 20, token="bob")
+    save(states, small, 2, 30, token="bob")
+    for at in range(1, 8):
+        if restarted:
+            states = SavedStates(tmp_path, max_bytes=100, kept=9)
+        save(states, large, at, 20, token="alice")
+    assert kept(small, large) == [[1, 2], [6, 7]]
+    # Without states of others, all space is one token's.
+    shutil.rmtree(small)
+    for at in range(8, 12):
+        save(states, large, at, 20, token="alice")
+    assert kept(large) == [[7, 8, 9, 10, 11]]
+    # And it gives back what is another's share.
+    save(states, small, 3, 50, token="bob")
+    assert kept(small, large) == [[3], [10, 11]]
+
+
+def test_a_state_that_others_shares_leave_no_space_for_is_not_kept(tmp_path: Path) -> None:
+    states = SavedStates(tmp_path, max_bytes=100, kept=9)
+    save(states, tmp_path / "small", 1, 45, token="bob")
+    with pytest.raises(LimitExceededError, match="the states of other tokens leave less"):
+        save(states, tmp_path / "large", 1, 60, token="alice")
+    assert kept(tmp_path / "small", tmp_path / "large") == [[1], []]
+    assert not (tmp_path / "large/snapshots/1").exists()
 
 
 def test_states_that_were_deleted_with_their_episode_take_no_room(tmp_path: Path) -> None:

@@ -278,6 +278,42 @@ def test_changes_while_the_store_is_locked_are_written_later(
         assert (row.phase, row.progress) == (ENDED, {"number": 99})
 
 
+def test_store_says_why_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "RETRY_SECONDS", 60.0)
+    with Store.open(tmp_path, "me") as store:
+        assert store.why_unwritable() is None
+        store.insert_episode(episode())
+        with locked(tmp_path):
+            assert store.why_unwritable() == "database is locked"
+            began_at = time.monotonic()
+            assert {store.why_unwritable() for _ in range(100)} == {"database is locked"}
+            assert time.monotonic() - began_at < store_module.WRITE_SECONDS
+            store.update_episode("one", phase="ready", progress={})
+        monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
+        store._retry_at = 0.0  # pyright: ignore[reportPrivateUsage]
+        assert store.why_unwritable() is None
+        row = store.episode("one")
+        assert row is not None
+        assert row.phase == "ready"
+
+
+def test_changes_on_a_read_only_disk_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(episode())
+        connection = store._connection  # pyright: ignore[reportPrivateUsage]
+        connection.execute("PRAGMA query_only = ON")  # its error is that of a read-only file
+        store.update_episode("one", phase="ready", progress={})
+        assert store.why_unwritable() == "attempt to write a readonly database"
+        connection.execute("PRAGMA query_only = OFF")
+        assert store.why_unwritable() is None
+        row = store.episode("one")
+        assert row is not None
+        assert row.phase == "ready"
+
+
 def test_changes_on_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
     with Store.open(tmp_path, "me") as store:

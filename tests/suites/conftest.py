@@ -28,6 +28,8 @@ class Checkout:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # By which Toolathlon is known.
+        (path / "global_preparation").mkdir(parents=True, exist_ok=True)
 
     def write(self, name: str, text: str = "") -> Path:
         path = self.path / name

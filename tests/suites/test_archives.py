@@ -52,6 +52,38 @@ def populated(checkout: Checkout) -> Checkout:
     return checkout
 
 
+DATA = (".git/HEAD", ".git/objects/ab/cd", "__pycache__/kept.pyc", "a/__pycache__/b", ".DS_Store", "b/.git")
+
+
+@pytest.mark.parametrize("folder", ["initial_workspace", "initial_workspace_cn", "groundtruth_workspace"])
+def test_a_tasks_data_is_whole(populated: Checkout, tmp_path: Path, folder: str) -> None:
+    """Upstream copies it whole: a task may be about a repository."""
+    for name in DATA:
+        populated.write(f"{TASK}/{folder}/{name}", name)
+        populated.write(f"{TASK}/evaluation/{folder}/{name}", name)
+    suite = populated.load()
+    found = task_archive(suite, tmp_path / "t.tar", sealed=True)
+    assert [name for name in DATA if f"{TASK}/{folder}/{name}" not in found] == []
+    assert [name for name in DATA if f"{TASK}/evaluation/{folder}/{name}" in found] == []
+    before = suite.revision_of(suite.tasks["find-paper"])
+    populated.write(f"{TASK}/{folder}/.git/HEAD", "another commit")
+    assert suite.revision_of(suite.tasks["find-paper"]) != before
+    before = suite.revision_of(suite.tasks["find-paper"])
+    populated.write(f"{TASK}/evaluation/__pycache__/other", "")
+    assert suite.revision_of(suite.tasks["find-paper"]) == before
+
+
+def test_names_that_are_not_utf8_are_packed_and_count(populated: Checkout, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    (populated.path / TASK / "initial_workspace" / name).write_text("data")
+    suite = populated.load()
+    found = task_archive(suite, tmp_path / "t.tar", sealed=True)
+    assert f"{TASK}/initial_workspace/{name}" in found
+    before = suite.revision_of(suite.tasks["find-paper"])
+    (populated.path / TASK / "initial_workspace" / name).write_text("other data")
+    assert suite.revision_of(suite.tasks["find-paper"]) != before
+
+
 def test_a_task_archive_contains_the_task_and_the_packages_above_it(
     populated: Checkout, tmp_path: Path
 ) -> None:

@@ -24,6 +24,32 @@ def test_a_checkout_without_marks_has_toolathlons_profile(checkout: Checkout) ->
     assert suite.task_dir(suite.tasks["find-paper"]) == "finalpool/find-paper"
 
 
+@pytest.mark.parametrize("script", ["evaluation/main.py", "preprocess/main.py"])
+@pytest.mark.parametrize("other_root_files", [(), ("scripts/run_single_containerized.sh",)])
+def test_the_gyms_profile_is_detected_by_its_tasks(
+    checkout: Checkout, script: str, other_root_files: tuple[str, ...]
+) -> None:
+    """Its forks leave out or rename files of its root."""
+    checkout.task("first")
+    checkout.task("second", files={script: 'DB = {"dbname": "toolathlon_gym", "port": 5432}\n'})
+    for name in other_root_files:
+        checkout.write(name)
+    assert checkout.load().profile.name == "gym"
+
+
+def test_a_checkout_that_is_taken_for_toolathlon_is_warned_of(
+    checkout: Checkout, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkout.task()
+    (checkout.path / "global_preparation").rmdir()
+    assert checkout.load().profile.name == "toolathlon"
+    assert "taken for Toolathlon" in caplog.text
+    caplog.clear()
+    checkout.write("scripts/run_single_containerized.sh")
+    assert checkout.load().profile.name == "toolathlon"
+    assert "taken for" not in caplog.text
+
+
 def test_the_gyms_profile_is_detected_by_its_marks(gym: Checkout) -> None:
     gym.task()
     suite = gym.load()

@@ -101,6 +101,38 @@ def test_an_error_in_a_configuration_names_its_line_and_hides_no_other_task(chec
 
 
 @pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("9" * 4300, "an integer of 4300 digits"),
+        ("9" * 5000, "an integer of 5000 digits"),
+        ("-" + "9" * 30, "an integer of 31 digits"),
+        ("NaN", "NaN is no number"),
+        ("-Infinity", "-Infinity is no number"),
+        (r'"\ud83d"', "half of a surrogate pair"),
+        (r'{"\udc00": 1}', "half of a surrogate pair"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_value_that_cannot_be_listed_is_an_error_of_its_task_only(
+    checkout: Checkout, value: str, problem: str
+) -> None:
+    checkout.task("good", meta={"small": 2**62, "word": "\U0001f600"})
+    checkout.task("bad")
+    checkout.write(
+        "tasks/finalpool/bad/task_config.json", f'{{"needed_mcp_servers": [], "meta": {{"a": {value}}}}}'
+    )
+    suite = checkout.load()
+    assert suite.task("good").meta == {"small": 2**62, "word": "\U0001f600"}
+    with pytest.raises(SuiteError, match=problem):
+        suite.task("bad")
+
+
+def test_no_local_tools_can_be_written_as_null(checkout: Checkout) -> None:
+    checkout.task(needed_local_tools=None)
+    assert checkout.load().task("find-paper").needs.local_tools == ()
+
+
+@pytest.mark.parametrize(
     ("text", "line", "field"),
     [
         ('{\n  "needed_local_tools": []\n}', 1, "needed_mcp_servers"),

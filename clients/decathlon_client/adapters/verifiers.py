@@ -11,6 +11,7 @@ harness that supports MCP gets the episode's address for its agent as a tool ser
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
@@ -214,7 +215,9 @@ class ToolDecathlonHarness(vf.Harness[ToolDecathlonHarnessConfig]):
                     "output_tokens": counts.completion_tokens,
                 }
                 notes.add(message.content or "", usage=usage)
-                messages.append(message.model_dump(exclude_none=True))
+                # Half a surrogate pair that the model wrote would end the rollout in its next request.
+                dump = json.dumps(message.model_dump(exclude_none=True), ensure_ascii=False)
+                messages.append(json.loads(dump.encode("utf-8", "replace")))
                 if not message.tool_calls:
                     break
                 for call in message.tool_calls:

@@ -11,6 +11,7 @@ Requires `mcp` 2.3 or later and nothing of the server: it runs on any system, wi
 from __future__ import annotations
 
 import argparse
+import asyncio
 import socket
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote, urlsplit
@@ -43,15 +44,22 @@ async def bridge(url: str | None, task: str | None, labels: Mapping[str, str] | 
     with source, sink, source.makefile("r", encoding="utf-8", errors="replace") as stdin:
         async with stdio_server(anyio.wrap_file(stdin)) as (from_client, to_client), from_client, to_client:
             # The pump ends before stdio_server does, whose reader would otherwise block in its thread.
-            with StdinPump(0, sink) as pump:
+            loop, stdin_ended = asyncio.get_running_loop(), anyio.Event()
+            with StdinPump(0, sink, lambda: loop.call_soon_threadsafe(stdin_ended.set)) as pump:
                 async with (
                     BridgeHttpClient(endpoint, token, labels or {}) as http,
                     # The default, 1 MiB for an event, would refuse large replies.
                     streamable_http_client(endpoint, http_client=http, max_sse_event_size=None) as server,
                     background_tasks() as tasks,
                 ):
-                    relay = Relay((from_client, to_client), server, http.notify)
-                    tasks.start_soon(stop_on_signal, pump)
+                    relay = Relay((from_client, to_client), server, http.notify, stdin_ended)
+
+                    async def end_on_signal() -> None:
+                        if await stop_on_signal(pump):
+                            # Also while something waits for the server.
+                            tasks.cancel_scope.cancel()
+
+                    tasks.start_soon(end_on_signal)
                     tasks.start_soon(relay.run_to_client)
                     await relay.run_to_server()
     return 0

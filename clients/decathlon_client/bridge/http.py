@@ -14,7 +14,7 @@ import mcp_types as types
 from mcp.client.streamable_http import MCP_SESSION_ID
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 
-from decathlon_client.address import authorization
+from decathlon_client.address import DIRECT, LARGE_EVENTS, authorization
 from decathlon_client.errors import ConnectionLostError
 from decathlon_client.labels import label_headers
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy, Resends
@@ -37,6 +37,18 @@ INITIALIZED = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
 TOOLS_CHANGED = b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
 
 
+class _Pending:
+    """A request without an answer: its JSON-RPC id as JSON, and whether the client cancels it.
+
+    Clients use an id again while its request is in flight, so that the id does not name a request.
+    """
+
+    def __init__(self, number: str, method: str) -> None:
+        self.number = number
+        self.method = method
+        self.cancelled = anyio.Event()
+
+
 class BridgeHttpClient(httpx2.AsyncClient):
     """The HTTP client of the SDK's transport: waits for a server that is gone, renews a lost session.
 
@@ -50,7 +62,8 @@ class BridgeHttpClient(httpx2.AsyncClient):
 
     def __init__(self, url: str, token: str, labels: Mapping[str, str]) -> None:
         super().__init__(
-            headers={**authorization(token), **label_headers(labels)},
+            headers={**LARGE_EVENTS, **authorization(token), **label_headers(labels)},
+            mounts=DIRECT,
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None),
         )
@@ -61,8 +74,8 @@ class BridgeHttpClient(httpx2.AsyncClient):
         self._renewed = anyio.Event()
         self._policy = ResendPolicy(RESEND_SECONDS)
         self._was_reached = False
-        self._pending: dict[str, anyio.Event] = {}
-        """Requests that may have to be sent again, by their JSON-RPC id; set when the client cancels one."""
+        self._pending: set[_Pending] = set()
+        """Requests that may have to be sent again."""
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request. What fails, also in the network, is answered with a JSON-RPC error."""
@@ -76,25 +89,27 @@ class BridgeHttpClient(httpx2.AsyncClient):
         method = str(message.get("method", ""))
         if method == CANCELLED:
             params = as_object(message.get("params")) or {}
-            if (cancelled := self._pending.get(json.dumps(params.get("requestId")))) is not None:
-                cancelled.set()
+            number = json.dumps(params.get("requestId"))
+            for pending in self._pending:
+                if pending.number == number:
+                    pending.cancelled.set()
         if not method or message.get("id") is None:
             try:
                 return await self._try(request, options)
             except _LostError as error:
                 return _failure(request, error.message)
-        number = json.dumps(message["id"])
-        cancelled = self._pending[number] = anyio.Event()
+        pending = _Pending(json.dumps(message["id"]), method)
+        self._pending.add(pending)
         try:
-            response = await self._send_until_answered(request, options, method, cancelled)
+            response = await self._send_until_answered(request, options, pending)
         except BaseException:
-            del self._pending[number]
+            self._pending.discard(pending)
             raise
         if not _has_type(response, "text/event-stream"):
-            del self._pending[number]
+            self._pending.discard(pending)
             return response
         headers = {name: value for name, value in response.headers.items() if name not in BODY_HEADERS}
-        events = self._reply_events(request, options, response, method, number)
+        events = self._reply_events(request, options, response, pending)
         return httpx2.Response(response.status_code, request=request, headers=headers, content=events)
 
     async def notify(self, notification: types.JSONRPCNotification, headers: Mapping[str, str]) -> None:
@@ -106,7 +121,7 @@ class BridgeHttpClient(httpx2.AsyncClient):
             log(f"{notification.method} was refused: {response.text[:ERROR_TEXT_CHARACTERS]}")
 
     async def _send_until_answered(
-        self, request: httpx2.Request, options: dict[str, Any], method: str, cancelled: anyio.Event
+        self, request: httpx2.Request, options: dict[str, Any], pending: _Pending
     ) -> httpx2.Response:
         """Send a request, again after each loss of the connection."""
         resends = Resends(self._policy)
@@ -117,10 +132,10 @@ class BridgeHttpClient(httpx2.AsyncClient):
                     return await self._try(request, options)
                 except _LostError as loss:
                     # `initialize` at a task's address starts an episode: carried out twice, it starts two.
-                    starts_episode = method == "initialize" and "/tasks/" in self._url
+                    starts_episode = pending.method == "initialize" and "/tasks/" in self._url
                     if not self._was_reached or (starts_episode and not loss.was_refused):
                         raise
-                    await resends.pause(loss, cancelled)
+                    await resends.pause(loss, pending.cancelled)
         except ConnectionLostError as loss:
             return _failure(request, loss.message)
 
@@ -156,13 +171,11 @@ class BridgeHttpClient(httpx2.AsyncClient):
         request: httpx2.Request,
         options: dict[str, Any],
         response: httpx2.Response,
-        method: str,
-        number: str,
+        pending: _Pending,
     ) -> AsyncGenerator[bytes]:
         """The events of a reply's stream; after a loss, those of the request that is sent again."""
         # The SDK closes the stream once it has the reply, so that only a broken one, or that of a cancelled
         # request, is read to its end.
-        cancelled = self._pending[number]
         resends = Resends(self._policy)
         resends.connected()
         try:
@@ -174,20 +187,20 @@ class BridgeHttpClient(httpx2.AsyncClient):
                     pass
                 finally:
                     await response.aclose()
-                if cancelled.is_set():
+                if pending.cancelled.is_set():
                     return
                 loss = ConnectionLostError(f"lost {self._url} in the middle of an answer")
                 try:
-                    await resends.pause(loss, cancelled)
+                    await resends.pause(loss, pending.cancelled)
                     resends.connected()
-                    response = await self._send_until_answered(request, options, method, cancelled)
+                    response = await self._send_until_answered(request, options, pending)
                 except ConnectionLostError:
                     response = _failure(request, loss.message)
                 if not _has_type(response, "text/event-stream"):
                     yield b"data: " + _reply_of(response, request) + b"\n\n"
                     return
         finally:
-            self._pending.pop(number, None)
+            self._pending.discard(pending)
 
     async def _send_in_session(self, request: httpx2.Request, options: dict[str, Any]) -> httpx2.Response:
         # The transport only knows the id of the first session.

@@ -24,11 +24,15 @@ from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from decathlon_client.background import background_tasks
 from decathlon_client.bridge.http import CANCELLED, log
 from decathlon_client.episode import EPISODE_KEY
+from decathlon_client.errors import RequestError
+from decathlon_client.json_check import check_params
 from decathlon_client.resending import with_operation
 from decathlon_client.values import as_object, as_objects
 
 LIST_SECONDS = 120.0
 """How long the call of a tool that was not listed waits for the list, which has the names of its headers."""
+INITIALIZE_SECONDS = 5.0
+"""How long the answer to `initialize` is waited for after the end of stdin."""
 LOBBY_CALL = "call_tool"
 """The lobby's tool that calls one of an episode."""
 ENVELOPE_PREFIX = "io.modelcontextprotocol/"
@@ -42,10 +46,12 @@ Notify: TypeAlias = Callable[[types.JSONRPCNotification, Mapping[str, str]], Awa
 class Relay:
     """Passes messages between two transports of the SDK, and adds the headers that HTTP requires."""
 
-    def __init__(self, client: Any, server: Any, notify: Notify) -> None:
+    def __init__(self, client: Any, server: Any, notify: Notify, stdin_ended: anyio.Event) -> None:
+        """`stdin_ended` is set at the end of stdin, also while what came before has not been read."""
         self._from_client, self._to_client = client
         self._from_server, self._to_server = server
         self._notify = notify
+        self._stdin_ended = stdin_ended
         self._version: str | None = None
         self._initialize_id: types.RequestId | None = None
         self._initialize_answered = anyio.Event()
@@ -53,6 +59,9 @@ class Relay:
         self._not_listed: set[str] = set()
         self._own_lists: dict[types.RequestId, anyio.Event] = {}
         """The bridge's own requests for the list of tools."""
+        self._in_flight: set[types.RequestId] = set()
+        self._renamed: dict[types.RequestId, types.RequestId] = {}
+        """The client's ids of requests that were sent under another one."""
         self._calls: dict[types.RequestId, types.JSONRPCRequest] = {}
         """Calls without a session that are not answered yet."""
 
@@ -64,6 +73,11 @@ class Relay:
                     await self._to_client.send(_parse_error())
                     continue
                 message = item.message
+                if (refusal := _refusal(message)) is not None:
+                    await self._to_client.send(refusal)
+                    continue
+                if isinstance(message, types.JSONRPCRequest):
+                    self._rename(message)
                 if isinstance(message, types.JSONRPCRequest) and message.method == "tools/call":
                     if message.params:
                         message.params = with_operation(message.params)
@@ -72,7 +86,8 @@ class Relay:
                     if self._needs_list(message):
                         tasks.start_soon(self._send_after_list, item)
                         continue
-                await self._send(item)
+                if not await self._send(item):
+                    return
                 if (cancelled := self._cancelled_call(message)) is not None:
                     tasks.start_soon(self._cancel, cancelled)
 
@@ -81,7 +96,17 @@ class Relay:
         if not isinstance(message, types.JSONRPCNotification) or message.method != CANCELLED:
             return None
         number = cancelled_request_id_from_params(message.params)
-        return None if number is None else self._calls.pop(number, None)
+        if number is None:
+            return None
+        self._in_flight.discard(number)
+        return self._calls.pop(number, None)
+
+    def _rename(self, request: types.JSONRPCRequest) -> None:
+        """Give a request an id of its own if its id is in flight: the SDK's transport drops the first one."""
+        if request.id in self._in_flight:
+            own = _own_id()
+            self._renamed[own], request.id = request.id, own
+        self._in_flight.add(request.id)
 
     async def _cancel(self, call: types.JSONRPCRequest) -> None:
         """Tell the server that nobody comes back for the answer to a call without a session."""
@@ -95,16 +120,26 @@ class Relay:
         )
         await self._notify(notification, self._headers(notification))
 
-    async def _send(self, item: SessionMessage) -> None:
+    async def _send(self, item: SessionMessage) -> bool:
+        """Send a message to the server. False: stdin ended before `initialize` was answered."""
         message = item.message
         item.metadata = ClientMessageMetadata(headers=self._headers(message))
         if not (isinstance(message, types.JSONRPCRequest) and message.method == "initialize"):
             await self._to_server.send(item)
-            return
+            return True
         # Whatever follows belongs to the session whose id is in the answer.
         self._initialize_id, self._initialize_answered = message.id, anyio.Event()
         await self._to_server.send(item)
-        await self._initialize_answered.wait()
+        async with background_tasks() as tasks:
+            tasks.start_soon(self._give_up_initialize, tasks.cancel_scope)
+            await self._initialize_answered.wait()
+        return self._initialize_answered.is_set()
+
+    async def _give_up_initialize(self, waiting: anyio.CancelScope) -> None:
+        """Cancel the scope a while after the end of stdin, which nobody reads meanwhile."""
+        await self._stdin_ended.wait()
+        await anyio.sleep(INITIALIZE_SECONDS)
+        waiting.cancel()
 
     def _needs_list(self, call: types.JSONRPCRequest) -> bool:
         """Whether the headers of a call depend on the schema of a tool that has not been listed."""
@@ -120,7 +155,7 @@ class Relay:
         params = message.params or {}
         meta = as_object(params.get("_meta")) or {}
         envelope = {key: value for key, value in meta.items() if key.startswith(ENVELOPE_PREFIX)}
-        number = f"decathlon-bridge-{secrets.token_hex(8)}"
+        number = _own_id()
         answered = self._own_lists[number] = anyio.Event()
         try:
             request = types.JSONRPCRequest(
@@ -143,12 +178,14 @@ class Relay:
                 continue
             self._note(item.message)
             if isinstance(item.message, (types.JSONRPCResponse, types.JSONRPCError)):
-                if item.message.id is not None:
-                    self._calls.pop(item.message.id, None)
                 answered = self._own_lists.get(str(item.message.id))
                 if answered is not None:
                     answered.set()
                     continue
+                if (number := item.message.id) is not None:
+                    self._calls.pop(number, None)
+                    self._in_flight.discard(number)
+                    item.message.id = self._renamed.pop(number, number)
             await self._to_client.send(item)
 
     def _note(self, message: types.JSONRPCMessage) -> None:
@@ -195,6 +232,22 @@ def _version_of(message: types.JSONRPCRequest | types.JSONRPCNotification) -> st
     meta = as_object((message.params or {}).get("_meta")) or {}
     version = meta.get(types.PROTOCOL_VERSION_META_KEY)
     return version if isinstance(version, str) else None
+
+
+def _own_id() -> str:
+    return f"decathlon-bridge-{secrets.token_hex(8)}"
+
+
+def _refusal(message: types.JSONRPCMessage) -> SessionMessage | None:
+    """The answer to a request that cannot be sent as it was written; None for every other message."""
+    if not isinstance(message, types.JSONRPCRequest):
+        return None
+    try:
+        check_params(message.params or {})
+    except RequestError as error:
+        data = types.ErrorData(code=types.INVALID_PARAMS, message=error.message)
+        return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=message.id, error=data))
+    return None
 
 
 def _parse_error() -> SessionMessage:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from decathlon_mcp.sandboxes.base import LimitName, Limits
+from decathlon_mcp.sandboxes.usage import FULL, Usage
 from decathlon_mcp.storage.disk import read_kernel_file
 
 CONTROLLERS: Final[Mapping[LimitName, str]] = {"memory": "memory", "cpus": "cpu", "pids": "pids"}
@@ -120,14 +121,28 @@ class Group:
 
     @property
     def was_out_of_memory(self) -> bool:
-        """Whether the kernel has killed a process of the group for its memory."""
+        """Whether the kernel has killed a process of the group for its memory, once it was at its own limit.
+
+        Where the whole machine lacks memory, the kernel kills processes of groups that are below theirs.
+        """
         for folder in self.folders:
-            for name in ("memory.events", "memory.oom_control"):
-                with suppress(OSError):
-                    fields = (line.split() for line in read_kernel_file(folder / name).splitlines())
-                    if any(field[0] == "oom_kill" and int(field[1]) > 0 for field in fields):
-                        return True
+            events = _numbers(folder / "memory.events") or _numbers(folder / "memory.oom_control")
+            if not events.get("oom_kill"):
+                continue
+            # Version 1 has a count of failures too, which Linux 6.18 leaves at 0.
+            most = _part(folder / "memory.max_usage_in_bytes", folder / "memory.limit_in_bytes")
+            if events.get("max") or (most is not None and most >= FULL):
+                return True
         return False
+
+    def usage(self) -> Usage:
+        """The parts of its memory and of its number of processes that it uses now."""
+        memory = pids = None
+        for folder in self.folders:
+            memory = memory or _part(folder / "memory.current", folder / "memory.max")
+            memory = memory or _part(folder / "memory.usage_in_bytes", folder / "memory.limit_in_bytes")
+            pids = pids or _part(folder / "pids.current", folder / "pids.max")
+        return Usage(memory, pids)
 
     def remove(self) -> bool:
         """Remove it, once its processes were killed; whether it is gone. Blocks."""
@@ -140,6 +155,28 @@ class Group:
                     return False
                 time.sleep(0.01)  # nothing reports it
         return True
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Lines of a name and a number; none of a file that is not there."""
+    try:
+        lines = [line.split() for line in read_kernel_file(file).splitlines()]
+        return {line[0]: int(line[1]) for line in lines}
+    except (OSError, ValueError, IndexError):
+        return {}
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None for "max" and for a file that is not there."""
+    try:
+        return int(read_kernel_file(file))
+    except (OSError, ValueError):
+        return None
+
+
+def _part(used: Path, limit: Path) -> float | None:
+    total, current = _number(limit), _number(used)
+    return None if not total or current is None else current / total
 
 
 def _values(limits: Limits) -> Iterator[tuple[str, str]]:

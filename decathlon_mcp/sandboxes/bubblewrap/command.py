@@ -65,7 +65,7 @@ def bubblewrap_command(
     command += ["--json-status-fd", str(files.status), "--block-fd", str(files.block)]
     command += ["--seccomp", str(files.seccomp)]
     command.append("--clearenv")
-    for name, value in {**root.environment, "HOME": str(root.user.home)}.items():
+    for name, value in {**root.environment, "HOME": str(root.user.home), "HOSTNAME": HOST_NAME}.items():
         command += ["--setenv", name, value]
     command += root.first_mounts([*_VIRTUAL, *(folder.path for folder in folders)], copied)
     command += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]

@@ -8,15 +8,21 @@ machine's own.
 
 Decided 2026-11-22: `why_unavailable` opens no sandbox of the provider but runs bubblewrap once with the same
 command line. The answer is needed before there is a provider, by the list of tasks.
+
+Decided 2026-11-27: only what the kernel refuses, or a program that is missing, means that this machine cannot
+isolate. Everything else (a time-out, no memory, no process, no descriptor, a signal) is a failed look, which
+is repeated and then an error. A machine that is busy when a server starts isolates a second later.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Collection, Generator
+import time
+from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -56,18 +62,33 @@ from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
 from decathlon_mcp.sandboxes.processes.table import ProcessId
 
 PLAIN = "--isolation none runs sandboxes as ordinary processes, without isolation"
+PROBE_ATTEMPTS = 3
+PROBE_PAUSE_SECONDS = 1.0
+"""How often the machine is asked what it allows, until it answers, and the pause between two tries."""
 _MESSAGE_CHARACTERS = 500
+_REFUSALS = (
+    *(errno.EPERM, errno.EACCES, errno.ENOENT, errno.EINVAL, errno.ENOSYS, errno.ENODEV, errno.EOPNOTSUPP),
+    errno.EROFS,
+)
+"""What a kernel or a container that does not allow a sandbox answers, at every try."""
+_USER_NAMESPACES = Path("/proc/sys/user/max_user_namespaces")
 
 
 class HostProvider(NamespaceProvider):
-    """The local provider where the machine allows namespaces. `hidden`: see `HostFiles`."""
+    """The local provider where the machine allows namespaces. `hidden`: see `HostFiles`.
+
+    `why_shared`: why sandboxes with a network share this machine's; None if they have one of their own.
+    """
 
     name = LOCAL
 
-    def __init__(self, owner: str, folder: Path, *, hidden: Collection[Path] = ()) -> None:
+    def __init__(
+        self, owner: str, folder: Path, *, hidden: Collection[Path] = (), why_shared: str | None = None
+    ) -> None:
         super().__init__(owner, folder)
         self._hidden = tuple(hidden)
         self._files_with_network: HostFiles | None = None
+        self._why_shared = why_shared
         self._environment = LocalEnvironment()
 
     async def __aenter__(self) -> Self:
@@ -95,13 +116,13 @@ class HostProvider(NamespaceProvider):
     def _find_host(self) -> Host:
         if self._host is None:
             launcher = view_launcher(HostFiles.of_this_server().reached)
-            network = None if why_no_own_network() else OwnNetwork.of_this_machine()
+            network = OwnNetwork.of_this_machine() if self._why_shared is None else None
             self._host = Host(find_program(), self._hierarchies, launcher, network)
         return self._host
 
     async def check(self, image: str | None) -> list[Finding]:
         isolation = "namespaces: sandboxes see this machine's programs and nothing else of it"
-        findings = [Finding("isolation", True, isolation), _check_network()]
+        findings = [Finding("isolation", True, isolation), self._check_network()]
         with limited_check(findings):
             try:
                 findings += await to_thread.run_sync(self._check_machine, abandon_on_cancel=True)
@@ -117,36 +138,77 @@ class HostProvider(NamespaceProvider):
                 findings.append(Finding("sandbox", False, f"none could be created: {error}", cure))
         return findings
 
-
-def _check_network() -> Finding:
-    if reason := why_no_own_network():
-        detail = f"sandboxes of tasks that need a network share that of this machine: {reason}"
-        return Finding("network", True, detail)
-    return Finding("network", True, f"{shutil.which(PROGRAM)}: leads to other machines and not to this one")
+    def _check_network(self) -> Finding:
+        if self._why_shared is not None:
+            detail = f"sandboxes of tasks that need a network share that of this machine: {self._why_shared}"
+            return Finding("network", True, detail)
+        return Finding(
+            "network", True, f"{shutil.which(PROGRAM)}: leads to other machines and not to this one"
+        )
 
 
 @cache
 def why_no_own_network() -> str | None:
-    """Why local sandboxes cannot have a network of their own here, and what to do; None if they can."""
-    try:
+    """Why local sandboxes cannot have a network of their own here, and what to do; None if they can.
+
+    Raises ProviderUnavailableError if that could not be found out.
+    """
+
+    def look() -> None:
         OwnNetwork.of_this_machine()
-    except ProviderUnavailableError as error:
-        return error.message
-    return None
+
+    return _asked(look, "a network of their own")
 
 
 @cache
 def why_unavailable() -> str | None:
     """Why local sandboxes cannot have namespaces on this machine, and what to do; None if they can.
 
-    Runs bubblewrap once, for some 50 ms.
+    Runs bubblewrap once, for some 50 ms. Raises ProviderUnavailableError if that could not be found out.
     """
+    return _asked(_probe, "namespaces")
+
+
+def _asked(look: Callable[[], str | None], what: str) -> str | None:
+    """The answer of `look`, which is tried again if it failed for a reason that passes."""
+    reason = ""
+    for attempt in range(PROBE_ATTEMPTS):
+        if attempt:
+            time.sleep(PROBE_PAUSE_SECONDS)
+        try:
+            return look()
+        except ProviderUnavailableError as error:
+            cause = error.__cause__
+            if cause is None or _is_refusal(cause):
+                return error.message
+            reason = error.message
+        except subprocess.TimeoutExpired as error:
+            reason = f"{Path(error.cmd[0]).name} did not end within {error.timeout:g} s"
+        except (OSError, subprocess.SubprocessError, RuntimeError) as error:  # RuntimeError: no new thread
+            if _is_refusal(error):
+                return f"bubblewrap cannot be run: {error}"
+            reason = str(error)
+    raise ProviderUnavailableError(
+        f"whether local sandboxes can have {what} here could not be found out in {PROBE_ATTEMPTS} tries: "
+        f"{reason}; try again"
+    )
+
+
+def _is_refusal(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _REFUSALS
+
+
+def _refuses(message: str) -> bool:
+    """Whether bubblewrap failed with this message because of what this machine is, and not of its load."""
+    # In bubblewrap's own words, without that of the error, where it explains EPERM and EINVAL.
+    words = ("No permissions to create", "does not support user namespaces")
+    if any(text in message for text in (*words, *map(os.strerror, _REFUSALS))):
+        return True
     try:
-        return _probe()
-    except ProviderUnavailableError as error:
-        return error.message
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"bubblewrap cannot be run: {error}"
+        # With ENOSPC, the kernel says that there are too many of them.
+        return lacks_namespaces(message) and int(_USER_NAMESPACES.read_text("ascii")) == 0
+    except (OSError, ValueError):
+        return False
 
 
 def _probe() -> str | None:
@@ -168,9 +230,10 @@ def _probe() -> str | None:
     if result.returncode == 0:
         return None
     message = " ".join(result.stderr.decode("utf-8", "replace").split())[-_MESSAGE_CHARACTERS:]
-    return (
-        f"bubblewrap created no sandbox: {message or f'exit code {result.returncode}'}; {_cure_of(message)}"
-    )
+    reason = f"bubblewrap created no sandbox: {message or f'exit code {result.returncode}'}"
+    if not _refuses(message):
+        raise subprocess.SubprocessError(reason)
+    return f"{reason}; {_cure_of(message)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from typing import TypeVar
 from anyio import to_thread
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor
+from decathlon_mcp.archives.packing import pack_at
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.unpacking import MemberReader, open_archive, unpack_members
-from decathlon_mcp.archives.writing import ArchiveSource, pack_at
+from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
 from decathlon_mcp.sandboxes.base import SCRATCH, SandboxSpec, check_folder
 from decathlon_mcp.sandboxes.bubblewrap.mounts import WritableFolder
@@ -24,6 +25,7 @@ from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
 from decathlon_mcp.sandboxes.processes.sandbox import ProcessSandbox
 from decathlon_mcp.sandboxes.processes.signals import ProcessSignaller
+from decathlon_mcp.sandboxes.usage import Usage
 
 MAX_BATCH = 256
 """Members without a body that are read at once."""
@@ -57,6 +59,7 @@ class BubblewrapSandbox(ProcessSandbox):
         self._open_root = resources.open_root
         self._writable = [folder.path for folder in folders if folder.path != SCRATCH]
         self._user = user
+        self._group = resources.group
 
     async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
         self._check_open()
@@ -92,12 +95,16 @@ class BubblewrapSandbox(ProcessSandbox):
         with closing_descriptor(self._open_root()) as root, FolderCursor(root) as cursor:
             pack_at(cursor, folder.parts[1:], archive, limit_bytes)
 
+    async def usage(self, sandboxes: int) -> Usage:
+        """See `MeasuredSandbox`. Its files are in its memory."""
+        return await to_thread.run_sync(self._group.usage, limiter=self._threads)
+
     async def _run(self, work: Callable[[], None]) -> None:
         await to_thread.run_sync(work, limiter=self._threads, abandon_on_cancel=True)
 
 
 def files_do_not_fit(folder: PurePosixPath) -> LimitExceededError:
-    return LimitExceededError(f"the files for {folder} do not fit into the sandbox's memory")
+    return LimitExceededError(f"the files for {folder} do not fit into the sandbox's memory", budget="memory")
 
 
 @contextmanager

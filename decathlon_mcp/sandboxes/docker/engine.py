@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -77,6 +78,7 @@ class Api(Protocol):
     def attach_socket(self, container: str, params: Mapping[str, int]) -> Any: ...
     def start(self, container: str) -> None: ...
     def pause(self, container: str) -> None: ...
+    def stats(self, container: str, *, stream: bool, one_shot: bool) -> JsonObject: ...
     def wait(self, container: str, timeout: float, condition: str) -> JsonObject: ...
     def remove_container(self, container: str, *, v: bool, force: bool) -> None: ...
     def containers(self, *, all: bool, filters: Mapping[str, Any]) -> list[JsonObject]: ...  # noqa: A002
@@ -254,7 +256,10 @@ class Engine:
         api = await self.api()
 
         def request() -> _T:
-            self.try_to_connect()
+            try:
+                self.try_to_connect()
+            except OSError as error:
+                raise self._unavailable(error) from error
             return call(api)
 
         try:
@@ -310,12 +315,16 @@ class Engine:
         return api
 
     def try_to_connect(self) -> None:
-        """Connect to the engine's socket and disconnect, which takes some 50 µs. Raises OSError."""
+        """Connect to the engine and disconnect, which takes some 50 µs on this machine. Raises OSError."""
         # The SDK (docker 7.2) leaks its socket when it cannot connect, so this is tried before each request.
         if self.address.startswith("unix://"):
             with socket.socket(socket.AF_UNIX) as trial:
                 trial.settimeout(2)
                 trial.connect(self.address.removeprefix("unix://"))
+            return
+        where = urlsplit(self.address)
+        if where.hostname is not None and where.port is not None:
+            socket.create_connection((where.hostname, where.port), timeout=2).close()
 
     def _unavailable(self, error: Exception) -> ProviderUnavailableError:
         cause = _system_error(error)

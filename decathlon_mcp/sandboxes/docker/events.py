@@ -25,9 +25,10 @@ from decathlon_mcp.types import JsonObject, as_object
 OWNER_LABEL = "decathlon.owner"
 SANDBOX_LABEL = "decathlon.sandbox"
 
-EXIT_EVENTS: Mapping[str, Any] = {"label": SANDBOX_LABEL, "event": ["oom", "die"]}
+EXIT_EVENTS: Mapping[str, Any] = {"label": SANDBOX_LABEL, "event": ["oom", "kill", "die"]}
 """Filters of Docker's events."""
 _SIGKILL_EXIT_CODE = 137
+_SIGKILL = ("9", "SIGKILL", "KILL")
 LIVING_STATES = frozenset({"created", "running", "paused", "restarting"})
 """States of containers whose first process has not ended."""
 
@@ -40,6 +41,8 @@ class ContainerExit:
     def __init__(self) -> None:
         self.out_of_memory = False
         """Whether the kernel killed a process inside for lack of memory; the first process may live on."""
+        self.was_killed = False
+        """Whether somebody had the engine kill it, which no process inside can."""
         self.exit_code: int | None = None
         self.started = False
         """Whether the container has been running. Set by its owner: from then on it can have ended."""
@@ -47,7 +50,8 @@ class ContainerExit:
 
     @property
     def cause(self) -> str | None:
-        return _cause(self.exit_code, self.out_of_memory)
+        cause = _cause(self.exit_code, self.out_of_memory and not self.was_killed)
+        return f"killed by the engine, {cause}" if cause and self.was_killed else cause
 
 
 def cause_in(state: JsonObject) -> str | None:
@@ -181,6 +185,8 @@ class EventWatch:
             return
         if event.get("Action") == "oom":
             container_exit.out_of_memory = True
+        elif event.get("Action") == "kill":
+            container_exit.was_killed |= attributes.get("signal") in _SIGKILL
         elif event.get("Action") == "die":
             with suppress(ValueError):
                 container_exit.exit_code = int(attributes.get("exitCode", ""))

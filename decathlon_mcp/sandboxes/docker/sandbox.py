@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
@@ -13,6 +14,7 @@ from anyio import to_thread
 from anyio.abc import ByteStream
 from docker.errors import APIError, NotFound
 
+from decathlon_mcp.archives.packing import counted
 from decathlon_mcp.archives.unpacking import with_owner
 from decathlon_mcp.archives.writing import ArchiveSource, empty_archive, pack_empty_folders, save
 from decathlon_mcp.errors import (
@@ -33,10 +35,13 @@ from decathlon_mcp.sandboxes.docker.engine import (
     is_folder,
     log_refusal,
     put_archive,
+    raise_api_error,
     refusal,
 )
 from decathlon_mcp.sandboxes.docker.events import ContainerExit
 from decathlon_mcp.sandboxes.streams import ChunkHandler, DirectStream, EndedStream, LogTail, SocketStream
+from decathlon_mcp.sandboxes.usage import MEASURE_SECONDS, Usage
+from decathlon_mcp.types import JsonObject, as_object
 
 PAUSE_RETRY_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
 """On a busy machine with cgroup v1, the kernel may not stop all processes in the time that runc allows."""
@@ -48,6 +53,8 @@ _FAULTS_OF_THE_MACHINE = (
 )
 """Ends of the engine's messages about an archive that it could not unpack, which no path in it caused. What
 is in a container can only choose what precedes them."""
+_ERRORS_OF_THE_DISK = ("read-only file system", "input/output error")
+"""Those of them that nothing in a container can cause, however much it uses."""
 _FRAME_HEADER_BYTES = 8
 _CHUNK_BYTES = 1 << 17
 _STDERR = 2
@@ -185,7 +192,10 @@ class DockerSandbox:
         if error is None:
             return
         if engine_message(error).lower().endswith(_FAULTS_OF_THE_MACHINE):
-            raise refusal(error) from error
+            failure = refusal(error)
+            if engine_message(error).lower().endswith(_ERRORS_OF_THE_DISK):
+                failure.data["outside"] = "the engine's disk failed"
+            raise failure from error
         raise BadRequestError(
             f"cannot unpack into {folder}: it is no folder, or a file is where the archive has a folder, or "
             "the reverse"
@@ -197,7 +207,7 @@ class DockerSandbox:
         def get(api: Api) -> None:
             # With "/.", member names are relative to the folder, and a link to a folder is followed.
             with closing(get_archive(api, self._container.id, f"{folder}/.")) as chunks:
-                save(self._while_open(chunks), archive, limit_bytes)
+                save(counted(self._while_open(chunks)), archive, limit_bytes)
 
         if await self._repeat(lambda api: self._refusal_of_path(api, lambda: get(api))):
             await to_thread.run_sync(lambda: save(empty_archive(), archive, limit_bytes))
@@ -234,6 +244,23 @@ class DockerSandbox:
         with anyio.move_on_after(5), suppress(DecathlonError):
             return await self.request(is_running)
         return False
+
+    async def usage(self, sandboxes: int) -> Usage:
+        """See `MeasuredSandbox`."""
+
+        def measure(api: Api) -> Usage:
+            facts = api.stats(self._container.id, stream=False, one_shot=True)
+            memory, pids = (
+                as_object(facts.get("memory_stats")) or {},
+                as_object(facts.get("pids_stats")) or {},
+            )
+            return Usage(
+                _part(memory.get("usage"), memory.get("limit")),
+                _part(pids.get("current"), pids.get("limit")),
+                _part(_disk_bytes(api, self._container.id), _disk_share(api.info(), sandboxes)),
+            )
+
+        return await self.request(measure)
 
     def mark_closed(self) -> None:
         """From now on, methods raise SandboxLostError."""
@@ -294,6 +321,26 @@ class DockerSandbox:
                     f"the sandbox is gone{f' ({cause})' if cause else ''}", cause=cause
                 ) from error
             raise refusal(error) from error
+
+
+def _part(used: object, limit: object) -> float | None:
+    return used / limit if isinstance(used, int) and isinstance(limit, int) and limit > 0 else None
+
+
+def _disk_bytes(api: Api, container: str) -> object:
+    """What a container has written; the engine looks at each file for it."""
+    url = f"{api.base_url}/v{api.api_version}/containers/{container}/json"
+    response = api.get(url, params={"size": "1"}, timeout=MEASURE_SECONDS, stream=False)
+    raise_api_error(response)
+    return response.json().get("SizeRw")
+
+
+def _disk_share(facts: JsonObject, sandboxes: int) -> int | None:
+    """Bytes of the engine's disk for each sandbox; None for an engine on another machine."""
+    try:
+        return shutil.disk_usage(str(facts["DockerRootDir"])).total // max(1, sandboxes)
+    except (OSError, KeyError):
+        return None
 
 
 def _create_folders(api: Api, container: str, folder: PurePosixPath, user: int, group: int) -> None:

@@ -110,7 +110,7 @@ def inside_command(image: ImageFolder, *arguments: str) -> list[str]:
 def bundle_config(spec: SandboxSpec, image: ImageFolder) -> JsonObject:
     """The configuration of the sandbox (OCI runtime specification, 1.0)."""
     user, limits = image.user, spec.limits
-    variables = {**image.environment, "HOME": str(user.home)}
+    variables = {**image.environment, "HOME": str(user.home), "HOSTNAME": HOST_NAME}
     rlimits: list[JsonObject] = [{"type": "RLIMIT_NOFILE", "soft": OPEN_FILES, "hard": OPEN_FILES}]
     if limits.pids is not None:
         rlimits.append({"type": "RLIMIT_NPROC", "soft": limits.pids, "hard": limits.pids})

@@ -6,7 +6,8 @@ Sent to the sandbox as text, after that of `inside_archives`: Python 3.10, stand
                          become COMMAND, the sandbox's first process, in the folder ROOT, without capabilities
                          and with a seccomp filter, which is given in base64
     unpack ROOT          unpack the tar on stdin into ROOT
-    pack ROOT            write the tar of ROOT to stdout
+    pack ROOT ENTRIES NAME_BYTES
+                         write the tar of ROOT to stdout, unless it has more entries, or bytes of names
     stop SECONDS         stop all processes but those that a server runs, as this one, write `STOPPED`, and
                          wait until stdin ends, as it does when the server dies; so many seconds later let the
                          first process go on, which then ends if it has not heard from another server
@@ -109,8 +110,8 @@ def unpack(root):
     unpack_archive(sys.stdin.buffer, root)
 
 
-def pack(root):
-    pack_archive(root, sys.stdout.buffer)
+def pack(root, max_entries, max_name_bytes):
+    pack_archive(root, sys.stdout.buffer, int(max_entries), int(max_name_bytes))
     sys.stdout.buffer.flush()
 
 

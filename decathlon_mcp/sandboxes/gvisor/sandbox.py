@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 import anyio
 from anyio import to_thread
 
+from decathlon_mcp.archives import packing
 from decathlon_mcp.archives.unpacking import with_owner
 from decathlon_mcp.archives.writing import ArchiveSource, save
 from decathlon_mcp.errors import (
@@ -87,10 +88,11 @@ class GvisorSandbox(BubblewrapSandbox):
             self._check(code)
 
     def _pack(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
-        with self._program("pack", str(folder), capabilities=_READ) as program:
+        limits = str(packing.MAX_ENTRIES), str(packing.MAX_NAME_BYTES)
+        with self._program("pack", str(folder), *limits, capabilities=_READ) as program:
             save(program.received(), archive, limit_bytes)
             if (code := program.finish()) == FAILED:
-                raise LimitExceededError(f"cannot copy {folder}: {program.reason}")
+                raise LimitExceededError(f"cannot copy {folder}: {program.reason}", budget="files")
             self._check(code)
 
     async def give_home(self) -> None:

@@ -254,7 +254,7 @@ class Parts:
     def write(self, data):
         self.total += len(data)
         if self.total > self.limit:
-            raise OverflowError
+            raise OverflowError("they have too many bytes")
         view = memoryview(data)
         while view:
             if self.file is None:
@@ -290,7 +290,7 @@ def unpack(prefix, root):
     print("{}")
 
 
-def pack(prefix, root, limit):
+def pack(prefix, root, limit, max_entries, max_name_bytes):
     if os.path.exists(f"{prefix}-reply"):
         # The parts may be read by now, as the lock does not keep the order of repeated commands.
         with open(f"{prefix}-reply") as file:
@@ -300,9 +300,9 @@ def pack(prefix, root, limit):
     answer = {}
     try:
         drop_capabilities()
-        pack_archive(root, parts)
-    except OverflowError:
-        answer = {"tooLarge": True}
+        pack_archive(root, parts, int(max_entries), int(max_name_bytes))
+    except OverflowError as error:
+        answer = {"tooLarge": str(error)}
     parts.close()
     reply = json.dumps({**answer, "parts": parts.number})
     write_file(f"{prefix}-reply", reply)

@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 from anyio.abc import ByteStream
 
+from decathlon_mcp.archives import packing
 from decathlon_mcp.archives.unpacking import with_owner
 from decathlon_mcp.archives.writing import ArchiveSource, save
 from decathlon_mcp.errors import (
@@ -179,7 +180,8 @@ class PrimeSandbox:
         limit = str(limit_bytes + (1 << 14))
         part = archive.with_name(f"{archive.name}.part")
         try:
-            reply = _decoded(await self._execute(_command("pack", prefix, str(folder), limit)))
+            limits = limit, str(packing.MAX_ENTRIES), str(packing.MAX_NAME_BYTES)
+            reply = _decoded(await self._execute(_command("pack", prefix, str(folder), *limits)))
             count = _number_of_parts(reply, limit_bytes)
             with self._sdk.errors():
                 await anyio.to_thread.run_sync(lambda: save((), archive))
@@ -305,17 +307,19 @@ def _decoded(reply: str | bytes) -> JsonObject:
 
 def _number_of_parts(reply: JsonObject, limit_bytes: int) -> int:
     """How many parts have been packed. Raises LimitExceededError, ProviderUnavailableError."""
-    if reply.get("tooLarge"):
-        raise _limit_exceeded(limit_bytes)
+    if too_large := reply.get("tooLarge"):
+        raise _limit_exceeded(limit_bytes, f": {str(too_large)[:200]}")
     count = reply.get("parts")
     if not isinstance(count, int) or not 0 <= count <= limit_bytes // PART_BYTES + 2:
         raise ProviderUnavailableError("the sandbox did not pack its files")
     return count
 
 
-def _limit_exceeded(limit_bytes: int) -> LimitExceededError:
+def _limit_exceeded(limit_bytes: int, why: str = "") -> LimitExceededError:
     return LimitExceededError(
-        f"the files in the sandbox exceed the limit of {limit_bytes} bytes", limitBytes=limit_bytes
+        f"the files in the sandbox exceed a limit, {limit_bytes} bytes or another one{why}",
+        budget="files",
+        limitBytes=limit_bytes,
     )
 
 

@@ -68,7 +68,16 @@ def call(number: int, name: str, arguments: dict[str, Any], request: dict[str, A
         text(number, "first")
         text(number, "second")
     elif name == "unknown_ids":
-        for other_id in (number + 1000, str(number), True, None, [number]):
+        for other_id in (
+            number + 1000,
+            f"{number}x",
+            f"{number}.0",
+            "9" * 5000,
+            float(number),
+            True,
+            None,
+            [number],
+        ):
             text(other_id, "not yours")
         text(number, "own")
     elif name == "half_utf8":
@@ -177,7 +186,11 @@ def list_tools(number: int, params: dict[str, Any]) -> None:
         more = {"nextCursor": str(page + 1)} if page < 4 else {}
         reply(number, {"tools": [{**TOOL, "name": f"tool{page}"}], **more})
     elif BEHAVIOUR == "endless":
-        reply(number, {"tools": [], "nextCursor": "again"})
+        reply(number, {"tools": [], "nextCursor": str(number)})
+    elif BEHAVIOUR == "repeating":
+        reply(number, {"tools": [TOOL], "nextCursor": "again"})
+    elif BEHAVIOUR == "doubled":
+        reply(number, {"tools": [TOOL, {**TOOL, "name": "other"}, {**TOOL, "description": "the last"}]})
     elif BEHAVIOUR == "dies_listing":
         write_stderr("cannot list\n")
         os._exit(9)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 
 MAX_OUTPUT_BYTES = 1 << 20
 TEXT = {"type": "string"}
@@ -21,6 +22,9 @@ TOOLS = [
     tool("say", "text", "Return the text."),
     tool("reply", "members", "Reply with these members, the value of a Python expression for JSON text."),
 ]
+DEFINITIONS = Path(__file__).with_name("definitions.json")
+if DEFINITIONS.exists():  # a test's own
+    TOOLS += json.loads(DEFINITIONS.read_text())
 PROGRAMS = {"shell": ["bash", "-s"], "python": ["python3", "-"]}
 
 lock = threading.Lock()

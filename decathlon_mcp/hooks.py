@@ -1,0 +1,73 @@
+"""What a plug-in can add to the server, and how plug-ins are found.
+
+An episode can do without any plug-in. A plug-in hangs on the hooks that are the fields of `Plugin`. The core
+imports none of them: this module finds them, and without the folder `decathlon_mcp/plugins` there are just
+fewer. A module or package there has a value `PLUGIN`, and so has a module of another distribution that an
+entry point of the group `decathlon_mcp.plugins` names. Both come in by the same door.
+
+`PLUGIN` is imported at every start, its parts only when they are used: so they are named as
+"module:attribute", and a module that has a `PLUGIN` imports nothing but this one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from decathlon_mcp.errors import SettingsError
+
+GROUP = "decathlon_mcp.plugins"
+_FOLDER = "decathlon_mcp.plugins"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """What one plug-in adds. A part is named as "module:attribute"."""
+
+    name: str
+    providers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Sandbox backends by the name that `--provider` takes; each part is a `ProviderPlugin`."""
+    commands: Sequence[str] = ()
+    """Functions that add commands to the command line's app, which they get."""
+
+
+@cache
+def plugins() -> tuple[Plugin, ...]:
+    """All plug-ins, those of this package first, by name. Raises SettingsError for one that is broken."""
+    found = {plugin.name: plugin for plugin in _built_in()}
+    for entry_point in entry_points(group=GROUP):
+        try:
+            plugin = entry_point.load()
+        except Exception as error:  # whatever the module raises when it is imported
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            raise SettingsError(f"the plug-in {entry_point.value} cannot be loaded ({reason})") from error
+        if not isinstance(plugin, Plugin):
+            raise SettingsError(f"{entry_point.value} is a {type(plugin).__name__}, and not a Plugin")
+        # A package that is installed twice, as in a folder of sources, has the same entry point twice.
+        if found.setdefault(plugin.name, plugin) != plugin:
+            raise SettingsError(f"there are two plug-ins named {plugin.name}; uninstall one of them")
+    return tuple(found.values())
+
+
+def load(part: str) -> Any:
+    """A part of a plug-in, by its "module:attribute"."""
+    module, _, attribute = part.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _built_in() -> Iterator[Plugin]:
+    try:
+        folder = importlib.import_module(_FOLDER)
+    except ModuleNotFoundError as error:
+        if error.name != _FOLDER:
+            raise
+        return
+    for info in sorted(pkgutil.iter_modules(folder.__path__, f"{_FOLDER}."), key=lambda info: info.name):
+        plugin = getattr(importlib.import_module(info.name), "PLUGIN", None)
+        if isinstance(plugin, Plugin):
+            yield plugin

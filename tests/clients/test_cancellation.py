@@ -1,0 +1,247 @@
+"""Cancellation by asyncio: a player's own is its failure, and that of an opening leaves no episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+from decathlon_client import Batch, Decathlon, Episode, ManagedEpisode, Result
+
+from decathlon_mcp.episodes.state import Phase
+from tests.probe.serving import Served
+
+pytestmark = pytest.mark.anyio
+
+LEFT_SECONDS = 60.0
+"""A sandbox that was left ends after 300 s."""
+
+
+async def cancelled_task() -> asyncio.Task[None]:
+    task = asyncio.create_task(asyncio.sleep(100))
+    await asyncio.sleep(0)
+    task.cancel()
+    return task
+
+
+async def raises(e: Episode) -> None:
+    raise asyncio.CancelledError
+
+
+async def awaits_a_cancelled_task(e: Episode) -> None:
+    await (await cancelled_task())
+
+
+async def awaits_a_cancelled_future(e: Episode) -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+async def gathers_a_cancelled_task(e: Episode) -> None:
+    await asyncio.gather(e.call("probe__echo", {"text": "x"}), await cancelled_task())
+
+
+async def shields_a_cancelled_task(e: Episode) -> None:
+    await asyncio.shield(await cancelled_task())
+
+
+async def cancels_itself_and_takes_it_back(e: Episode) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    try:
+        await asyncio.sleep(0)
+    finally:
+        task.uncancel()
+
+
+PLAYERS = [
+    raises,
+    awaits_a_cancelled_task,
+    awaits_a_cancelled_future,
+    gathers_a_cancelled_task,
+    shields_a_cancelled_task,
+    cancels_itself_and_takes_it_back,
+]
+
+
+@pytest.mark.parametrize("cancelled", PLAYERS)
+async def test_a_player_that_is_cancelled_by_its_own_doing_has_failed(
+    served: Served, cancelled: Callable[[Episode], Awaitable[None]]
+) -> None:
+    started = 0
+
+    async def player(e: Episode) -> None:
+        nonlocal started
+        started += 1
+        if started % 2:
+            await cancelled(e)
+        await e.act("probe__write", {"path": "answer.txt", "text": "42"})
+
+    async with (
+        Decathlon(served.url) as d,
+        d.batch(["find-answer"] * 6, concurrency=3, progress=False) as batch,
+    ):
+        results = [result async for result in batch.run(player)]
+    assert sorted(result.index for result in results) == list(range(6))
+    failed = [result for result in results if result.verdict is None]
+    assert [result.fault for result in failed] == ["player"] * 3
+    assert all(isinstance(result.failure, RuntimeError) for result in failed)
+    assert [result.reward for result in results if result.verdict] == [1.0] * 3
+    assert (batch.tally.scored, batch.tally.broken) == (3, 3)
+
+
+async def test_groups_are_complete_although_players_are_cancelled(served: Served) -> None:
+    async with (
+        Decathlon(served.url) as d,
+        d.batch(["find-answer"] * 2, n=2, concurrency=2, progress=False) as b,
+    ):
+        groups = [group async for group in b.run_groups(raises)]
+    assert [[result.fault for result in group] for group in groups] == [["player"] * 2] * 2
+
+
+async def play_all(
+    served: Served, player: Callable[[Episode], Awaitable[None]], tasks: list[str] | AsyncGenerator[str]
+) -> list[Result[None]]:
+    async with Decathlon(served.url) as d, d.batch(tasks, concurrency=2, progress=False) as batch:
+        return [result async for result in batch.run(player)]
+
+
+async def test_a_worker_that_is_cancelled_from_outside_ends_the_batch_with_an_error(served: Served) -> None:
+    async def player(e: Episode) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="a worker of the batch was cancelled"):
+        await play_all(served, player, ["find-answer"] * 4)
+
+
+async def test_an_iterable_of_tasks_that_is_cancelled_is_an_error(served: Served) -> None:
+    async def tasks() -> AsyncGenerator[str]:
+        yield "find-answer"
+        await (await cancelled_task())
+
+    async def player(e: Episode) -> None:
+        pass
+
+    with pytest.raises(RuntimeError, match="the iterable of tasks was cancelled"):
+        await play_all(served, player, tasks())
+
+
+async def test_a_cancelled_consumer_cancels_its_players(served: Served) -> None:
+    playing, reached = anyio.Event(), list[BaseException]()
+
+    async def player(e: Episode) -> None:
+        playing.set()
+        try:
+            await asyncio.sleep(100)
+        except BaseException as error:
+            reached.append(error)
+            raise
+
+    async def consume(batch: Batch) -> None:
+        async for result in batch.run(player):
+            raise AssertionError(result)
+
+    async def play() -> None:
+        async with (
+            Decathlon(served.url) as d,
+            d.batch(["find-answer"] * 3, concurrency=1, progress=False) as b,
+        ):
+            await consume(b)
+
+    before: set[object] = set(served.episodes.live)
+    task = asyncio.create_task(play())
+    await playing.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [type(error) for error in reached] == [asyncio.CancelledError]
+    await no_more_than(served, before)
+
+
+@pytest.mark.parametrize("limit", ["player_seconds", "group_seconds"])
+async def test_a_time_limit_still_truncates(served: Served, limit: str) -> None:
+    async def player(e: Episode) -> None:
+        await asyncio.sleep(100)
+
+    async with Decathlon(served.url) as d:
+        seconds = 2.0
+        batch = (
+            d.batch(["find-answer"], concurrency=1, progress=False, player_seconds=seconds)
+            if limit == "player_seconds"
+            else d.batch(["find-answer"], concurrency=1, progress=False, group_seconds=seconds)
+        )
+        async with batch as b:
+            (result,) = [result async for result in b.run(player)]
+    assert result.verdict is not None
+    assert result.verdict.raw["truncated"] is True
+
+
+async def no_more_than(served: Served, before: set[object]) -> None:
+    """Wait until the server has no other live episodes."""
+    with anyio.fail_after(LEFT_SECONDS):
+        for episode in list(served.episodes.live):
+            if episode not in before:
+                await episode.state.reach(Phase.ENDED)
+
+
+async def cancel_twice(playing: Coroutine[Any, Any, None], n: int) -> None:
+    """Cancel a task twice, at moments that differ for each `n`."""
+    task = asyncio.create_task(playing)
+    await asyncio.sleep(0.02 * n)
+    task.cancel()
+    await asyncio.sleep(0.004 * (n % 5))
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def open_with(d: Decathlon) -> None:
+    async with d.episode("find-answer"):
+        await asyncio.sleep(100)
+
+
+async def test_openings_that_take_too_long_leave_no_episode(served: Served) -> None:
+    before: set[object] = set(served.episodes.live)
+    async with Decathlon(served.url) as d:
+        openings = [asyncio.wait_for(open_with(d), 0.02 * n) for n in range(20)]
+        ends = await asyncio.gather(*openings, return_exceptions=True)
+        assert [type(end) for end in ends] == [TimeoutError] * 20
+        await no_more_than(served, before)
+
+
+async def test_openings_that_are_cancelled_twice_leave_no_episode(served: Served) -> None:
+    before: set[object] = set(served.episodes.live)
+    async with Decathlon(served.url) as d:
+        await asyncio.gather(*(cancel_twice(open_with(d), n) for n in range(20)))
+    await no_more_than(served, before)
+
+
+async def test_clients_that_are_cancelled_twice_leave_no_episode(served: Served) -> None:
+    async def play() -> None:
+        async with Decathlon(served.url) as d:
+            await open_with(d)
+
+    before: set[object] = set(served.episodes.live)
+    await asyncio.gather(*(cancel_twice(play(), n) for n in range(20)))
+    await no_more_than(served, before)
+
+
+async def test_managed_episodes_that_are_cancelled_twice_leave_none(served: Served) -> None:
+    async def play() -> None:
+        managed = await ManagedEpisode.open("find-answer", url=served.url)
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await managed.close()
+
+    before: set[object] = set(served.episodes.live)
+    await asyncio.gather(*(cancel_twice(play(), n) for n in range(20)))
+    await no_more_than(served, before)

@@ -1,0 +1,163 @@
+"""Text that a model writes: what no server can read is a reply for the model, and the attempt goes on."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import anyio
+import pytest
+from decathlon_client import Decathlon, Episode, RequestError
+from decathlon_client.lockstep import Call
+
+from tests.probe.serving import SUITE, Served
+
+pytestmark = pytest.mark.anyio
+
+ECHO = "probe__echo"
+HALF = "\ud83d"
+
+
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def cyclic() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["text"] = value
+    return value
+
+
+TOO_DEEP, SURROGATE, DIGITS, FINITE = "128 levels", "surrogate", "4,300 digits", "must be finite"
+UNREADABLE: dict[str, tuple[Any, str]] = {
+    "half-an-emoji": ({"text": f"smile {HALF}"}, SURROGATE),
+    "half-an-emoji-in-json": ('{"text": "\\ud83d"}', SURROGATE),
+    "half-an-emoji-as-key": ({"text": "x", HALF: 1}, SURROGATE),
+    "half-an-emoji-as-nested-key": ({"text": [{"a": {HALF: 1}}]}, SURROGATE),
+    "half-an-emoji-deep": ({"text": {"a": [["\udc00"]]}}, SURROGATE),
+    **{f"{depth}-levels": ({"text": nested(depth)}, TOO_DEEP) for depth in (126, 300, 900, 3_000, 100_000)},
+    **{
+        f"{depth}-levels-in-json": ('{"text": ' + "[" * depth + "]" * depth + "}", TOO_DEEP)
+        for depth in (300, 3_000, 100_000)
+    },
+    "300-brackets": ("[" * 300, "not JSON"),
+    "3000-brackets": ("[" * 3_000, TOO_DEEP),
+    "a-cycle": (cyclic(), TOO_DEEP),
+    "many-digits": ({"text": 10**4_300}, DIGITS),
+    "many-digits-below-zero": ({"text": [-(10**5_000)]}, DIGITS),
+    "many-digits-in-json": ('{"text": ' + "9" * 5_000 + "}", DIGITS),
+    "nan": ({"text": float("nan")}, FINITE),
+    "nan-in-json": ('{"text": NaN}', FINITE),
+    "infinity-in-json": ('{"text": -Infinity}', FINITE),
+    "1e400-in-json": ('{"text": 1e400}', FINITE),
+    "a-number-as-key": ({1: "x"}, "a key of an object must be a text"),
+    "a-tuple-as-nested-key": ({"text": {(1, 2): "x"}}, "a key of an object must be a text"),
+    "bytes": ({"text": b"x"}, "bytes is not JSON"),
+    "a-set": ({"text": {1}}, "set is not JSON"),
+    "many-values": ({"text": [0] * 100_001}, "100,000 values"),
+    "an-array": ([1], "must be a JSON object"),
+    "an-array-in-json": ("[]", "must be a JSON object"),
+}
+
+
+async def test_what_no_server_can_read_is_a_reply_and_other_calls_go_on(d: Decathlon) -> None:
+    slow: list[str] = []
+    async with d.episode("find-answer") as e, anyio.create_task_group() as tasks:
+        started = anyio.Event()
+
+        async def play_slowly() -> None:
+            async def report(progress: float, total: float | None, message: str | None) -> None:
+                started.set()
+
+            reply = await e.call("probe__count", {"to": 3, "pause": 0.3}, on_progress=report)
+            slow.append(reply.text)
+
+        tasks.start_soon(play_slowly)
+        await started.wait()
+        for name, (arguments, expected) in UNREADABLE.items():
+            reply = await e.act(ECHO, arguments)
+            assert reply.is_error, name
+            assert expected in reply.text, (name, reply.text[:200])
+            assert len(reply.text.encode()) < 300, name  # itself readable, and short
+        for tool in (f"probe__{HALF}", "x" * 5_000_000, cast("str", 5), cast("str", None), "a\nb", ""):
+            assert (await e.act(tool, {})).is_error
+        assert (await e.act(ECHO, {"text": "x" * 5_000_000})).is_error
+        assert not slow  # it still ran, in the same session
+    assert len(slow) == 1
+
+
+async def test_a_body_far_over_the_limit_is_a_reply(served: Served) -> None:
+    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
+        for megabytes in (5, 50):
+            reply = await e.act(ECHO, {"text": "x" * (megabytes * 1_000_000)})
+            assert (reply.is_error, "limited to 4 MiB" in reply.text) == (True, True)
+        assert (await e.act(ECHO, {"text": "after"})).text == "after"
+
+
+async def test_slots_and_lobby_survive_what_a_model_writes(d: Decathlon) -> None:
+    calls: list[Call] = [(ECHO, arguments) for arguments, _ in UNREADABLE.values()]
+    calls.append((f"probe__{HALF}", {}))
+    async with d.lockstep(["find-answer"] * 2) as eps:
+        bad, good = eps
+        replies = await eps.call(
+            {bad: [*calls, (ECHO, {"text": "later"})], good: [(ECHO, {"text": "other"})]}
+        )
+        assert [reply.is_error for reply in replies[bad]] == [True] * len(calls) + [False]
+        assert replies[good][0].text == "other"
+        assert len(eps.live) == 2
+        for arguments, expected in UNREADABLE.values():
+            if isinstance(arguments, dict):
+                with pytest.raises(RequestError, match=expected):
+                    await d.ask("list_tasks", {"search": arguments})
+        assert await d.tasks(prompts=False)
+
+
+async def test_a_player_whose_model_writes_nonsense_has_a_reward(d: Decathlon) -> None:
+    async def player(e: Episode) -> None:
+        for arguments, _ in UNREADABLE.values():
+            await e.act(ECHO, arguments)
+        await e.note(f"{HALF} a note")
+        await e.act("probe__write", {"path": "answer.txt", "text": "42"})
+        reply = await e.claim_done(f"42 {HALF}")
+        assert reply.is_error
+        assert not e.claimed
+
+    async with d.batch(["find-answer"] * 2, concurrency=2, progress=False) as batch:
+        results = [result async for result in batch.run(player)]
+    assert [result.reward for result in results] == [1.0, 1.0], [result.failure for result in results]
+
+
+@pytest.mark.parametrize("answer", [HALF, "x" * 5_000_000], ids=["half-an-emoji", "5-mb"])
+async def test_an_answer_does_not_keep_an_attempt_from_being_truncated(served: Served, answer: str) -> None:
+    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
+        await e.truncate(answer)
+        assert e.claimed
+        assert (await e.evaluate()).raw["truncated"] is True
+
+
+async def test_a_label_that_no_server_can_read_is_refused_and_the_client_works(d: Decathlon) -> None:
+    with pytest.raises(RequestError, match=SURROGATE):
+        async with d.episode("find-answer", labels={"step": HALF}):
+            pass
+    async with d.episode("find-answer", labels={"step": "5"}) as e:
+        with pytest.raises(RequestError, match=SURROGATE):
+            await e.note("a note", usage={HALF: 1})
+        assert (await e.act(ECHO, {"text": "after"})).text == "after"
+
+
+def test_the_synchronous_client_passes_on_deep_arguments(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from decathlon_client import sync
+
+    state = tmp_path_factory.mktemp("state")
+    with (
+        sync.Decathlon.embedded(SUITE, "local", state=state, drain_seconds=5) as d,
+        d.lockstep(["find-answer"]) as eps,
+    ):
+        (slot,) = eps
+        for arguments, expected in UNREADABLE.values():
+            assert expected in slot.episode.act(ECHO, arguments).text
+        replies = eps.call({slot: [(ECHO, arguments) for arguments, _ in UNREADABLE.values()]})
+        assert all(reply.is_error for reply in replies[slot])
+        assert slot.episode.act(ECHO, {"text": "after"}).text == "after"

@@ -1,0 +1,97 @@
+"""Wrong options of batches and labels: refused at once, and never the fault of the infrastructure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+from decathlon_client import Decathlon, Episode, RequestError
+
+from tests.probe.serving import Served
+
+pytestmark = pytest.mark.anyio
+
+
+async def player(e: Episode) -> None:
+    await e.claim_done()
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "options", "error"),
+    [
+        ("find-answer", {}, TypeError),
+        (["find-answer"], {"labels": {"step": 5}}, TypeError),
+        (["find-answer"], {"labels": {5: "step"}}, TypeError),
+        (["find-answer"], {"labels": {"step": None}}, TypeError),
+        (["find-answer"], {"player_seconds": NAN}, ValueError),
+        (["find-answer"], {"player_seconds": 0}, ValueError),
+        (["find-answer"], {"player_seconds": -1}, ValueError),
+        (["find-answer"], {"group_seconds": NAN}, ValueError),
+        (["find-answer"], {"patience_seconds": NAN}, ValueError),
+        (["find-answer"], {"tries": 0}, ValueError),
+        (["find-answer"], {"tries": NAN}, ValueError),
+        (["find-answer"], {"labels": {"run": "a", "group": "b"}}, ValueError),
+        (["find-answer"] * 3, {"labels": {"step": "x" * 5_000}}, RequestError),
+        (["find-answer"] * 3, {"max_calls": -1}, RequestError),
+        (["find-answer"] * 3, {"launch_time": "yesterday"}, RequestError),
+    ],
+)
+async def test_wrong_options_end_a_batch_with_an_error(
+    served: Served, tasks: Any, options: dict[str, Any], error: type[Exception]
+) -> None:
+    before = set(served.episodes.live)
+    async with Decathlon(served.url) as d:
+        with pytest.raises(error):
+            await _play(d, tasks, options)
+    assert set(served.episodes.live) == before
+
+
+async def _play(d: Decathlon, tasks: Any, options: dict[str, Any]) -> None:
+    async with d.batch(tasks, concurrency=1, progress=False, **options) as batch:
+        async for result in batch.run(player):
+            assert isinstance(result.failure, RequestError)
+
+
+async def test_one_task_in_the_place_of_several_is_refused_with_the_right_form(served: Served) -> None:
+    async with Decathlon(served.url) as d:
+        (task,) = await d.tasks(search="find-answer")
+        for one in ("find-answer", task):
+            for opened in (d.batch, d.lockstep):
+                with pytest.raises(TypeError, match=r"\['find-answer'\]"):
+                    cast("Any", opened)(one, concurrency=1)
+
+
+async def test_a_timeout_that_is_no_number_is_refused(served: Served) -> None:
+    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
+        for call in (e.call("probe__echo", {"text": "x"}, timeout=NAN), e.note("x", timeout=NAN)):
+            with pytest.raises(ValueError, match="must be a number"):
+                await call
+
+
+FEW_FILES = """
+import resource, sys
+import anyio
+from decathlon_client import ClientError, Decathlon
+from tests.probe.serving import SUITE
+
+async def main():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+    try:
+        async with Decathlon.embedded(SUITE, "local", state=sys.argv[1]):
+            pass
+    except ClientError as error:
+        print(error)
+
+anyio.run(main)
+"""
+
+
+async def test_a_server_that_may_open_too_few_files_does_not_start(tmp_path: Path) -> None:
+    done = await anyio.run_process([sys.executable, "-c", FEW_FILES, str(tmp_path)])
+    assert done.stdout == b"this process may open 96 files, and a server needs at least 138: ulimit -n 138\n"

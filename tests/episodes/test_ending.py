@@ -1,0 +1,108 @@
+"""The end of an episode: each step of it happens, whatever has become of the one before."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes import runner as runner_module
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.errors import SandboxLostError
+from decathlon_mcp.storage.journal import Journal
+from tests.disks import failing_disk
+from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
+from tests.fakes.provider import FakeProvider
+
+pytestmark = pytest.mark.anyio
+PLAYER = Principal()
+END_SECONDS = 20.0
+
+
+@pytest.mark.parametrize("error", [RecursionError(), RuntimeError("can't start new thread")])
+async def test_episode_ends_although_its_archives_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(folder: Path, *, ignore_errors: bool) -> None:
+        raise error
+
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.ready()
+        # As for folders that are too deep: a real one would stay after the test.
+        monkeypatch.setattr(runner_module.shutil, "rmtree", fail)
+        episode.close()
+        with anyio.fail_after(END_SECONDS):
+            await ended(episode)
+        assert episode.state.ending is Ending.CLOSED
+        assert episode.verdict is not None
+        with pytest.raises(Exception, match="closed by its client"):
+            await episode.calls.call("probe__echo", CallParams.of({}))
+
+
+async def test_episode_ends_although_every_thread_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "REMOVAL_SECONDS", 0.1)
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    busy = [object() for _ in range(int(limiter.total_tokens))]
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.ready()
+        for borrower in busy:
+            await limiter.acquire_on_behalf_of(borrower)
+        try:
+            episode.close()
+            with anyio.fail_after(END_SECONDS):
+                await ended(episode)
+        finally:
+            for borrower in busy:
+                limiter.release_on_behalf_of(borrower)
+    assert episode.verdict is not None
+
+
+async def test_episode_ends_on_a_disk_that_cannot_be_written_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    state = tmp_path / "state"
+    state.mkdir()
+    with failing_disk(state) as fail:
+        provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+        async with running_registry(tmp_path, provider, min_free_mib=0) as registry:
+            episode = registry.start("find-answer", PLAYER)
+            await episode.ready()
+            fail()
+            episode.close()
+            with anyio.fail_after(END_SECONDS):
+                await ended(episode)
+            assert episode.verdict is not None
+    messages = [record.message for record in caplog.records]
+    assert "episode ended" in messages
+    assert "work in the background failed" not in messages
+
+
+async def test_error_whose_data_is_no_json_is_the_cause_of_an_end(tmp_path: Path) -> None:
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.ready()
+        episode.state.end(Ending.SANDBOX_LOST, SandboxLostError("it is gone", about=object()))
+        assert episode.state.end_error().message == "it is gone"
+
+
+@pytest.mark.parametrize("kind", ["trajectory", "mark"])
+def test_journal_whose_descriptor_is_gone_is_closed_completely(tmp_path: Path, kind: str) -> None:
+    journal = Journal(tmp_path / "episode")
+    trajectory, mark = journal._trajectory, journal._mark  # pyright: ignore[reportPrivateUsage]
+    assert trajectory is not None
+    assert mark is not None
+    os.close(trajectory.fileno() if kind == "trajectory" else mark)
+    journal.close()
+    assert [file.name for file in journal.folder.iterdir()] == ["trajectory.jsonl"]

@@ -1,0 +1,112 @@
+"""Signals, umask and OOM score of the programs that the driver starts are those of programs outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.sandboxes.conformance.signals import SIGNALS_SCRIPT
+from tests.sandboxes.conftest import Bench
+
+pytestmark = pytest.mark.anyio
+ISOLATED = [
+    "namespaces",
+    *(pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "bubblewrap", "gvisor")),
+]
+"""Those for whose image an engine is needed are marked."""
+every_provider = pytest.mark.parametrize("bench", ["local", *ISOLATED], indirect=True)
+PYTHON = ("python3", "-I", "-S", "-c")
+ENDED_BY_ITS_OWN_SIGNAL = """
+import os, signal, sys, time
+os.kill(os.getpid(), int(sys.argv[1]))
+time.sleep(5)
+"""
+SIGNAL_THE_FIRST_PROCESS = """
+import os, signal, sys
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM):
+    os.kill(1, number)
+    if hasattr(signal, "pidfd_send_signal"):
+        try:
+            signal.pidfd_send_signal(os.pidfd_open(1), number)
+        except OSError:
+            pass
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+try:
+    os.kill(-1, signal.SIGTERM)  # all but the first process and this one
+except ProcessLookupError:
+    pass  # there is no other
+"""
+
+
+@every_provider
+async def test_programs_of_the_driver_take_signals_as_usual(bench: Bench) -> None:
+    async with bench.provider.open(bench.spec()) as sandbox, connect(sandbox) as driver:
+        result = await driver.run([*PYTHON, SIGNALS_SCRIPT], cwd=str(sandbox.root), timeout_seconds=300)
+        assert result.exit_code == 0, result
+        assert json.loads(result.stdout) == {}
+
+
+@pytest.mark.parametrize("bench", ISOLATED, indirect=True)
+async def test_driver_survives_signals_of_the_sandbox(bench: Bench) -> None:
+    async with bench.provider.open(bench.spec()) as sandbox, connect(sandbox) as driver:
+        command = [*PYTHON, SIGNAL_THE_FIRST_PROCESS]
+        result = await driver.run(command, cwd=str(sandbox.root), timeout_seconds=60)
+        assert result.exit_code == 0, result
+        assert (await driver.run(["echo", "on"], cwd=str(sandbox.root), timeout_seconds=60)).stdout == "on\n"
+
+
+@pytest.mark.parametrize("bench", ["local", "namespaces"], indirect=True)
+async def test_sandbox_does_not_inherit_what_its_server_ignores_or_blocks(bench: Bench) -> None:
+    """As with `nohup decathlon-mcp serve &` in a script."""
+    ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR2)
+    with ignoring(ignored, blocked=[signal.SIGUSR1]):
+        async with bench.provider.open(bench.spec()) as sandbox, connect(sandbox) as driver:
+            for number in (*ignored, signal.SIGUSR1):
+                command = [*PYTHON, ENDED_BY_ITS_OWN_SIGNAL, str(int(number))]
+                result = await driver.run(command, cwd=str(sandbox.root), timeout_seconds=60)
+                # Python makes SIGINT an exception, and then ends itself by it.
+                assert result.signal == number, (number, result)
+
+
+@pytest.mark.parametrize("bench", ["namespaces"], indirect=True)
+async def test_isolated_sandbox_has_no_umask_and_no_oom_score_of_its_server(bench: Bench) -> None:
+    """A unit of systemd can set both; an evaluator would find files that upstream's would not make so."""
+    with umask_and_oom_score(0o077, -500) as score:
+        async with bench.provider.open(bench.spec()) as sandbox, connect(sandbox) as driver:
+            script = "umask; cat /proc/self/oom_score_adj; mkdir a; stat -c %a a /tmp /var/tmp ."
+            result = await driver.run(["sh", "-c", script], cwd=str(sandbox.root), timeout_seconds=60)
+    assert result.stdout.split() == ["0022", str(max(0, score)), "755", "1777", "1777", "755"], result
+
+
+@contextmanager
+def umask_and_oom_score(umask: int, score: int) -> Generator[int]:
+    """Yields the score that this process has then: a lower one requires CAP_SYS_RESOURCE."""
+    file = Path("/proc/self/oom_score_adj")
+    former_umask, former_score = os.umask(umask), file.read_text()
+    try:
+        with suppress(PermissionError):
+            file.write_text(str(score))
+        yield int(file.read_text())
+    finally:
+        os.umask(former_umask)
+        with suppress(PermissionError):
+            file.write_text(former_score)
+
+
+@contextmanager
+def ignoring(numbers: Iterable[signal.Signals], blocked: Iterable[signal.Signals]) -> Generator[None]:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
