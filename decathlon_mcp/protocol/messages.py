@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
@@ -329,8 +329,3 @@ class EventId(msgspec.Struct, frozen=True):
             return cls(int(generation), int(number), Kind(kind), value, agent or "", last is not None)
         except ValueError:
             return None
-
-
-def has_version(meta: Mapping[str, Any]) -> bool:
-    """Whether a request names its protocol revision itself, as in revisions without sessions."""
-    return VERSION_KEY in meta

@@ -28,7 +28,6 @@ from decathlon_mcp.protocol.messages import (
     INITIALIZE,
     INTERNAL_ERROR,
     INVALID_PARAMS,
-    INVALID_REQUEST,
     LIST,
     LIST_PROMPTS,
     METHOD_NOT_FOUND,
@@ -439,11 +438,6 @@ def method_not_found(request: Request) -> McpError:
     """The error for a method that is not served."""
     shown = request.method if len(request.method) < 200 else None
     return McpError(METHOD_NOT_FOUND, "Method not found", shown)
-
-
-def not_initialized() -> McpError:
-    """The error for a request before `initialize`."""
-    return McpError(INVALID_REQUEST, "send `initialize` first")
 
 
 def _set_level(request: Request) -> JsonObject:
