@@ -37,7 +37,7 @@ MAX_LENGTH_DIGITS = 15
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 EMPTY_COMMENT = b"3\r\n:\r\n\r\n"
 """A chunk with a comment in a stream of events."""
-PROBE_SECONDS = (0.05, 0.25)
+PROBE_SECONDS = (0.005, 0.05, 0.25)
 """Times between the probes of a client that has sent its last byte: for the answer of its kernel."""
 HELD_KEY = "decathlon.held"
 """In the ASGI scope of a request whose response lasts as long as an episode."""
