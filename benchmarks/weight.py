@@ -63,11 +63,11 @@ APART = ("plug-ins", "starter", "clients")
 _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandboxes", "cli")
 _SHARED = ("archives", "suites", "catalogue", "payloads", "telemetry")
 _PLUG_INS: Mapping[str, tuple[str, ...]] = {
-    "": ("plugins", "agents", "exports", "page", "web", "ray.py", "differences.py"),
+    "": ("plugins", "agents", "page", "web", "ray.py", "differences.py"),
     "archives": ("overlay.py",),
     "catalogue": ("recordings.py",),
     "cli": (
-        *("export.py", "leaderboard.py", "play.py", "recordings.py", "regrade.py", "replay.py"),
+        *("leaderboard.py", "play.py", "recordings.py", "regrade.py", "replay.py"),
         *("serve_episode.py", "view.py"),
     ),
     "episodes": (

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import anyio
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.completion.detect import ShellDetectionError
 
@@ -19,12 +18,15 @@ from decathlon_mcp.cli.episode import episode
 from decathlon_mcp.cli.image import image
 from decathlon_mcp.cli.install import install
 from decathlon_mcp.cli.options import (
+    ADDRESS,
     AGENT_DEFAULTS,
     DEFAULT_HOST,
     DEFAULT_PORT,
     DOCTOR_DEFAULTS,
+    EPILOGUE,
     NO_FILTERS,
     PLAY_DEFAULTS,
+    PLAYER_SECONDS,
     REGRADE_DEFAULTS,
     SERVER_DEFAULTS,
     SOURCES,
@@ -33,8 +35,13 @@ from decathlon_mcp.cli.options import (
     DoctorSettings,
     Filters,
     Flag,
+    Handles,
+    Host,
+    HostNames,
+    LabelFilter,
     Labels,
     PlaySettings,
+    Port,
     RegradeSettings,
     ServerSettings,
     StateFolder,
@@ -43,9 +50,8 @@ from decathlon_mcp.cli.options import (
     unknown_variables,
 )
 from decathlon_mcp.cli.recordings import recordings
+from decathlon_mcp.cli.running import names_server, run_async
 from decathlon_mcp.cli.usage import (
-    check_names,
-    check_not_empty,
     check_port,
     check_positive,
     check_seconds,
@@ -56,30 +62,11 @@ from decathlon_mcp.cli.usage import (
     usage_message,
 )
 from decathlon_mcp.errors import BadRequestError, SchemaError
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.labels import parse_labels
-from decathlon_mcp.settings import Settings, default_state
+from decathlon_mcp.settings import default_state
 
-EPILOGUE = (
-    "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "
-    "(max_sandboxes = 8). Flags take precedence over variables, and variables over the file."
-)
-ADDRESS = Group("Address", sort_key=1)
 GENERAL = Group("General", sort_key=2)
-PLAYER_SECONDS = 3600.0
-"""Limit on an attempt of an agent's program: between those of Toolathlon's runners, 2,400 and 5,400 s."""
-
-AGENT_IMAGE, SERVER_IMAGE = "python:3.13-slim-bookworm", "decathlon-mcp"
-"""Images for agents, with Python for the solutions of bundled tasks, and of this server."""
-
-Host = Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)]
-Port = Annotated[int, Parameter(group=ADDRESS, validator=check_port)]
-HostNames = Annotated[
-    tuple[str, ...], Parameter(group=ADDRESS, negative=(), show_default=False, validator=check_names)
-]
-Handles = Annotated[Flag, Parameter(help="Print whole handles. Each gives access to its episode.")]
-
-LabelFilter = Annotated[Labels, Parameter(help="List every episode with this label. Can be repeated.")]
-
 app = App(
     name="decathlon-mcp",
     help="Toolathlon as an environment for MCP clients: connect, play a task, get the reward.",
@@ -133,7 +120,7 @@ def serve(
     from decathlon_mcp.cli.serve import ListenAddress, serve
 
     address = ListenAddress(host, port, public_url, allowed_host, allowed_origin, ready_file, not no_page)
-    return _run(serve, settings, address)
+    return run_async(serve, settings, address)
 
 
 @app.command(sort_key=1, help_epilogue=EPILOGUE)
@@ -154,13 +141,13 @@ def stdio(
         Relay to the server at this URL instead; the other settings are ignored, the token is read from
         `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite is named]
     """
-    if _names_server(url, settings):
+    if names_server(url, settings):
         from decathlon_client.bridge import bridge
 
-        return _run(bridge, url, task, parse_labels(label))
+        return run_async(bridge, url, task, parse_labels(label))
     from decathlon_mcp.cli.serve import stdio
 
-    return _run(stdio, settings, task, parse_labels(label))
+    return run_async(stdio, settings, task, parse_labels(label))
 
 
 @app.command(sort_key=2, help_epilogue=EPILOGUE)
@@ -195,7 +182,7 @@ def tasks(
     if check and sample is not None:
         raise BadRequestError("--sample and --check cannot be combined: --sample draws only runnable tasks")
     if check:
-        return _run(check_tasks, settings, filters, json)
+        return run_async(check_tasks, settings, filters, json)
     return show_tasks(settings, filters, sample=sample, as_json=json)
 
 
@@ -234,7 +221,7 @@ def doctor(
     """
     from decathlon_mcp.cli.doctor import doctor
 
-    return _run(doctor, settings, host, port, json)
+    return run_async(doctor, settings, host, port, json)
 
 
 @app.command(sort_key=4)
@@ -316,7 +303,7 @@ def regrade(
     """
     from decathlon_mcp.cli.regrade import Selection, regrade
 
-    return _run(regrade, settings, Selection(episodes, all, task), write, json)
+    return run_async(regrade, settings, Selection(episodes, all, task), write, json)
 
 
 @app.command(sort_key=6)
@@ -442,74 +429,6 @@ def leaderboard(
 
 
 @app.command(sort_key=7)
-def export(
-    words: Annotated[tuple[str, ...], Parameter(metavar="[RUN|EPISODE] OUT", negative=())],
-    /,
-    *,
-    to: Annotated[Literal["jsonl", "parquet", "inspect", "html"], Parameter(metavar="FORMAT")],
-    all: Flag = False,  # noqa: A002
-    force: Flag = False,
-    state: StateFolder = None,
-) -> int:
-    """Write episodes in a format of others, by public id, with their signed verdicts.
-
-    Parameters
-    ----------
-    words
-        The run, for `html` the episode, nothing with `--all`; and the file or folder to write.
-    to
-        `jsonl`: a file with an episode a line. `parquet`: a folder with tables. `inspect`: a folder with logs
-        of inspect-ai. `html`: one episode's page as a file.
-    all
-        Write every episode that has finished.
-    force
-        Replace what is at OUT.
-    """
-    from decathlon_mcp.cli.export import export
-
-    return export(state or default_state(), words, every=all, to=to, force=force)
-
-
-@app.command(sort_key=7, help_epilogue=EPILOGUE)
-def export_tasks(
-    to: Annotated[Literal["harbor"], Parameter(metavar="FORMAT")],
-    out: Annotated[Path, Parameter(metavar="OUT")],
-    /,
-    *,
-    agent_image: Annotated[str, Parameter(metavar="IMAGE", validator=check_not_empty)] = AGENT_IMAGE,
-    server_image: Annotated[str, Parameter(metavar="IMAGE", validator=check_not_empty)] = SERVER_IMAGE,
-    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
-    force: Flag = False,
-    filters: Filters = NO_FILTERS,
-    settings: TasksSettings = TASKS_DEFAULTS,
-) -> int:
-    """Write tasks for another framework, each with this server as a sidecar.
-
-    Such a server holds one episode. Tasks that lack something on this machine are left out.
-
-    Parameters
-    ----------
-    to
-        `harbor`: a folder of tasks in Harbor's format.
-    out
-        The folder to write.
-    agent_image
-        Image in which the framework runs its agents.
-    server_image
-        Image of this server, which docs/container.md builds.
-    player_seconds
-        Time limit of an attempt.
-    force
-        Replace an earlier export at OUT.
-    """
-    from decathlon_mcp.cli.export import export_tasks
-    from decathlon_mcp.exports.harbor import HarborOptions
-
-    options = HarborOptions(agent_image, server_image, player_seconds)
-    return export_tasks(settings, filters, options, out, force=force)
-
-
-@app.command(sort_key=7)
 def view(
     states: Annotated[
         tuple[Path, ...],
@@ -539,7 +458,7 @@ def view(
     from decathlon_mcp.cli.view import show_address, view
 
     folders = states or (default_state(),)
-    return show_address(folders, port) if address else _run(view, folders, port, open)
+    return show_address(folders, port) if address else run_async(view, folders, port, open)
 
 
 @app.command(sort_key=7)
@@ -603,7 +522,7 @@ def replay(
     from decathlon_mcp.cli.replay import ReplayOptions, replay
 
     options = ReplayOptions(to=to, claim=claim, stop=stop, outside=outside, as_json=json)
-    return _run(partial(replay, embedded=not _names_server(url, settings)), settings, name, url, options)
+    return run_async(partial(replay, embedded=not names_server(url, settings)), settings, name, url, options)
 
 
 @app.command(sort_key=7)
@@ -627,7 +546,7 @@ def gc(
     """
     from decathlon_mcp.cli.gc import collect
 
-    return _run(collect, state or default_state(), dry_run, abandon, json)
+    return run_async(collect, state or default_state(), dry_run, abandon, json)
 
 
 @app.command(sort_key=7)
@@ -647,7 +566,7 @@ def demo(
     """
     from decathlon_mcp.cli.demo import demo
 
-    return _run(demo, task, all)
+    return run_async(demo, task, all)
 
 
 @app.command(sort_key=8, help_epilogue=EPILOGUE)
@@ -673,7 +592,7 @@ def play(
     """
     from decathlon_mcp.cli.play import play
 
-    return _run(play, None if _names_server(url, settings) else settings, task, url, script)
+    return run_async(play, None if names_server(url, settings) else settings, task, url, script)
 
 
 @app.command(sort_key=8, help_epilogue=EPILOGUE)
@@ -790,8 +709,8 @@ def serve_episode(
     )
     if not run:
         address = ListenAddress(host, port, None, allowed_host, (), None, page=False)
-        return _run(serve_address, settings, names[0], address, options)
-    return _run(serve_episode, settings, names or filters, command, options)
+        return run_async(serve_address, settings, names[0], address, options)
+    return run_async(serve_episode, settings, names or filters, command, options)
 
 
 @app.command(sort_key=8)
@@ -803,7 +722,7 @@ def verdict(*, state: StateFolder = None) -> int:
     """
     from decathlon_mcp.cli.serve_episode import print_verdict
 
-    return _run(print_verdict, state or default_state())
+    return run_async(print_verdict, state or default_state())
 
 
 @app.command(sort_key=9)
@@ -844,13 +763,22 @@ def version() -> int:
     return 0
 
 
+@cache
+def command_line() -> App:
+    """The app with the commands of plug-ins. Raises SettingsError for a plug-in that is broken."""
+    for plugin in plugins():
+        for part in plugin.commands:
+            load(part)(app)
+    return app
+
+
 def run(words: Sequence[str]) -> int:
     """Run the command line given by `words` and return the exit status."""
     if words and words[0] == "help":
         words = [*words[1:], "--help"]
-    _warn_of_unknown_variables(words)
     try:
-        status: object = app(
+        _warn_of_unknown_variables(words)
+        status: object = command_line()(
             words or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"
         )
         sys.stdout.flush()
@@ -882,7 +810,7 @@ def _warn_of_unknown_variables(words: Sequence[str]) -> None:
     if not any(unknown_variables().values()):
         return
     # Only now, because it takes a while: a variable can also set an option of a single command.
-    commands = [command for name in app if not name.startswith("-") for command in _commands(app[name])]
+    commands = list(_commands(command_line()))
     options = {
         option.removeprefix("--")
         for command in commands
@@ -901,17 +829,3 @@ def _commands(parent: App) -> Iterator[App]:
     for name in parent:
         if not name.startswith("-"):
             yield from _commands(parent[name])
-
-
-def _names_server(url: str | None, settings: Settings) -> bool:
-    """Whether to connect to a server: that of `url`, or of `DECATHLON_URL` if no suite is named."""
-    return url is not None or ("DECATHLON_URL" in os.environ and "suite" not in settings.model_fields_set)
-
-
-def _run(command: Callable[..., Awaitable[int]], *arguments: Any) -> int:
-    """Run a command in an event loop; uvloop if it is installed."""
-    try:
-        import uvloop as _  # noqa: F401
-    except ModuleNotFoundError:
-        return anyio.run(command, *arguments)
-    return anyio.run(command, *arguments, backend_options={"use_uvloop": True})

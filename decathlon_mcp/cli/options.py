@@ -17,7 +17,7 @@ from cyclopts.config import Dict, Env
 from pydantic import Field, create_model
 
 from decathlon_mcp.catalogue.draws import Draw
-from decathlon_mcp.cli.usage import check_label_texts
+from decathlon_mcp.cli.usage import check_label_texts, check_names, check_not_empty, check_port
 from decathlon_mcp.settings import PathSetting, Settings
 
 PREFIX = "DECATHLON_"
@@ -30,6 +30,22 @@ CLIENT_NAMES = ("url", "token")
 """Variables that only commands which connect to a server read."""
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+EPILOGUE = (
+    "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "
+    "(max_sandboxes = 8). Flags take precedence over variables, and variables over the file."
+)
+"""For commands that take settings."""
+ADDRESS = Group("Address", sort_key=1)
+PLAYER_SECONDS = 3600.0
+"""Limit on an attempt of an agent's program: between those of Toolathlon's runners, 2,400 and 5,400 s."""
+
+Host = Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)]
+Port = Annotated[int, Parameter(group=ADDRESS, validator=check_port)]
+HostNames = Annotated[
+    tuple[str, ...], Parameter(group=ADDRESS, negative=(), show_default=False, validator=check_names)
+]
+Handles = Annotated[Flag, Parameter(help="Print whole handles. Each gives access to its episode.")]
+
 StateFolder = Annotated[
     Path | None, Parameter(metavar="DIR", help="The servers' state folder. [the default one]")
 ]
@@ -182,6 +198,7 @@ Labels = Annotated[
     ),
 ]
 
+LabelFilter = Annotated[Labels, Parameter(help="List every episode with this label. Can be repeated.")]
 FilterOptions = _filter_model()
 Filters = Annotated[FilterOptions, Parameter(name="*")]
 NO_FILTERS = FilterOptions.model_validate({})

@@ -21,13 +21,13 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from decathlon_mcp import cli
+from decathlon_mcp import cli, plugins
 from tests import cpu_time
 
 COMMAND_SECONDS = 120
 _MAX_MESSAGE_BYTES = 128 * 1024
-_NOT_IMPORTED = frozenset({"__main__", "play"})
-"""`__main__` runs the command; few tests need the player, with its toolkit for terminals."""
+_NOT_IMPORTED = frozenset({"__main__", "play", "inspect_logs", "parquet", "ray"})
+"""`__main__` runs the command; few tests need the others, with their large or missing libraries."""
 
 
 class ForkingServer:
@@ -101,12 +101,13 @@ def _serve(connection: socket.socket) -> list[str]:
 def _main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    for module in pkgutil.iter_modules(cli.__path__):
-        if module.name not in _NOT_IMPORTED:
-            import_module(f"{cli.__name__}.{module.name}")
+    for package in (cli, plugins):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name.rpartition(".")[2] not in _NOT_IMPORTED:
+                import_module(module.name)
     # The command's own modules take defaults from the environment when they are imported, so each command
     # imports them itself, with what it was given.
-    for name in [name for name in sys.modules if name.startswith(cli.__name__)]:
+    for name in [name for name in sys.modules if name.startswith((cli.__name__, plugins.__name__))]:
         del sys.modules[name]
     assert threading.active_count() == 1, "a forked process would lack the other threads"
     gc.freeze()  # a collection in a forked process would write to, and so copy, every page

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import BinaryIO
 
-from decathlon_mcp.exports.episodes import ExportedEpisode, entry_to_json, json_bytes
+from decathlon_mcp.plugins.exports.episodes import ExportedEpisode, entry_to_json, json_bytes
 
 
 def write_jsonl(episodes: Iterable[ExportedEpisode], file: BinaryIO) -> int:

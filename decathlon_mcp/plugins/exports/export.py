@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from decathlon_mcp.cli.output import printed
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownEpisodeError
-from decathlon_mcp.exports.episodes import finished_episodes, read_episodes
-from decathlon_mcp.exports.output import new_file, new_folder
+from decathlon_mcp.plugins.exports.episodes import finished_episodes, read_episodes
+from decathlon_mcp.plugins.exports.output import new_file, new_folder
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.history.episode_history import EpisodeHistory
 from decathlon_mcp.storage.history.values import EpisodeQuery
@@ -23,7 +23,7 @@ from decathlon_mcp.storage.store import Store
 
 if TYPE_CHECKING:
     from decathlon_mcp.catalogue.draws import Filters
-    from decathlon_mcp.exports.harbor import HarborOptions
+    from decathlon_mcp.plugins.exports.harbor import HarborOptions
 
 Format: TypeAlias = Literal["jsonl", "parquet", "inspect", "html"]
 _PACKAGES = {"parquet": ("pyarrow", "export"), "inspect": ("inspect_ai", "inspect")}
@@ -58,17 +58,17 @@ def export(state: Path, words: Sequence[str], *, every: bool, to: Format, force:
     # Imported late: they take a second.
     match to:
         case "jsonl":
-            from decathlon_mcp.exports.jsonl import write_jsonl
+            from decathlon_mcp.plugins.exports.jsonl import write_jsonl
 
             with new_file(out, force=force) as file:
                 count = write_jsonl(episodes, file)
         case "parquet":
-            from decathlon_mcp.exports.parquet import write_parquet
+            from decathlon_mcp.plugins.exports.parquet import write_parquet
 
             with new_folder(out, holds="*.parquet", force=force) as folder:
                 count = write_parquet(episodes, folder)
         case "inspect":
-            from decathlon_mcp.exports.inspect_logs import log_of, write_inspect_logs
+            from decathlon_mcp.plugins.exports.inspect_logs import log_of, write_inspect_logs
 
             episodes = read_episodes(history, finished_episodes(history, name, log_of))
             with new_folder(out, holds="*.eval", force=force) as folder:
@@ -86,7 +86,7 @@ def export_tasks(
     # Imported late: most of the server is needed to read tasks.
     from decathlon_mcp.app import read_catalogue
     from decathlon_mcp.catalogue.draws import runnable_tasks
-    from decathlon_mcp.exports.harbor import write_harbor_tasks
+    from decathlon_mcp.plugins.exports.harbor import write_harbor_tasks
 
     catalogue = read_catalogue(settings)
     names = runnable_tasks(catalogue, filters)
