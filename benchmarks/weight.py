@@ -63,20 +63,17 @@ APART = ("plug-ins", "starter", "clients")
 _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandboxes", "cli")
 _SHARED = ("archives", "suites", "catalogue", "payloads", "telemetry")
 _PLUG_INS: Mapping[str, tuple[str, ...]] = {
-    "": ("plugins", "agents", "page", "web", "ray.py", "differences.py"),
+    "": ("plugins", "page", "web", "ray.py", "differences.py"),
     "archives": ("overlay.py",),
     "catalogue": ("recordings.py",),
-    "cli": (
-        *("leaderboard.py", "play.py", "recordings.py", "regrade.py", "replay.py"),
-        *("serve_episode.py", "view.py"),
-    ),
+    "cli": ("leaderboard.py", "play.py", "recordings.py", "regrade.py", "replay.py", "view.py"),
     "episodes": (
         *("branching.py", "regrading.py", "services.py", "snapshots.py", "task_states.py"),
         *("tools/coercion.py", "warm_pool.py", "web.py"),
     ),
     "grading": ("kept_attempt.py", "traj_log.py"),
-    "http": ("held_episodes.py", "node.py", "playing.py", "watching.py"),
-    "payloads": ("script_player.py", "web_trust.py"),
+    "http": ("held_episodes.py", "node.py", "watching.py"),
+    "payloads": ("web_trust.py",),
     "protocol": ("spans.py",),
     "sandboxes": ("gvisor", "podman.py", "prime", "snapshots.py"),
     "storage": ("history", "kept_files.py", "snapshots.py"),

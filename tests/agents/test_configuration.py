@@ -13,16 +13,16 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from decathlon_mcp.agents.configuration import (
+from decathlon_mcp.plugins.agents.configuration import (
     MAX_ARGUMENT_BYTES,
     PRESETS,
     Folders,
     choose_variables,
     configure,
 )
-from decathlon_mcp.agents.launch import NamespaceLauncher
-from decathlon_mcp.agents.programs import find_program
-from decathlon_mcp.agents.reach import Endpoint, Reached, hosts_file, read_endpoints
+from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
+from decathlon_mcp.plugins.agents.programs import find_program
+from decathlon_mcp.plugins.agents.reach import Endpoint, Reached, hosts_file, read_endpoints
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md against the tree: its tables of packages and plug-ins, and the modules and names it has.
+"""docs/architecture.md against the tree: its tables of packages and plug-ins, the modules and names it has.
 
 A path on the page is relative to `decathlon_mcp/`, or starts with a folder of `FROM_ROOT`.
 """

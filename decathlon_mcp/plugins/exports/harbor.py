@@ -122,7 +122,7 @@ def _files(
         workspace = str(suite.profile.root / "workspace")
         calls = [{"name": step.tool, "arguments": step.resolve(workspace)} for step in oracle(task.id)]
         yield "solution/solve.sh", SOLUTION
-        yield "solution/play.py", source("script_player")
+        yield "solution/play.py", source("script_player", "decathlon_mcp.plugins.exports")
         yield "solution/calls.jsonl", "".join(f"{json.dumps(call)}\n" for call in calls)
 
 

@@ -1,6 +1,6 @@
 """Runs a program for one episode: in namespaces, or as an ordinary process that is trusted.
 
-Either way its parent is `payloads/program_starter.py`, which ends with everything that the program has
+Either way its parent is `program_starter`, which ends with everything that the program has
 started when this process ends, whatever the reason.
 """
 
@@ -22,13 +22,13 @@ from typing import TypeAlias
 import anyio
 from anyio.abc import ByteReceiveStream, Process
 
-from decathlon_mcp.agents.configuration import Configuration, Folders
-from decathlon_mcp.agents.programs import Program
-from decathlon_mcp.agents.reach import Endpoint, hosts_file, without_proxies
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.listening import listen
-from decathlon_mcp.http.playing import PATH
 from decathlon_mcp.payloads import source
+from decathlon_mcp.plugins.agents.configuration import Configuration, Folders
+from decathlon_mcp.plugins.agents.playing import PATH
+from decathlon_mcp.plugins.agents.programs import Program
+from decathlon_mcp.plugins.agents.reach import Endpoint, hosts_file, without_proxies
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.host_files import HostFiles, own_python
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import isolated_command
@@ -42,6 +42,7 @@ FIRST_PORT = 8765
 """Of the episode in the namespaces; the next one if the program's model has it."""
 END_SECONDS = 5.0
 """How long the starter may take to kill what the program has started, before it is killed itself."""
+_PACKAGE = "decathlon_mcp.plugins.agents"
 _STARTER = ("-I", "-S", "-c")
 _STARTING = b"2"
 """What the starter sends before it starts the program, and alone if it could."""
@@ -119,7 +120,12 @@ class NamespaceLauncher:
         addresses = [("127.0.0.1", place.port), *((each.inside, each.port) for each in self.endpoints)]
         order = _order(replace(configuration, environment=environment))
         with ExitStack() as stack, _channel() as (ours, theirs):
-            command = (str(own_python()), *_STARTER, source("program_starter"), str(theirs.fileno()))
+            command = (
+                str(own_python()),
+                *_STARTER,
+                source("program_starter", _PACKAGE),
+                str(theirs.fileno()),
+            )
             # Its limits are for the size of its folders only.
             spec = SandboxSpec(f"agent-{secrets.token_hex(8)}", command, ROOT, limits=Limits())
             isolated = stack.enter_context(isolated_command(spec, self._files))
@@ -155,7 +161,7 @@ class TrustedLauncher:
         """As `NamespaceLauncher.start`."""
         order = _order(configuration, remove=str(place.folders.root))
         with _channel() as (ours, theirs):
-            argv = [sys.executable, *_STARTER, source("program_starter"), str(theirs.fileno())]
+            argv = [sys.executable, *_STARTER, source("program_starter", _PACKAGE), str(theirs.fileno())]
             async with _starter(argv, (), ours, theirs) as process:
                 await _send(ours, order)
                 yield RunningProgram(process, (), ours)

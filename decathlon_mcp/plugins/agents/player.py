@@ -14,16 +14,16 @@ from anyio.abc import ByteReceiveStream
 from decathlon_client import ClientError, Episode
 from starlette.types import ASGIApp
 
-from decathlon_mcp.agents.configuration import configure
-from decathlon_mcp.agents.launch import Launcher
-from decathlon_mcp.agents.programs import Program
-from decathlon_mcp.agents.reach import Reached, relay_connections
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.http.playing import PlayingApp, playing
 from decathlon_mcp.http.protocol import ConnectionLimits
+from decathlon_mcp.plugins.agents.configuration import configure
+from decathlon_mcp.plugins.agents.launch import Launcher
+from decathlon_mcp.plugins.agents.playing import PlayingApp, playing
+from decathlon_mcp.plugins.agents.programs import Program
+from decathlon_mcp.plugins.agents.reach import Reached, relay_connections
 from decathlon_mcp.telemetry.logs import fields
 
 NOTE_SECONDS = 1.0

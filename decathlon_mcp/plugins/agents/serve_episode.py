@@ -21,12 +21,6 @@ from decathlon_client.shutdown import shutdown_on_signal
 from decathlon_client.values import Verdict
 from starlette.types import ASGIApp
 
-from decathlon_mcp.agents.configuration import choose_variables
-from decathlon_mcp.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher
-from decathlon_mcp.agents.player import RUNNING, STATUS_LABEL, AgentPlayer, ProgramFailedError
-from decathlon_mcp.agents.programs import Program, find_program
-from decathlon_mcp.agents.reach import read_endpoints
-from decathlon_mcp.agents.verdict_socket import ask_for_verdict, giving_verdict
 from decathlon_mcp.app import answer_folders, read_catalogue
 from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
 from decathlon_mcp.cli.episode import NO_VERDICT, NOT_PASSED
@@ -39,9 +33,15 @@ from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.listening import hosts_for, listen
-from decathlon_mcp.http.playing import PATH, PlayingApp, playing
 from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.own_command import shell_path, this_command
+from decathlon_mcp.plugins.agents.configuration import choose_variables
+from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher
+from decathlon_mcp.plugins.agents.player import RUNNING, STATUS_LABEL, AgentPlayer, ProgramFailedError
+from decathlon_mcp.plugins.agents.playing import PATH, PlayingApp, playing
+from decathlon_mcp.plugins.agents.programs import Program, find_program
+from decathlon_mcp.plugins.agents.reach import read_endpoints
+from decathlon_mcp.plugins.agents.verdict_socket import ask_for_verdict, giving_verdict
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings, default_state

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from decathlon_mcp.agents.reach import BASE_URL_ENDING
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.plugins.agents.reach import BASE_URL_ENDING
 from decathlon_mcp.types import JsonObject
 
 SERVER = "task"
