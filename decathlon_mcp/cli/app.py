@@ -25,7 +25,6 @@ from decathlon_mcp.cli.options import (
     EPILOGUE,
     NO_FILTERS,
     PLAY_DEFAULTS,
-    REGRADE_DEFAULTS,
     SERVER_DEFAULTS,
     SOURCES,
     TASKS_DEFAULTS,
@@ -39,7 +38,6 @@ from decathlon_mcp.cli.options import (
     Labels,
     PlaySettings,
     Port,
-    RegradeSettings,
     ServerSettings,
     StateFolder,
     TasksSettings,
@@ -267,39 +265,6 @@ def verify(
     from decathlon_mcp.cli.keys import verify
 
     return verify(files, key, state)
-
-
-@app.command(sort_key=5, help_epilogue=EPILOGUE)
-def regrade(
-    episodes: Annotated[tuple[str, ...], Parameter(metavar="EPISODE", negative=())] = (),
-    /,
-    *,
-    all: Flag = False,  # noqa: A002
-    task: Annotated[tuple[str, ...], Parameter(metavar="ID", negative=(), show_default=False)] = (),
-    write: Flag = False,
-    json: Flag = False,
-    settings: RegradeSettings = REGRADE_DEFAULTS,
-) -> int:
-    """Grade kept attempts again with the evaluators of now, and show what changed.
-
-    Exit status 0 only if all of them could be graded. Attempts are kept by `serve --keep workspace`.
-
-    Parameters
-    ----------
-    episodes
-        Handles of episodes, or unique beginnings of them.
-    all
-        All attempts that are kept in the state folder.
-    task
-        All kept attempts at this task. Can be repeated.
-    write
-        Keep each new verdict next to the old one, as `verdict-2.json` and so on.
-    json
-        Print one JSON object per episode and line, with the new verdict.
-    """
-    from decathlon_mcp.cli.regrade import Selection, regrade
-
-    return run_async(regrade, settings, Selection(episodes, all, task), write, json)
 
 
 @app.command(sort_key=6)

@@ -31,7 +31,7 @@ CLIENT_NAMES = ("url", "token")
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 EPILOGUE = (
-    "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "
+    "Settings can also be environment variables (DECATHLON_MAXSANDBOX_SETTINGS=8) or lines of decathlon.toml "
     "(max_sandboxes = 8). Flags take precedence over variables, and variables over the file."
 )
 """For commands that take settings."""
@@ -135,7 +135,7 @@ class _WithFile(Settings):
     )
 
 
-def _model(name: str, shown: Collection[str] = SHOWN) -> type[_WithFile]:
+def settings_model(name: str, shown: Collection[str] = SHOWN) -> type[_WithFile]:
     """Return the settings model with help sections; settings not in `shown` work but are not in the help."""
     groups = {
         name: Group(section, sort_key=number)
@@ -203,39 +203,26 @@ FilterOptions = _filter_model()
 Filters = Annotated[FilterOptions, Parameter(name="*")]
 NO_FILTERS = FilterOptions.model_validate({})
 
-_SANDBOXES = ("suite", "provider", "provider_option", "isolation", "image", "state", "config")
+SANDBOX_SETTINGS = ("suite", "provider", "provider_option", "isolation", "image", "state", "config")
 """Settings of every command that opens sandboxes."""
 
-ServerOptions = _model("ServerOptions")
-TasksOptions = _model("TasksOptions", (*_SANDBOXES, "language", "results", "network", "web"))
-DoctorOptions = _model(
-    "DoctorOptions", (*_SANDBOXES, "docker_runtime", "web", "web_proxy", "dense", "tokens")
+ServerOptions = settings_model("ServerOptions")
+TasksOptions = settings_model("TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network", "web"))
+DoctorOptions = settings_model(
+    "DoctorOptions", (*SANDBOX_SETTINGS, "docker_runtime", "web", "web_proxy", "dense", "tokens")
 )
-RegradeOptions = _model(
-    "RegradeOptions",
-    (
-        *(*_SANDBOXES, "language", "network", "docker_network", "docker_runtime", "web"),
-        *("memory_mib", "cpus", "pids", "workspace_mib"),
-        *("max_sandboxes", "max_opening", "evaluation_seconds", "at_limit"),
-    ),
-)
-PlayOptions = _model("PlayOptions", _SANDBOXES)
-AgentOptions = _model("AgentOptions", (*_SANDBOXES, "network", "language", "max_calls", "limits", "at_limit"))
+PlayOptions = settings_model("PlayOptions", SANDBOX_SETTINGS)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
 TasksSettings = Annotated[TasksOptions, Parameter(name="*")]
 DoctorSettings = Annotated[DoctorOptions, Parameter(name="*")]
 PlaySettings = Annotated[PlayOptions, Parameter(name="*")]
-AgentSettings = Annotated[AgentOptions, Parameter(name="*")]
-RegradeSettings = Annotated[RegradeOptions, Parameter(name="*")]
 """The types of the commands' `settings`."""
 
 SERVER_DEFAULTS = ServerOptions.model_validate({})
 TASKS_DEFAULTS = TasksOptions.model_validate({})
 DOCTOR_DEFAULTS = DoctorOptions.model_validate({})
 PLAY_DEFAULTS = PlayOptions.model_validate({})
-AGENT_DEFAULTS = AgentOptions.model_validate({})
-REGRADE_DEFAULTS = RegradeOptions.model_validate({})
 
 
 def _known_names() -> set[str]:

@@ -32,7 +32,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Caller, call_digest
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.regrading import is_open
+from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (

@@ -8,13 +8,12 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from decathlon_mcp.cli.options import (
-    AGENT_DEFAULTS,
     DEFAULT_HOST,
     DEFAULT_PORT,
     EPILOGUE,
     NO_FILTERS,
     PLAYER_SECONDS,
-    AgentSettings,
+    SANDBOX_SETTINGS,
     Filters,
     Flag,
     Host,
@@ -22,15 +21,19 @@ from decathlon_mcp.cli.options import (
     Labels,
     Port,
     StateFolder,
+    settings_model,
 )
 from decathlon_mcp.cli.running import run_async
-from decathlon_mcp.cli.usage import (
-    check_positive,
-    check_seconds,
-)
+from decathlon_mcp.cli.usage import check_positive, check_seconds
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import default_state
+
+AgentOptions = settings_model(
+    "AgentOptions", (*SANDBOX_SETTINGS, "network", "language", "max_calls", "limits", "at_limit")
+)
+AgentSettings = Annotated[AgentOptions, Parameter(name="*")]
+AGENT_DEFAULTS = AgentOptions.model_validate({})
 
 
 def add_commands(app: App) -> None:

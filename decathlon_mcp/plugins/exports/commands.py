@@ -17,10 +17,7 @@ from decathlon_mcp.cli.options import (
     StateFolder,
     TasksSettings,
 )
-from decathlon_mcp.cli.usage import (
-    check_not_empty,
-    check_seconds,
-)
+from decathlon_mcp.cli.usage import check_not_empty, check_seconds
 from decathlon_mcp.settings import default_state
 
 AGENT_IMAGE, SERVER_IMAGE = "python:3.13-slim-bookworm", "decathlon-mcp"

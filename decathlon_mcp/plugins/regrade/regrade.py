@@ -17,11 +17,11 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.output import print_json, print_lines, print_table
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.cli.usage import report
-from decathlon_mcp.episodes.regrading import Regraded, Regrader, is_open, read_kept
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.grading.kept_attempt import ATTEMPT_FILE, KeptAttempt
 from decathlon_mcp.grading.verdict import REWARDED, Verdict
+from decathlon_mcp.plugins.regrade.regrading import Regraded, Regrader, is_open, read_kept
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import count_running_servers
 from decathlon_mcp.storage.kept_files import KeptFiles
