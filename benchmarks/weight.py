@@ -66,7 +66,7 @@ _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "": ("plugins", "page", "web", "ray.py", "differences.py"),
     "archives": ("overlay.py",),
     "catalogue": ("recordings.py",),
-    "cli": ("leaderboard.py", "play.py", "recordings.py", "replay.py", "view.py"),
+    "cli": ("leaderboard.py", "play.py", "recordings.py", "view.py"),
     "episodes": (
         *("branching.py", "services.py", "snapshots.py", "task_states.py"),
         *("tools/coercion.py", "warm_pool.py", "web.py"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -443,47 +443,6 @@ def show(
     from decathlon_mcp.cli.episodes import show_episode
 
     return show_episode(state or default_state(), name, as_json=json, handles=handles)
-
-
-@app.command(sort_key=7, help_epilogue=EPILOGUE)
-def replay(
-    name: Annotated[str, Parameter(metavar="EPISODE")],
-    /,
-    *,
-    to: Annotated[int | None, Parameter(metavar="N", validator=check_positive, env_var=())] = None,
-    claim: Flag = False,
-    stop: Flag = False,
-    outside: Flag = False,
-    json: Flag = False,
-    url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
-    settings: PlaySettings = PLAY_DEFAULTS,
-) -> int:
-    """Make an episode's calls again in a new one, and show which replies differ.
-
-    Exit status 0 if all are equal, 1 if one differs, 2 if the episode could not be played.
-
-    Parameters
-    ----------
-    name
-        The episode's id, as `episodes` lists it, or the beginning of it; or the handle.
-    to
-        Only calls 1 to N. [all]
-    claim
-        Claim the attempt as it was claimed, grade it, and compare the verdicts too.
-    stop
-        Stop after the first difference.
-    outside
-        Also if the task reaches what episodes share: the network, services, accounts.
-    json
-        Print one JSON object, with the whole replies that differ.
-    url
-        Replay on this server; its token is read from `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite
-        is named; else a server in this process]
-    """
-    from decathlon_mcp.cli.replay import ReplayOptions, replay
-
-    options = ReplayOptions(to=to, claim=claim, stop=stop, outside=outside, as_json=json)
-    return run_async(partial(replay, embedded=not names_server(url, settings)), settings, name, url, options)
 
 
 @app.command(sort_key=7)
