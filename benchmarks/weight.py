@@ -63,20 +63,20 @@ APART = ("plug-ins", "starter", "clients")
 _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandboxes", "cli")
 _SHARED = ("archives", "suites", "catalogue", "payloads", "telemetry")
 _PLUG_INS: Mapping[str, tuple[str, ...]] = {
-    "": ("plugins", "page", "web", "ray.py", "differences.py"),
+    "": ("plugins", "web", "differences.py"),
     "archives": ("overlay.py",),
     "catalogue": ("recordings.py",),
-    "cli": ("leaderboard.py", "play.py", "recordings.py", "view.py"),
+    "cli": ("play.py", "recordings.py"),
     "episodes": (
         *("branching.py", "services.py", "snapshots.py", "task_states.py"),
         *("tools/coercion.py", "warm_pool.py", "web.py"),
     ),
     "grading": ("kept_attempt.py", "traj_log.py"),
-    "http": ("held_episodes.py", "node.py", "watching.py"),
+    "http": ("held_episodes.py",),
     "payloads": ("web_trust.py",),
     "protocol": ("spans.py",),
     "sandboxes": ("gvisor", "podman.py", "prime", "snapshots.py"),
-    "storage": ("history", "kept_files.py", "snapshots.py"),
+    "storage": ("kept_files.py", "snapshots.py"),
     "suites": ("release.py",),
     "telemetry": ("spans.py",),
 }

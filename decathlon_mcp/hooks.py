@@ -34,6 +34,9 @@ class Plugin:
     """Sandbox backends by the name that `--provider` takes; each part is a `ProviderPlugin`."""
     commands: Sequence[str] = ()
     """Functions that add commands to the command line's app, which they get."""
+    page: str = ""
+    """A function that makes what people see of a server (`http.application.Page`) from its registry, state
+    folder, tokens, host names and public URL."""
 
 
 @cache

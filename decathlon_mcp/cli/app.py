@@ -31,10 +31,8 @@ from decathlon_mcp.cli.options import (
     DoctorSettings,
     Filters,
     Flag,
-    Handles,
     Host,
     HostNames,
-    LabelFilter,
     Labels,
     PlaySettings,
     Port,
@@ -47,7 +45,6 @@ from decathlon_mcp.cli.options import (
 from decathlon_mcp.cli.recordings import recordings
 from decathlon_mcp.cli.running import names_server, run_async
 from decathlon_mcp.cli.usage import (
-    check_port,
     check_positive,
     check_token_name,
     check_url,
@@ -273,176 +270,6 @@ def key(*, state: StateFolder = None) -> int:
     from decathlon_mcp.cli.keys import show_key
 
     return show_key(state)
-
-
-@app.command(sort_key=7)
-def episodes(
-    *,
-    run: Annotated[str | None, Parameter(metavar="RUN")] = None,
-    label: LabelFilter = (),
-    task: Annotated[str | None, Parameter(metavar="ID")] = None,
-    failed: Flag = False,
-    all: Flag = False,  # noqa: A002
-    json: Flag = False,
-    handles: Handles = False,
-    state: StateFolder = None,
-) -> int:
-    """List the episodes of this machine's servers.
-
-    Without a filter these are the live ones and the last that finished.
-
-    Parameters
-    ----------
-    run
-        List every episode of this run.
-    task
-        List every episode of this task.
-    failed
-        List every episode that finished without success, lost ones included.
-    all
-        List every episode that is kept, also finished ones that replay or branch from others.
-    json
-        Print `{"episodes": [...]}`.
-    """
-    from decathlon_mcp.cli.episodes import list_episodes
-    from decathlon_mcp.storage.history.values import EpisodeQuery
-
-    query = EpisodeQuery(run=run, labels=parse_labels(label), task=task, failed=failed or None)
-    return list_episodes(state or default_state(), query, every=all, as_json=json, handles=handles)
-
-
-@app.command(sort_key=7)
-def runs(
-    run: Annotated[str | None, Parameter(metavar="RUN")] = None,
-    /,
-    *,
-    json: Flag = False,
-    state: StateFolder = None,
-) -> int:
-    """List the runs of this machine's servers, or show the numbers of one.
-
-    A run is the episodes with the same label `run`. Its success rate is over all finished episodes.
-
-    Parameters
-    ----------
-    run
-        Show the tasks of this run, pass@k and why episodes were lost.
-    json
-        Print one JSON object.
-    """
-    from decathlon_mcp.cli.runs import list_runs
-
-    return list_runs(state or default_state(), run, as_json=json)
-
-
-@app.command(sort_key=7)
-def diff(
-    a: Annotated[str, Parameter(metavar="RUN")],
-    b: Annotated[str, Parameter(metavar="RUN")],
-    /,
-    *,
-    json: Flag = False,
-    state: StateFolder = None,
-) -> int:
-    """Compare two runs by task.
-
-    The difference of their success rates is paired: over the tasks that both have, with its standard error.
-
-    Parameters
-    ----------
-    a
-        The run to compare with.
-    b
-        The run whose difference is shown.
-    json
-        Print one JSON object.
-    """
-    from decathlon_mcp.cli.runs import compare_runs
-
-    return compare_runs(state or default_state(), a, b, as_json=json)
-
-
-@app.command(sort_key=7)
-def leaderboard(
-    run: Annotated[str, Parameter(metavar="RUN")],
-    /,
-    *,
-    split: Annotated[str | None, Parameter(metavar="NAME")] = None,
-    json: Flag = False,
-    settings: TasksSettings = TASKS_DEFAULTS,
-) -> int:
-    """Show a run over all tasks of a split: pass@1, pass@3, pass^3, turns.
-
-    Tasks that were not played are named, and count as no success.
-
-    Parameters
-    ----------
-    run
-        The run, as `runs` lists it.
-    split
-        The split, e.g. `test`. [all tasks of the suite]
-    json
-        Print one JSON object.
-    """
-    from decathlon_mcp.cli.leaderboard import show_leaderboard
-
-    return show_leaderboard(settings, run, split, as_json=json)
-
-
-@app.command(sort_key=7)
-def view(
-    states: Annotated[
-        tuple[Path, ...],
-        Parameter(
-            metavar="STATE", negative=(), show_default=False, env_var="DECATHLON_STATE", show_env_var=False
-        ),
-    ] = (),
-    /,
-    *,
-    port: Annotated[int | None, Parameter(validator=check_port)] = None,
-    open: Flag = False,  # noqa: A002
-    address: Flag = False,
-) -> int:
-    """Show the runs and episodes of state folders in a browser, read-only.
-
-    Parameters
-    ----------
-    states
-        State folders of servers, read as one. [the default one]
-    port
-        Port to listen on; 0 picks a free one. With `--address` that of the server. [8766; of a server 8765]
-    open
-        Open the page in this machine's browser.
-    address
-        Print the address of the page of a running server, with its key, and do nothing else.
-    """
-    from decathlon_mcp.cli.view import show_address, view
-
-    folders = states or (default_state(),)
-    return show_address(folders, port) if address else run_async(view, folders, port, open)
-
-
-@app.command(sort_key=7)
-def show(
-    name: Annotated[str, Parameter(metavar="EPISODE")],
-    /,
-    *,
-    json: Flag = False,
-    handles: Handles = False,
-    state: StateFolder = None,
-) -> int:
-    """Show everything that is kept of one episode.
-
-    Parameters
-    ----------
-    name
-        The episode's id, as `episodes` lists it, or the beginning of it; or the handle.
-    json
-        Print one JSON object.
-    """
-    from decathlon_mcp.cli.episodes import show_episode
-
-    return show_episode(state or default_state(), name, as_json=json, handles=handles)
 
 
 @app.command(sort_key=7)

@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.agents.configuration import (
     MAX_ARGUMENT_BYTES,
     PRESETS,
@@ -23,7 +24,6 @@ from decathlon_mcp.plugins.agents.configuration import (
 from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
 from decathlon_mcp.plugins.agents.programs import find_program
 from decathlon_mcp.plugins.agents.reach import Endpoint, Reached, hosts_file, read_endpoints
-from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 
 ADDRESS = "http://127.0.0.1:8765/mcp"

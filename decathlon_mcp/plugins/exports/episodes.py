@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from decathlon_mcp.storage.history.episode_history import EpisodeHistory
-from decathlon_mcp.storage.history.values import (
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.plugins.history.values import (
     CallEntry,
     EpisodeDetails,
     EpisodeQuery,

@@ -15,9 +15,9 @@ from decathlon_mcp.cli.output import printed
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownEpisodeError
 from decathlon_mcp.plugins.exports.episodes import finished_episodes, read_episodes
 from decathlon_mcp.plugins.exports.output import new_file, new_folder
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.history.episode_history import EpisodeHistory
-from decathlon_mcp.storage.history.values import EpisodeQuery
 from decathlon_mcp.storage.instance import check_state_folder
 from decathlon_mcp.storage.store import Store
 
@@ -97,7 +97,7 @@ def export_tasks(
 
 
 def _export_page(history: EpisodeHistory, state: Path, name: str, out: Path, *, force: bool) -> int:
-    from decathlon_mcp.page.one_file import render_one_file
+    from decathlon_mcp.plugins.page.one_file import render_one_file
 
     with Store.open_read_only(state) as store:
         rows = [] if store is None else store.find_episodes(name, 2)

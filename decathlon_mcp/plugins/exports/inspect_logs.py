@@ -51,7 +51,7 @@ from inspect_ai.scorer import Score
 from inspect_ai.tool import ToolCall, ToolCallError
 
 from decathlon_mcp.plugins.exports.episodes import ExportedEpisode, parse_json, utf8, value_of
-from decathlon_mcp.storage.history.values import CallEntry, EpisodeSummary, NoteEntry
+from decathlon_mcp.plugins.history.values import CallEntry, EpisodeSummary, NoteEntry
 from decathlon_mcp.types import JsonObject, as_object
 
 LOG_EPISODES = 200

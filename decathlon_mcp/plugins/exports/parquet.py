@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from decathlon_mcp.plugins.exports.episodes import ExportedEpisode, json_bytes, utf8
-from decathlon_mcp.storage.history.values import CallEntry, NoteEntry
+from decathlon_mcp.plugins.history.values import CallEntry, NoteEntry
 from decathlon_mcp.types import JsonObject
 
 # It has no types.
