@@ -78,7 +78,6 @@ _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "sandboxes": ("gvisor", "podman.py", "prime", "snapshots.py"),
     "storage": ("kept_files.py", "snapshots.py"),
     "suites": ("release.py",),
-    "telemetry": ("spans.py",),
 }
 """`plugins`, and the folders and modules that move there."""
 PACKAGES: Mapping[Path, str] = {

@@ -37,6 +37,8 @@ class Plugin:
     page: str = ""
     """A function that makes what people see of a server (`http.application.Page`) from its registry, state
     folder, tokens, host names and public URL."""
+    spans: str = ""
+    """A function for `--spans`: makes a context of a server's `telemetry.spans.Spans`."""
 
 
 @cache
