@@ -66,7 +66,7 @@ _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "": ("plugins", "web", "differences.py"),
     "archives": ("overlay.py",),
     "catalogue": ("recordings.py",),
-    "cli": ("play.py", "recordings.py"),
+    "cli": ("recordings.py",),
     "episodes": (
         *("branching.py", "services.py", "snapshots.py", "task_states.py"),
         *("tools/coercion.py", "warm_pool.py", "web.py"),

@@ -24,7 +24,6 @@ from decathlon_mcp.cli.options import (
     DOCTOR_DEFAULTS,
     EPILOGUE,
     NO_FILTERS,
-    PLAY_DEFAULTS,
     SERVER_DEFAULTS,
     SOURCES,
     TASKS_DEFAULTS,
@@ -34,7 +33,6 @@ from decathlon_mcp.cli.options import (
     Host,
     HostNames,
     Labels,
-    PlaySettings,
     Port,
     ServerSettings,
     StateFolder,
@@ -314,32 +312,6 @@ def demo(
     from decathlon_mcp.cli.demo import demo
 
     return run_async(demo, task, all)
-
-
-@app.command(sort_key=8, help_epilogue=EPILOGUE)
-def play(
-    task: Annotated[str | None, Parameter(metavar="TASK")] = None,
-    /,
-    *,
-    url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
-    script: Annotated[str | None, Parameter(metavar="FILE", env_var=(), allow_leading_hyphen=True)] = None,
-    settings: PlaySettings = PLAY_DEFAULTS,
-) -> int:
-    """Play a task by hand in this terminal, or with `--script` from a file of calls.
-
-    Parameters
-    ----------
-    task
-        The task to play. [chosen from a list]
-    url
-        A running server; its token is read from `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite is
-        named; else a server in this process]
-    script
-        File with one JSON call per line, `-` for stdin; prints the verdict. Exit status 0 only on a pass.
-    """
-    from decathlon_mcp.cli.play import play
-
-    return run_async(play, None if names_server(url, settings) else settings, task, url, script)
 
 
 @app.command(sort_key=9)

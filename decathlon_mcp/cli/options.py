@@ -31,7 +31,7 @@ CLIENT_NAMES = ("url", "token")
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 EPILOGUE = (
-    "Settings can also be environment variables (DECATHLON_MAXSANDBOX_SETTINGS=8) or lines of decathlon.toml "
+    "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "
     "(max_sandboxes = 8). Flags take precedence over variables, and variables over the file."
 )
 """For commands that take settings."""

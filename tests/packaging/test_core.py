@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-FOLDERS = ("decathlon_mcp", "sandbox", "clients", "tests", "benchmarks")
+FOLDERS = ("decathlon_mcp", "sandbox", "clients", "tests", "benchmarks", "docs")
 SECONDS = 900
 CORE_TESTS = (
     *("tests/suites", "tests/catalogue", "tests/grading/test_evaluation.py", "tests/grading/test_verdict.py"),
