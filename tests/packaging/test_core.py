@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,9 +68,18 @@ def test_the_copy_has_no_built_in_plug_in(core: Path) -> None:
 
 
 def test_the_core_has_its_own_commands_only(core: Path) -> None:
-    listed = run(core, "-m", "decathlon_mcp.cli", "--help")
-    assert "serve " in listed
-    assert "export" not in listed
+    listed = {*re.findall(r"^│ ([a-z-]+) ", run(core, "-m", "decathlon_mcp.cli", "--help"), re.MULTILINE)}
+    assert {"serve", "stdio", "tasks", "demo"} <= listed
+    assert not listed & {
+        "export",
+        "export-tasks",
+        "episodes",
+        "play",
+        "regrade",
+        "replay",
+        "serve-episode",
+        "view",
+    }
 
 
 def test_the_core_plays_the_demo(core: Path) -> None:
