@@ -51,7 +51,7 @@ from decathlon_mcp.cli.usage import (
     usage_message,
 )
 from decathlon_mcp.errors import BadRequestError, SchemaError
-from decathlon_mcp.hooks import load, plugins
+from decathlon_mcp.hooks import broken, load, plugins
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import default_state
 
@@ -357,7 +357,10 @@ def command_line() -> App:
     """The app with the commands of plug-ins. Raises SettingsError for a plug-in that is broken."""
     for plugin in plugins():
         for part in plugin.commands:
-            load(part)(app)
+            try:
+                load(part)(app)
+            except Exception as error:  # whatever its module raises when it is imported
+                raise broken(plugin.name, error) from error
     return app
 
 
