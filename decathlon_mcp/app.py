@@ -41,6 +41,7 @@ from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.fault import ProviderHealth
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Limits, Provider
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
@@ -71,7 +72,7 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
-from decathlon_mcp.telemetry.spans import Spans, exported_spans
+from decathlon_mcp.telemetry.spans import Spans
 from decathlon_mcp.web.control import Configuration
 from decathlon_mcp.web.proxy import ProxyOptions, find_program, running_proxy
 from decathlon_mcp.web.recording import FOLDER
@@ -270,7 +271,7 @@ async def bootstrap(
             factories,
             settings,
             scratch,
-            spans=await stack.enter_async_context(exported_spans()) if settings.spans else None,
+            spans=await stack.enter_async_context(_spans()) if settings.spans else None,
             store=store,
             archive=None if survives else database,
         )
@@ -418,6 +419,16 @@ def create_tool_lists(factory: SandboxFactory, state: Path) -> ToolLists:
         factory.image,
         factory.tool_names,
     )
+
+
+@asynccontextmanager
+async def _spans() -> AsyncGenerator[Spans]:
+    """The spans of the plug-in that has them. Raises SettingsError."""
+    part = next((plugin.spans for plugin in plugins() if plugin.spans), "")
+    if not part:
+        raise SettingsError("--spans requires the plug-in for OpenTelemetry, which this installation lacks")
+    async with load(part)() as spans:
+        yield spans
 
 
 def create_registry(

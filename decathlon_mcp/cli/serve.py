@@ -22,10 +22,9 @@ from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.options import DEFAULT_HOST, DEFAULT_PORT
 from decathlon_mcp.cli.readiness import log_problems, require_ready
 from decathlon_mcp.cli.usage import report
-from decathlon_mcp.cli.view import page_address
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, SettingsError
-from decathlon_mcp.http.authentication import PAGE_HOST, Tokens
+from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, inherit_listener, listen
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
@@ -98,10 +97,9 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         else:
             await require_ready(episodes, settings.max_sandboxes)
         # Imported late: it takes a second, and a missing engine is reported before that.
-        from decathlon_mcp.http.application import http_app
+        from decathlon_mcp.http.application import http_app, page_for
         from decathlon_mcp.http.protocol import ConnectionLimits
         from decathlon_mcp.http.server import serve_http
-        from decathlon_mcp.http.watching import create_page
 
         tokens = Tokens.read(settings.tokens)
         with _listener(address) as (listener, address), _ready_file(address.ready_file) as write_url:
@@ -111,7 +109,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
             )
             page = None
             if address.page:
-                page = create_page(episodes, settings.state, tokens, hosts, address.public_url)
+                page = page_for(episodes, settings.state, tokens, hosts, address.public_url)
             app = http_app(
                 episodes,
                 tokens=tokens,
@@ -129,8 +127,8 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                     supervised.report_ready(listener, ready_file, settings.survive_seconds)
                 log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
                 if settings.log_format == "text" and not (supervised and supervised.restarts):
-                    page_line = _page_line(settings, address, url, tokens) if address.page else ""
-                    sys.stderr.write(_banner(episodes, url, page_line))
+                    place = None if page is None else page.shown_address(url, to_person=sys.stderr.isatty())
+                    sys.stderr.write(_banner(episodes, url, place))
                     sys.stderr.flush()
 
             handed_over = await serve_http(
@@ -271,19 +269,7 @@ def _pumped_stdin() -> Generator[tuple[StdinPump, socket.socket]]:
         yield pump, stdin_socket
 
 
-def _page_line(settings: Settings, address: ListenAddress, url: str, tokens: Tokens) -> str:
-    """Where people look. The key is shown to a person only: what is no terminal may be a log."""
-    if tokens or address.public_url:
-        return f"  the page    {url}/\n"
-    port = int(url.rpartition(":")[2])
-    if sys.stderr.isatty():
-        return f"  the page    {page_address(settings.state, port)}\n"
-    return (
-        f"  the page    http://{PAGE_HOST}:{port}/ (`decathlon-mcp view --address` prints it with its key)\n"
-    )
-
-
-def _banner(episodes: EpisodeRegistry, url: str, page_line: str) -> str:
+def _banner(episodes: EpisodeRegistry, url: str, page: str | None) -> str:
     catalogue = episodes.catalogue
     runnable = [name for name, suite, task in catalogue if catalogue.is_runnable(suite, task)]
     providers = {
@@ -291,6 +277,7 @@ def _banner(episodes: EpisodeRegistry, url: str, page_line: str) -> str:
     }
     suites = ", ".join(f"{suite} ({provider})" for suite, provider in providers.items())
     example = runnable[0] if runnable else "TASK"
+    page_line = f"  the page    {page}\n" if page else ""
     return (
         f"\n  decathlon-mcp {__version__}\n\n"
         f"{page_line}"

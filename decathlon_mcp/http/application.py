@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.bodies import (
     MAX_BODY_BYTES,
@@ -32,7 +34,6 @@ from decathlon_mcp.http.errors import (
 from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
 from decathlon_mcp.http.held_episodes import HeldEpisodes
 from decathlon_mcp.http.metering import MeteredResponses
-from decathlon_mcp.page.application import PageApp
 
 EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
 """Headers of a response that a page of an allowed origin may read."""
@@ -93,10 +94,38 @@ class RequestCheck:
         await app(scope, receive, send)
 
 
+class Page(Protocol):
+    """An ASGI application with what people see of the server, at paths of its own."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def serves(self, scope: Scope) -> bool:
+        """Whether a request is the page's."""
+        ...
+
+    def shown_address(self, url: str, *, to_person: bool) -> str:
+        """Where people look, on a server at this URL. `to_person`: with the key, which no log may have."""
+        ...
+
+
+def page_for(
+    registry: EpisodeRegistry,
+    state: Path,
+    tokens: Tokens,
+    hosts: AllowedHosts,
+    public_url: str | None = None,
+) -> Page | None:
+    """What people see of a server on a state folder, if a plug-in has it. Raises SettingsError."""
+    for plugin in plugins():
+        if plugin.page:
+            return load(plugin.page)(registry, state, tokens, hosts, public_url)
+    return None
+
+
 class PageRequests:
     """ASGI middleware that gives the requests of people to the page."""
 
-    def __init__(self, app: ASGIApp, page: PageApp) -> None:
+    def __init__(self, app: ASGIApp, page: Page) -> None:
         self._app = app
         self._page = page
 
@@ -111,7 +140,7 @@ def http_app(
     hosts: AllowedHosts | None = None,
     public_url: str | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
-    page: PageApp | None = None,
+    page: Page | None = None,
 ) -> HttpApp:
     """The ASGI application. The caller keeps ownership of `registry`. `page`: what people see, if any."""
     bodies = BodyReader(max_body_bytes)

@@ -16,17 +16,19 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from decathlon_mcp.agents import reach
-from decathlon_mcp.agents.configuration import (
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.plugins.agents import reach
+from decathlon_mcp.plugins.agents.configuration import (
     MAX_ARGUMENT_BYTES,
     PRESETS,
     Folders,
     choose_variables,
     configure,
 )
-from decathlon_mcp.agents.launch import NamespaceLauncher
-from decathlon_mcp.agents.programs import find_program
-from decathlon_mcp.agents.reach import (
+from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
+from decathlon_mcp.plugins.agents.programs import find_program
+from decathlon_mcp.plugins.agents.reach import (
     MAX_CONNECTIONS,
     Endpoint,
     Reached,
@@ -34,8 +36,6 @@ from decathlon_mcp.agents.reach import (
     read_endpoints,
     relay_connections,
 )
-from decathlon_mcp.background import background_tasks
-from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 
 ADDRESS = "http://127.0.0.1:8765/mcp"

@@ -32,7 +32,6 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Waiter, call_digest
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.regrading import is_open
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (
@@ -41,6 +40,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
+from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock

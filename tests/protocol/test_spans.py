@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.telemetry.spans import Spans
+from decathlon_mcp.plugins.spans.exporting import ExportedSpans
 from decathlon_mcp.types import public_id
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeRun, ToolError
@@ -72,7 +72,7 @@ class Recorded:
         self._provider = TracerProvider(shutdown_on_exit=False)
         self._provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = self._provider.get_tracer("test")
-        self.spans = Spans(self.tracer, self._provider.shutdown)
+        self.spans = ExportedSpans(self.tracer, self._provider.shutdown)
 
     @property
     def all(self) -> Sequence[ReadableSpan]:
