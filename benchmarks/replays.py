@@ -24,7 +24,7 @@ from decathlon_client import Decathlon
 from decathlon_client.script import Step, play_script
 
 from benchmarks.running import LONG, LONG_SECONDS, SUITE, Options
-from decathlon_mcp.cli.replay import NOT_PLAYED, ReplayOptions, replay
+from decathlon_mcp.plugins.replay.replay import NOT_PLAYED, ReplayOptions, replay
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.starter import oracle, oracle_ids
 

@@ -23,11 +23,11 @@ from benchmarks.figures import Figures, Target
 from benchmarks.running import Options, Run
 from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.server import tune_interpreter
-from decathlon_mcp.page.access import PageKey, Sessions
-from decathlon_mcp.page.application import PageApp
-from decathlon_mcp.page.site import Site
-from decathlon_mcp.storage.history.episode_history import EpisodeHistory
-from decathlon_mcp.storage.history.values import EpisodeQuery, Order
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.plugins.history.values import EpisodeQuery, Order
+from decathlon_mcp.plugins.page.access import PageKey, Sessions
+from decathlon_mcp.plugins.page.application import PageApp
+from decathlon_mcp.plugins.page.site import Site
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.keys import load_or_create_page_key
 from decathlon_mcp.storage.store import EpisodeRow, Outcome, Store

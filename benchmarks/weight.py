@@ -63,25 +63,21 @@ APART = ("plug-ins", "starter", "clients")
 _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandboxes", "cli")
 _SHARED = ("archives", "suites", "catalogue", "payloads", "telemetry")
 _PLUG_INS: Mapping[str, tuple[str, ...]] = {
-    "": ("plugins", "agents", "exports", "page", "web", "ray.py", "differences.py"),
+    "": ("plugins", "web", "differences.py"),
     "archives": ("overlay.py",),
     "catalogue": ("recordings.py",),
-    "cli": (
-        *("export.py", "leaderboard.py", "play.py", "recordings.py", "regrade.py", "replay.py"),
-        *("serve_episode.py", "view.py"),
-    ),
+    "cli": ("recordings.py",),
     "episodes": (
-        *("branching.py", "regrading.py", "services.py", "snapshots.py", "task_states.py"),
+        *("branching.py", "services.py", "snapshots.py", "task_states.py"),
         *("tools/coercion.py", "warm_pool.py", "web.py"),
     ),
     "grading": ("kept_attempt.py", "traj_log.py"),
-    "http": ("held_episodes.py", "node.py", "playing.py", "watching.py"),
-    "payloads": ("script_player.py", "web_trust.py"),
+    "http": ("held_episodes.py",),
+    "payloads": ("web_trust.py",),
     "protocol": ("spans.py",),
     "sandboxes": ("snapshots.py",),
-    "storage": ("history", "kept_files.py", "snapshots.py"),
+    "storage": ("kept_files.py", "snapshots.py"),
     "suites": ("release.py",),
-    "telemetry": ("spans.py",),
 }
 """`plugins`, and the folders and modules that move there."""
 PACKAGES: Mapping[Path, str] = {

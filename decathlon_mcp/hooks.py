@@ -34,6 +34,11 @@ class Plugin:
     """Sandbox backends by the name that `--provider` takes; each part is a `ProviderPlugin`."""
     commands: Sequence[str] = ()
     """Functions that add commands to the command line's app, which they get."""
+    page: str = ""
+    """A function that makes what people see of a server (`http.application.Page`) from its registry, state
+    folder, tokens, host names and public URL."""
+    spans: str = ""
+    """A function for `--spans`: makes a context of a server's `telemetry.spans.Spans`."""
 
 
 CORE = Plugin(
@@ -58,8 +63,7 @@ def plugins() -> tuple[Plugin, ...]:
         try:
             plugin = entry_point.load()
         except Exception as error:  # whatever the module raises when it is imported
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-            raise SettingsError(f"the plug-in {entry_point.value} cannot be loaded ({reason})") from error
+            raise broken(entry_point.value, error) from error
         if not isinstance(plugin, Plugin):
             raise SettingsError(f"{entry_point.value} is a {type(plugin).__name__}, and not a Plugin")
         # A package that is installed twice, as in a folder of sources, has the same entry point twice.
@@ -84,6 +88,12 @@ def load(part: str) -> Any:
     """A part of a plug-in, by its "module:attribute"."""
     module, _, attribute = part.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def broken(name: str, error: Exception) -> SettingsError:
+    """What is said of a plug-in whose module raises an error."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return SettingsError(f"the plug-in {name} cannot be loaded ({reason})")
 
 
 def _built_in() -> Iterator[Plugin]:

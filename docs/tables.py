@@ -26,7 +26,7 @@ from benchmarks.sections import SECTIONS
 from decathlon_mcp.app import create_registry, read_catalogue  # imports every module with errors
 from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
 from decathlon_mcp.catalogue.ways import count_ways, way_to_run
-from decathlon_mcp.cli.app import app
+from decathlon_mcp.cli.app import command_line
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.errors import STATUS
 from decathlon_mcp.http.health import Scrape, current_values
@@ -74,7 +74,9 @@ MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re
 
 def settings() -> str:
     """The options of `serve` by section, as `--help` lists them."""
-    options = generate_markdown_docs(app["serve"], no_root_title=True, skip_preamble=True, generate_toc=False)
+    options = generate_markdown_docs(
+        command_line()["serve"], no_root_title=True, skip_preamble=True, generate_toc=False
+    )
     # The default depends on who runs this and on their environment.
     options = re.sub(r"(`--state .*\*\[default: ).*(\]\*)", r"\1$XDG_STATE_HOME/decathlon-mcp\2", options)
     return re.sub(r"^\*\*(.+)\*\*:$", r"## \1", options, flags=re.MULTILINE).strip()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import anyio
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.completion.detect import ShellDetectionError
 
@@ -19,23 +18,22 @@ from decathlon_mcp.cli.episode import episode
 from decathlon_mcp.cli.image import image
 from decathlon_mcp.cli.install import install
 from decathlon_mcp.cli.options import (
-    AGENT_DEFAULTS,
+    ADDRESS,
     DEFAULT_HOST,
     DEFAULT_PORT,
     DOCTOR_DEFAULTS,
+    EPILOGUE,
     NO_FILTERS,
-    PLAY_DEFAULTS,
-    REGRADE_DEFAULTS,
     SERVER_DEFAULTS,
     SOURCES,
     TASKS_DEFAULTS,
-    AgentSettings,
     DoctorSettings,
     Filters,
     Flag,
+    Host,
+    HostNames,
     Labels,
-    PlaySettings,
-    RegradeSettings,
+    Port,
     ServerSettings,
     StateFolder,
     TasksSettings,
@@ -43,12 +41,9 @@ from decathlon_mcp.cli.options import (
     unknown_variables,
 )
 from decathlon_mcp.cli.recordings import recordings
+from decathlon_mcp.cli.running import names_server, run_async
 from decathlon_mcp.cli.usage import (
-    check_names,
-    check_not_empty,
-    check_port,
     check_positive,
-    check_seconds,
     check_token_name,
     check_url,
     failure_message,
@@ -56,30 +51,11 @@ from decathlon_mcp.cli.usage import (
     usage_message,
 )
 from decathlon_mcp.errors import BadRequestError, SchemaError
+from decathlon_mcp.hooks import broken, load, plugins
 from decathlon_mcp.labels import parse_labels
-from decathlon_mcp.settings import Settings, default_state
+from decathlon_mcp.settings import default_state
 
-EPILOGUE = (
-    "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "
-    "(max_sandboxes = 8). Flags take precedence over variables, and variables over the file."
-)
-ADDRESS = Group("Address", sort_key=1)
 GENERAL = Group("General", sort_key=2)
-PLAYER_SECONDS = 3600.0
-"""Limit on an attempt of an agent's program: between those of Toolathlon's runners, 2,400 and 5,400 s."""
-
-AGENT_IMAGE, SERVER_IMAGE = "python:3.13-slim-bookworm", "decathlon-mcp"
-"""Images for agents, with Python for the solutions of bundled tasks, and of this server."""
-
-Host = Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)]
-Port = Annotated[int, Parameter(group=ADDRESS, validator=check_port)]
-HostNames = Annotated[
-    tuple[str, ...], Parameter(group=ADDRESS, negative=(), show_default=False, validator=check_names)
-]
-Handles = Annotated[Flag, Parameter(help="Print whole handles. Each gives access to its episode.")]
-
-LabelFilter = Annotated[Labels, Parameter(help="List every episode with this label. Can be repeated.")]
-
 app = App(
     name="decathlon-mcp",
     help="Toolathlon as an environment for MCP clients: connect, play a task, get the reward.",
@@ -133,7 +109,7 @@ def serve(
     from decathlon_mcp.cli.serve import ListenAddress, serve
 
     address = ListenAddress(host, port, public_url, allowed_host, allowed_origin, ready_file, not no_page)
-    return _run(serve, settings, address)
+    return run_async(serve, settings, address)
 
 
 @app.command(sort_key=1, help_epilogue=EPILOGUE)
@@ -154,13 +130,13 @@ def stdio(
         Relay to the server at this URL instead; the other settings are ignored, the token is read from
         `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite is named]
     """
-    if _names_server(url, settings):
+    if names_server(url, settings):
         from decathlon_client.bridge import bridge
 
-        return _run(bridge, url, task, parse_labels(label))
+        return run_async(bridge, url, task, parse_labels(label))
     from decathlon_mcp.cli.serve import stdio
 
-    return _run(stdio, settings, task, parse_labels(label))
+    return run_async(stdio, settings, task, parse_labels(label))
 
 
 @app.command(sort_key=2, help_epilogue=EPILOGUE)
@@ -195,7 +171,7 @@ def tasks(
     if check and sample is not None:
         raise BadRequestError("--sample and --check cannot be combined: --sample draws only runnable tasks")
     if check:
-        return _run(check_tasks, settings, filters, json)
+        return run_async(check_tasks, settings, filters, json)
     return show_tasks(settings, filters, sample=sample, as_json=json)
 
 
@@ -234,7 +210,7 @@ def doctor(
     """
     from decathlon_mcp.cli.doctor import doctor
 
-    return _run(doctor, settings, host, port, json)
+    return run_async(doctor, settings, host, port, json)
 
 
 @app.command(sort_key=4)
@@ -286,324 +262,12 @@ def verify(
     return verify(files, key, state)
 
 
-@app.command(sort_key=5, help_epilogue=EPILOGUE)
-def regrade(
-    episodes: Annotated[tuple[str, ...], Parameter(metavar="EPISODE", negative=())] = (),
-    /,
-    *,
-    all: Flag = False,  # noqa: A002
-    task: Annotated[tuple[str, ...], Parameter(metavar="ID", negative=(), show_default=False)] = (),
-    write: Flag = False,
-    json: Flag = False,
-    settings: RegradeSettings = REGRADE_DEFAULTS,
-) -> int:
-    """Grade kept attempts again with the evaluators of now, and show what changed.
-
-    Exit status 0 only if all of them could be graded. Attempts are kept by `serve --keep workspace`.
-
-    Parameters
-    ----------
-    episodes
-        Handles of episodes, or unique beginnings of them.
-    all
-        All attempts that are kept in the state folder.
-    task
-        All kept attempts at this task. Can be repeated.
-    write
-        Keep each new verdict next to the old one, as `verdict-2.json` and so on.
-    json
-        Print one JSON object per episode and line, with the new verdict.
-    """
-    from decathlon_mcp.cli.regrade import Selection, regrade
-
-    return _run(regrade, settings, Selection(episodes, all, task), write, json)
-
-
 @app.command(sort_key=6)
 def key(*, state: StateFolder = None) -> int:
     """Print the public key that verdicts are signed with; create it if there is none."""
     from decathlon_mcp.cli.keys import show_key
 
     return show_key(state)
-
-
-@app.command(sort_key=7)
-def episodes(
-    *,
-    run: Annotated[str | None, Parameter(metavar="RUN")] = None,
-    label: LabelFilter = (),
-    task: Annotated[str | None, Parameter(metavar="ID")] = None,
-    failed: Flag = False,
-    all: Flag = False,  # noqa: A002
-    json: Flag = False,
-    handles: Handles = False,
-    state: StateFolder = None,
-) -> int:
-    """List the episodes of this machine's servers.
-
-    Without a filter these are the live ones and the last that finished.
-
-    Parameters
-    ----------
-    run
-        List every episode of this run.
-    task
-        List every episode of this task.
-    failed
-        List every episode that finished without success, lost ones included.
-    all
-        List every episode that is kept, also finished ones that replay or branch from others.
-    json
-        Print `{"episodes": [...]}`.
-    """
-    from decathlon_mcp.cli.episodes import list_episodes
-    from decathlon_mcp.storage.history.values import EpisodeQuery
-
-    query = EpisodeQuery(run=run, labels=parse_labels(label), task=task, failed=failed or None)
-    return list_episodes(state or default_state(), query, every=all, as_json=json, handles=handles)
-
-
-@app.command(sort_key=7)
-def runs(
-    run: Annotated[str | None, Parameter(metavar="RUN")] = None,
-    /,
-    *,
-    json: Flag = False,
-    state: StateFolder = None,
-) -> int:
-    """List the runs of this machine's servers, or show the numbers of one.
-
-    A run is the episodes with the same label `run`. Its success rate is over all finished episodes.
-
-    Parameters
-    ----------
-    run
-        Show the tasks of this run, pass@k and why episodes were lost.
-    json
-        Print one JSON object.
-    """
-    from decathlon_mcp.cli.runs import list_runs
-
-    return list_runs(state or default_state(), run, as_json=json)
-
-
-@app.command(sort_key=7)
-def diff(
-    a: Annotated[str, Parameter(metavar="RUN")],
-    b: Annotated[str, Parameter(metavar="RUN")],
-    /,
-    *,
-    json: Flag = False,
-    state: StateFolder = None,
-) -> int:
-    """Compare two runs by task.
-
-    The difference of their success rates is paired: over the tasks that both have, with its standard error.
-
-    Parameters
-    ----------
-    a
-        The run to compare with.
-    b
-        The run whose difference is shown.
-    json
-        Print one JSON object.
-    """
-    from decathlon_mcp.cli.runs import compare_runs
-
-    return compare_runs(state or default_state(), a, b, as_json=json)
-
-
-@app.command(sort_key=7)
-def leaderboard(
-    run: Annotated[str, Parameter(metavar="RUN")],
-    /,
-    *,
-    split: Annotated[str | None, Parameter(metavar="NAME")] = None,
-    json: Flag = False,
-    settings: TasksSettings = TASKS_DEFAULTS,
-) -> int:
-    """Show a run over all tasks of a split: pass@1, pass@3, pass^3, turns.
-
-    Tasks that were not played are named, and count as no success.
-
-    Parameters
-    ----------
-    run
-        The run, as `runs` lists it.
-    split
-        The split, e.g. `test`. [all tasks of the suite]
-    json
-        Print one JSON object.
-    """
-    from decathlon_mcp.cli.leaderboard import show_leaderboard
-
-    return show_leaderboard(settings, run, split, as_json=json)
-
-
-@app.command(sort_key=7)
-def export(
-    words: Annotated[tuple[str, ...], Parameter(metavar="[RUN|EPISODE] OUT", negative=())],
-    /,
-    *,
-    to: Annotated[Literal["jsonl", "parquet", "inspect", "html"], Parameter(metavar="FORMAT")],
-    all: Flag = False,  # noqa: A002
-    force: Flag = False,
-    state: StateFolder = None,
-) -> int:
-    """Write episodes in a format of others, by public id, with their signed verdicts.
-
-    Parameters
-    ----------
-    words
-        The run, for `html` the episode, nothing with `--all`; and the file or folder to write.
-    to
-        `jsonl`: a file with an episode a line. `parquet`: a folder with tables. `inspect`: a folder with logs
-        of inspect-ai. `html`: one episode's page as a file.
-    all
-        Write every episode that has finished.
-    force
-        Replace what is at OUT.
-    """
-    from decathlon_mcp.cli.export import export
-
-    return export(state or default_state(), words, every=all, to=to, force=force)
-
-
-@app.command(sort_key=7, help_epilogue=EPILOGUE)
-def export_tasks(
-    to: Annotated[Literal["harbor"], Parameter(metavar="FORMAT")],
-    out: Annotated[Path, Parameter(metavar="OUT")],
-    /,
-    *,
-    agent_image: Annotated[str, Parameter(metavar="IMAGE", validator=check_not_empty)] = AGENT_IMAGE,
-    server_image: Annotated[str, Parameter(metavar="IMAGE", validator=check_not_empty)] = SERVER_IMAGE,
-    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
-    force: Flag = False,
-    filters: Filters = NO_FILTERS,
-    settings: TasksSettings = TASKS_DEFAULTS,
-) -> int:
-    """Write tasks for another framework, each with this server as a sidecar.
-
-    Such a server holds one episode. Tasks that lack something on this machine are left out.
-
-    Parameters
-    ----------
-    to
-        `harbor`: a folder of tasks in Harbor's format.
-    out
-        The folder to write.
-    agent_image
-        Image in which the framework runs its agents.
-    server_image
-        Image of this server, which docs/container.md builds.
-    player_seconds
-        Time limit of an attempt.
-    force
-        Replace an earlier export at OUT.
-    """
-    from decathlon_mcp.cli.export import export_tasks
-    from decathlon_mcp.exports.harbor import HarborOptions
-
-    options = HarborOptions(agent_image, server_image, player_seconds)
-    return export_tasks(settings, filters, options, out, force=force)
-
-
-@app.command(sort_key=7)
-def view(
-    states: Annotated[
-        tuple[Path, ...],
-        Parameter(
-            metavar="STATE", negative=(), show_default=False, env_var="DECATHLON_STATE", show_env_var=False
-        ),
-    ] = (),
-    /,
-    *,
-    port: Annotated[int | None, Parameter(validator=check_port)] = None,
-    open: Flag = False,  # noqa: A002
-    address: Flag = False,
-) -> int:
-    """Show the runs and episodes of state folders in a browser, read-only.
-
-    Parameters
-    ----------
-    states
-        State folders of servers, read as one. [the default one]
-    port
-        Port to listen on; 0 picks a free one. With `--address` that of the server. [8766; of a server 8765]
-    open
-        Open the page in this machine's browser.
-    address
-        Print the address of the page of a running server, with its key, and do nothing else.
-    """
-    from decathlon_mcp.cli.view import show_address, view
-
-    folders = states or (default_state(),)
-    return show_address(folders, port) if address else _run(view, folders, port, open)
-
-
-@app.command(sort_key=7)
-def show(
-    name: Annotated[str, Parameter(metavar="EPISODE")],
-    /,
-    *,
-    json: Flag = False,
-    handles: Handles = False,
-    state: StateFolder = None,
-) -> int:
-    """Show everything that is kept of one episode.
-
-    Parameters
-    ----------
-    name
-        The episode's id, as `episodes` lists it, or the beginning of it; or the handle.
-    json
-        Print one JSON object.
-    """
-    from decathlon_mcp.cli.episodes import show_episode
-
-    return show_episode(state or default_state(), name, as_json=json, handles=handles)
-
-
-@app.command(sort_key=7, help_epilogue=EPILOGUE)
-def replay(
-    name: Annotated[str, Parameter(metavar="EPISODE")],
-    /,
-    *,
-    to: Annotated[int | None, Parameter(metavar="N", validator=check_positive, env_var=())] = None,
-    claim: Flag = False,
-    stop: Flag = False,
-    outside: Flag = False,
-    json: Flag = False,
-    url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
-    settings: PlaySettings = PLAY_DEFAULTS,
-) -> int:
-    """Make an episode's calls again in a new one, and show which replies differ.
-
-    Exit status 0 if all are equal, 1 if one differs, 2 if the episode could not be played.
-
-    Parameters
-    ----------
-    name
-        The episode's id, as `episodes` lists it, or the beginning of it; or the handle.
-    to
-        Only calls 1 to N. [all]
-    claim
-        Claim the attempt as it was claimed, grade it, and compare the verdicts too.
-    stop
-        Stop after the first difference.
-    outside
-        Also if the task reaches what episodes share: the network, services, accounts.
-    json
-        Print one JSON object, with the whole replies that differ.
-    url
-        Replay on this server; its token is read from `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite
-        is named; else a server in this process]
-    """
-    from decathlon_mcp.cli.replay import ReplayOptions, replay
-
-    options = ReplayOptions(to=to, claim=claim, stop=stop, outside=outside, as_json=json)
-    return _run(partial(replay, embedded=not _names_server(url, settings)), settings, name, url, options)
 
 
 @app.command(sort_key=7)
@@ -627,7 +291,7 @@ def gc(
     """
     from decathlon_mcp.cli.gc import collect
 
-    return _run(collect, state or default_state(), dry_run, abandon, json)
+    return run_async(collect, state or default_state(), dry_run, abandon, json)
 
 
 @app.command(sort_key=7)
@@ -647,163 +311,7 @@ def demo(
     """
     from decathlon_mcp.cli.demo import demo
 
-    return _run(demo, task, all)
-
-
-@app.command(sort_key=8, help_epilogue=EPILOGUE)
-def play(
-    task: Annotated[str | None, Parameter(metavar="TASK")] = None,
-    /,
-    *,
-    url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
-    script: Annotated[str | None, Parameter(metavar="FILE", env_var=(), allow_leading_hyphen=True)] = None,
-    settings: PlaySettings = PLAY_DEFAULTS,
-) -> int:
-    """Play a task by hand in this terminal, or with `--script` from a file of calls.
-
-    Parameters
-    ----------
-    task
-        The task to play. [chosen from a list]
-    url
-        A running server; its token is read from `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite is
-        named; else a server in this process]
-    script
-        File with one JSON call per line, `-` for stdin; prints the verdict. Exit status 0 only on a pass.
-    """
-    from decathlon_mcp.cli.play import play
-
-    return _run(play, None if _names_server(url, settings) else settings, task, url, script)
-
-
-@app.command(sort_key=8, help_epilogue=EPILOGUE)
-def serve_episode(
-    words: Annotated[tuple[str, ...], Parameter(metavar="[TASK] [-- COMMAND]", negative=())] = (),
-    /,
-    *,
-    run: Flag = False,
-    host: Host = DEFAULT_HOST,
-    port: Port = DEFAULT_PORT,
-    allowed_host: Annotated[HostNames, Parameter(metavar="NAME")] = (),
-    tasks: Annotated[tuple[str, ...], Parameter(metavar="ID", negative=(), show_default=False)] = (),
-    attempts: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
-    concurrency: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
-    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
-    model_url: Annotated[tuple[str, ...], Parameter(metavar="URL", negative=(), show_default=False)] = (),
-    show: Annotated[tuple[Path, ...], Parameter(metavar="FOLDER", negative=(), show_default=False)] = (),
-    env: Annotated[
-        tuple[str, ...], Parameter(metavar="NAME[=VALUE]", negative=(), env_var=(), show_default=False)
-    ] = (),
-    trust_command: Flag = False,
-    resume: Annotated[Path | None, Parameter(metavar="FILE")] = None,
-    again_without_calls: Flag = False,
-    launch_time: Annotated[str | None, Parameter(metavar="TIME")] = None,
-    label: Labels = (),
-    json: Flag = False,
-    filters: Filters = NO_FILTERS,
-    settings: AgentSettings = AGENT_DEFAULTS,
-) -> int:
-    """Let an agent's program play a task and grade it, or serve an episode to an agent.
-
-    The program runs in namespaces, without the state folder and the tasks' files, and reaches its episode
-    and its model. Exit status 0 if every attempt passed, 4 if one did not, 5 if one has no verdict or if all
-    ended before a call.
-
-    Without `--run`, an episode is served at `http://HOST:PORT/mcp` until a signal. It can only be played
-    there; `verdict` grades it.
-
-    Parameters
-    ----------
-    words
-        The task, and after `--` the command. `{prompt}`, `{mcp_config}`, `{address}` and `{prompt_file}` in
-        its arguments are replaced.
-    run
-        Run the command.
-    host
-        Without `--run`: address to listen on. Who reaches it can play, without a token.
-    port
-        Without `--run`: port to listen on; 0 picks a free one.
-    allowed_host
-        Without `--run`: a host name that the agent may use for this address. Can be repeated.
-    tasks
-        Play these tasks, or with filters all that fit and can run here. Can be repeated, or `a,b`.
-    attempts
-        Attempts at each task.
-    concurrency
-        Attempts at the same time.
-    player_seconds
-        Time limit of an attempt, after which the command is killed and the attempt truncated.
-    model_url
-        Address of the model, which the command may reach. Can be repeated. [those in variables that end in
-        `_BASE_URL`, else that of `claude`, `codex` or `gemini`]
-    show
-        A folder that the command may read besides its program's; none with a suite in it. Can be repeated.
-    env
-        A variable that the command gets besides those of known programs' models. Can be repeated.
-    trust_command
-        Run the command as an ordinary process; the episodes' labels say so.
-    resume
-        File to which each verdict is appended. What has a verdict there is not played again.
-    again_without_calls
-        Discard the verdicts in that file on attempts without a call, and play these again. The label `again`
-        of the run's new episodes says so.
-    launch_time
-        The time at which the attempts are played, in ISO 8601, which the prompt may name. [now]
-    json
-        With several attempts, print one JSON object for each.
-    """
-    chosen = tuple(task for text in tasks for task in text.split(",") if task)
-    has_filters = bool(filters.model_dump(exclude_defaults=True))
-    several = bool(chosen) or has_filters
-    names, command = (chosen, words) if several else (words[:1], words[1:])
-    of_runs = (
-        *(several, attempts > 1, concurrency > 1, model_url, show, env, trust_command, resume, json),
-        again_without_calls,
-    )
-    if run != bool(command) or not (run or names) or (not run and any(of_runs)):
-        raise BadRequestError(
-            "give the command: decathlon-mcp serve-episode TASK --run -- COMMAND; for an agent that is "
-            "started otherwise, give the task alone, without options for a command"
-        )
-    if again_without_calls and resume is None:
-        raise BadRequestError("--again-without-calls is about the verdicts in the file of --resume")
-    if filters.seed is not None or (chosen and has_filters):
-        raise BadRequestError(
-            "--tasks names tasks, filters choose all that fit; --seed is for `tasks --sample`"
-        )
-    from decathlon_mcp.cli.serve import ListenAddress
-    from decathlon_mcp.cli.serve_episode import ProgramOptions, serve_address, serve_episode
-
-    options = ProgramOptions(
-        seconds=player_seconds,
-        urls=model_url,
-        shown=show,
-        variables=env,
-        trusted=trust_command,
-        attempts=attempts,
-        concurrency=concurrency,
-        resume=resume,
-        again_without_calls=again_without_calls,
-        as_json=json,
-        launch_time=launch_time,
-        labels=parse_labels(label),
-    )
-    if not run:
-        address = ListenAddress(host, port, None, allowed_host, (), None, page=False)
-        return _run(serve_address, settings, names[0], address, options)
-    return _run(serve_episode, settings, names or filters, command, options)
-
-
-@app.command(sort_key=8)
-def verdict(*, state: StateFolder = None) -> int:
-    """Grade the episode that `serve-episode TASK` serves, and print its verdict.
-
-    Asked again, it prints the same. Exit status 0 if the attempt passed, 4 if it did not, 5 if it has no
-    verdict.
-    """
-    from decathlon_mcp.cli.serve_episode import print_verdict
-
-    return _run(print_verdict, state or default_state())
+    return run_async(demo, task, all)
 
 
 @app.command(sort_key=9)
@@ -844,13 +352,25 @@ def version() -> int:
     return 0
 
 
+@cache
+def command_line() -> App:
+    """The app with the commands of plug-ins. Raises SettingsError for a plug-in that is broken."""
+    for plugin in plugins():
+        for part in plugin.commands:
+            try:
+                load(part)(app)
+            except Exception as error:  # whatever its module raises when it is imported
+                raise broken(plugin.name, error) from error
+    return app
+
+
 def run(words: Sequence[str]) -> int:
     """Run the command line given by `words` and return the exit status."""
     if words and words[0] == "help":
         words = [*words[1:], "--help"]
-    _warn_of_unknown_variables(words)
     try:
-        status: object = app(
+        _warn_of_unknown_variables(words)
+        status: object = command_line()(
             words or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"
         )
         sys.stdout.flush()
@@ -882,7 +402,7 @@ def _warn_of_unknown_variables(words: Sequence[str]) -> None:
     if not any(unknown_variables().values()):
         return
     # Only now, because it takes a while: a variable can also set an option of a single command.
-    commands = [command for name in app if not name.startswith("-") for command in _commands(app[name])]
+    commands = list(_commands(command_line()))
     options = {
         option.removeprefix("--")
         for command in commands
@@ -901,17 +421,3 @@ def _commands(parent: App) -> Iterator[App]:
     for name in parent:
         if not name.startswith("-"):
             yield from _commands(parent[name])
-
-
-def _names_server(url: str | None, settings: Settings) -> bool:
-    """Whether to connect to a server: that of `url`, or of `DECATHLON_URL` if no suite is named."""
-    return url is not None or ("DECATHLON_URL" in os.environ and "suite" not in settings.model_fields_set)
-
-
-def _run(command: Callable[..., Awaitable[int]], *arguments: Any) -> int:
-    """Run a command in an event loop; uvloop if it is installed."""
-    try:
-        import uvloop as _  # noqa: F401
-    except ModuleNotFoundError:
-        return anyio.run(command, *arguments)
-    return anyio.run(command, *arguments, backend_options={"use_uvloop": True})

@@ -22,6 +22,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
+from decathlon_mcp.hooks import plugins
 from decathlon_mcp.own_command import shell_path, this_command
 from decathlon_mcp.sandboxes.local_isolation import LocalIsolation
 from decathlon_mcp.settings import default_state
@@ -76,7 +77,8 @@ async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:
     console.title("rewards")
     for name, reward in rewards.items():
         console.line(str(reward), name, "green" if reward == 1.0 else "bold red")
-    console.line("look", f"{this_command()} view --open {shell_path(demo_state())}")
+    if any(plugin.page for plugin in plugins()):
+        console.line("look", f"{this_command()} view --open {shell_path(demo_state())}")
     return 0 if all(reward == 1.0 for reward in rewards.values()) else 1
 
 

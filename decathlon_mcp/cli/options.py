@@ -17,7 +17,7 @@ from cyclopts.config import Dict, Env
 from pydantic import Field, create_model
 
 from decathlon_mcp.catalogue.draws import Draw
-from decathlon_mcp.cli.usage import check_label_texts
+from decathlon_mcp.cli.usage import check_label_texts, check_names, check_not_empty, check_port
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.hooks import CORE, providers
 from decathlon_mcp.settings import PathSetting, Settings
@@ -32,6 +32,22 @@ CLIENT_NAMES = ("url", "token")
 """Variables that only commands which connect to a server read."""
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+EPILOGUE = (
+    "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "
+    "(max_sandboxes = 8). Flags take precedence over variables, and variables over the file."
+)
+"""For commands that take settings."""
+ADDRESS = Group("Address", sort_key=1)
+PLAYER_SECONDS = 3600.0
+"""Limit on an attempt of an agent's program: between those of Toolathlon's runners, 2,400 and 5,400 s."""
+
+Host = Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)]
+Port = Annotated[int, Parameter(group=ADDRESS, validator=check_port)]
+HostNames = Annotated[
+    tuple[str, ...], Parameter(group=ADDRESS, negative=(), show_default=False, validator=check_names)
+]
+Handles = Annotated[Flag, Parameter(help="Print whole handles. Each gives access to its episode.")]
+
 StateFolder = Annotated[
     Path | None, Parameter(metavar="DIR", help="The servers' state folder. [the default one]")
 ]
@@ -121,7 +137,7 @@ class _WithFile(Settings):
     )
 
 
-def _model(name: str, shown: Collection[str] = SHOWN) -> type[_WithFile]:
+def settings_model(name: str, shown: Collection[str] = SHOWN) -> type[_WithFile]:
     """Return the settings model with help sections; settings not in `shown` work but are not in the help."""
     groups = {
         name: Group(section, sort_key=number)
@@ -194,43 +210,31 @@ Labels = Annotated[
     ),
 ]
 
+LabelFilter = Annotated[Labels, Parameter(help="List every episode with this label. Can be repeated.")]
 FilterOptions = _filter_model()
 Filters = Annotated[FilterOptions, Parameter(name="*")]
 NO_FILTERS = FilterOptions.model_validate({})
 
-_SANDBOXES = ("suite", "provider", "provider_option", "isolation", "image", "state", "config")
+SANDBOX_SETTINGS = ("suite", "provider", "provider_option", "isolation", "image", "state", "config")
 """Settings of every command that opens sandboxes."""
 
-ServerOptions = _model("ServerOptions")
-TasksOptions = _model("TasksOptions", (*_SANDBOXES, "language", "results", "network", "web"))
-DoctorOptions = _model(
-    "DoctorOptions", (*_SANDBOXES, "docker_runtime", "web", "web_proxy", "dense", "tokens")
+ServerOptions = settings_model("ServerOptions")
+TasksOptions = settings_model("TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network", "web"))
+DoctorOptions = settings_model(
+    "DoctorOptions", (*SANDBOX_SETTINGS, "docker_runtime", "web", "web_proxy", "dense", "tokens")
 )
-RegradeOptions = _model(
-    "RegradeOptions",
-    (
-        *(*_SANDBOXES, "language", "network", "docker_network", "docker_runtime", "web"),
-        *("memory_mib", "cpus", "pids", "workspace_mib"),
-        *("max_sandboxes", "max_opening", "evaluation_seconds", "at_limit"),
-    ),
-)
-PlayOptions = _model("PlayOptions", _SANDBOXES)
-AgentOptions = _model("AgentOptions", (*_SANDBOXES, "network", "language", "max_calls", "limits", "at_limit"))
+PlayOptions = settings_model("PlayOptions", SANDBOX_SETTINGS)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
 TasksSettings = Annotated[TasksOptions, Parameter(name="*")]
 DoctorSettings = Annotated[DoctorOptions, Parameter(name="*")]
 PlaySettings = Annotated[PlayOptions, Parameter(name="*")]
-AgentSettings = Annotated[AgentOptions, Parameter(name="*")]
-RegradeSettings = Annotated[RegradeOptions, Parameter(name="*")]
 """The types of the commands' `settings`."""
 
 SERVER_DEFAULTS = ServerOptions.model_validate({})
 TASKS_DEFAULTS = TasksOptions.model_validate({})
 DOCTOR_DEFAULTS = DoctorOptions.model_validate({})
 PLAY_DEFAULTS = PlayOptions.model_validate({})
-AGENT_DEFAULTS = AgentOptions.model_validate({})
-REGRADE_DEFAULTS = RegradeOptions.model_validate({})
 
 
 def _known_names() -> set[str]:

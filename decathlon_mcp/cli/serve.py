@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Self
 
+from anyio import CancelScope
 from decathlon_client.stdin import StdinPump, stop_on_signal
 
 from decathlon_mcp import __version__
@@ -21,10 +22,9 @@ from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.options import DEFAULT_HOST, DEFAULT_PORT
 from decathlon_mcp.cli.readiness import log_problems, require_ready
 from decathlon_mcp.cli.usage import report
-from decathlon_mcp.cli.view import page_address
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, SettingsError
-from decathlon_mcp.http.authentication import PAGE_HOST, Tokens
+from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, inherit_listener, listen
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
@@ -97,10 +97,9 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         else:
             await require_ready(episodes, settings.max_sandboxes)
         # Imported late: it takes a second, and a missing engine is reported before that.
-        from decathlon_mcp.http.application import http_app
+        from decathlon_mcp.http.application import http_app, page_for
         from decathlon_mcp.http.protocol import ConnectionLimits
         from decathlon_mcp.http.server import serve_http
-        from decathlon_mcp.http.watching import create_page
 
         tokens = Tokens.read(settings.tokens)
         with _listener(address) as (listener, address), _ready_file(address.ready_file) as write_url:
@@ -110,7 +109,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
             )
             page = None
             if address.page:
-                page = create_page(episodes, settings.state, tokens, hosts, address.public_url)
+                page = page_for(episodes, settings.state, tokens, hosts, address.public_url)
             app = http_app(
                 episodes,
                 tokens=tokens,
@@ -128,8 +127,8 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                     supervised.report_ready(listener, ready_file, settings.survive_seconds)
                 log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
                 if settings.log_format == "text" and not (supervised and supervised.restarts):
-                    page_line = _page_line(settings, address, url, tokens) if address.page else ""
-                    sys.stderr.write(_banner(episodes, url, page_line))
+                    place = None if page is None else page.shown_address(url, to_person=sys.stderr.isatty())
+                    sys.stderr.write(_banner(episodes, url, place))
                     sys.stderr.flush()
 
             handed_over = await serve_http(
@@ -239,41 +238,38 @@ async def stdio(settings: Settings, task: str | None, labels: Mapping[str, str])
     A second signal ends the process at once. `labels`: of each episode.
     """
     configure_logging(settings.log_level, settings.log_format)
-    with _closable_stdin() as pump:
+    with _pumped_stdin() as (pump, stdin):
         async with bootstrap(settings) as episodes, background_tasks() as tasks:
             await require_ready(episodes, settings.max_sandboxes)
-            # Imported late: it takes a second, and a missing engine is reported before that.
-            from decathlon_mcp.protocol.streams import serve_stdio
+            # Imported late: a missing engine is reported before that.
+            from decathlon_mcp.protocol.stdio import serve_stdio
 
-            tasks.start_soon(stop_on_signal, pump)
-            await serve_stdio(episodes, task=task, labels=labels)
+            with CancelScope() as serving:
+                tasks.start_soon(_end_at_signal, pump, serving)
+                await serve_stdio(episodes, stdin, task=task, labels=labels)
     return 0
 
 
+async def _end_at_signal(pump: StdinPump, serving: CancelScope) -> None:
+    """End serving at the first SIGTERM or SIGINT."""
+    await stop_on_signal(pump)
+    serving.cancel()
+
+
 @contextmanager
-def _closable_stdin() -> Generator[StdinPump]:
-    """Replace descriptor 0 by a socket whose end the returned object can close."""
-    # `serve_stdio` reads stdin in a thread, and a thread that blocks in a read cannot be cancelled.
+def _pumped_stdin() -> Generator[tuple[StdinPump, socket.socket]]:
+    """A socket with what comes over stdin, which no other program reads then."""
+    # A thread that blocks in a read of stdin cannot be cancelled.
     pump_socket, stdin_socket = socket.socketpair()
     with stdin_socket, pump_socket:
         pump = StdinPump(os.dup(0), pump_socket)
-        os.dup2(stdin_socket.fileno(), 0)
-        yield pump
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        yield pump, stdin_socket
 
 
-def _page_line(settings: Settings, address: ListenAddress, url: str, tokens: Tokens) -> str:
-    """Where people look. The key is shown to a person only: what is no terminal may be a log."""
-    if tokens or address.public_url:
-        return f"  the page    {url}/\n"
-    port = int(url.rpartition(":")[2])
-    if sys.stderr.isatty():
-        return f"  the page    {page_address(settings.state, port)}\n"
-    return (
-        f"  the page    http://{PAGE_HOST}:{port}/ (`decathlon-mcp view --address` prints it with its key)\n"
-    )
-
-
-def _banner(episodes: EpisodeRegistry, url: str, page_line: str) -> str:
+def _banner(episodes: EpisodeRegistry, url: str, page: str | None) -> str:
     catalogue = episodes.catalogue
     runnable = [name for name, suite, task in catalogue if catalogue.is_runnable(suite, task)]
     providers = {
@@ -281,6 +277,7 @@ def _banner(episodes: EpisodeRegistry, url: str, page_line: str) -> str:
     }
     suites = ", ".join(f"{suite} ({provider})" for suite, provider in providers.items())
     example = runnable[0] if runnable else "TASK"
+    page_line = f"  the page    {page}\n" if page else ""
     return (
         f"\n  decathlon-mcp {__version__}\n\n"
         f"{page_line}"

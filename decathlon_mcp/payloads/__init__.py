@@ -12,6 +12,6 @@ from importlib import resources
 
 
 @cache
-def source(name: str) -> str:
-    """The source code of a payload, by its module's name."""
-    return resources.files(__name__).joinpath(f"{name}.py").read_text("utf-8")
+def source(name: str, package: str = __name__) -> str:
+    """The source code of a payload, by its module's name and package."""
+    return resources.files(package).joinpath(f"{name}.py").read_text("utf-8")

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.agents.verdict_socket import SOCKET
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.cli.options import PREFIX
+from decathlon_mcp.plugins.agents.verdict_socket import SOCKET
 from decathlon_mcp.sandboxes.bubblewrap import host_provider
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template, suite_path
 from tests.agents.scripted_agent import HEADERS, RECIPE, Client, answer_of
@@ -547,6 +547,8 @@ def test_mistakes_are_explained(
 def test_without_namespaces_the_command_must_be_trusted(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decathlon_mcp.cli.serve_episode.why_unavailable", lambda: "there is no bwrap")
+    monkeypatch.setattr(
+        "decathlon_mcp.plugins.agents.serve_episode.why_unavailable", lambda: "there is no bwrap"
+    )
     assert run(["serve-episode", "tune-reactor", "--run", "--", "true"]) == 1
     assert "there is no bwrap. With --trust-command it runs as an ordinary process" in capfd.readouterr().err

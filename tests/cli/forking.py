@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from decathlon_mcp import cli
@@ -26,8 +27,10 @@ from tests import cpu_time
 
 COMMAND_SECONDS = 120
 _MAX_MESSAGE_BYTES = 128 * 1024
-_NOT_IMPORTED = frozenset({"__main__", "play"})
-"""`__main__` runs the command; few tests need the player, with its toolkit for terminals."""
+PLUGINS = "decathlon_mcp.plugins"
+"""The package of the built-in plug-ins; the core's tests also run without it."""
+_NOT_IMPORTED = frozenset({"__main__", "play", "inspect_logs", "parquet", "ray"})
+"""`__main__` runs the command; few tests need the others, with their large or missing libraries."""
 
 
 class ForkingServer:
@@ -101,12 +104,14 @@ def _serve(connection: socket.socket) -> list[str]:
 def _main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    for module in pkgutil.iter_modules(cli.__path__):
-        if module.name not in _NOT_IMPORTED:
-            import_module(f"{cli.__name__}.{module.name}")
+    names = (cli.__name__, *([PLUGINS] if find_spec(PLUGINS) else []))
+    for name in names:
+        for module in pkgutil.walk_packages(import_module(name).__path__, f"{name}."):
+            if module.name.rpartition(".")[2] not in _NOT_IMPORTED:
+                import_module(module.name)
     # The command's own modules take defaults from the environment when they are imported, so each command
     # imports them itself, with what it was given.
-    for name in [name for name in sys.modules if name.startswith(cli.__name__)]:
+    for name in [name for name in sys.modules if name.startswith(names)]:
         del sys.modules[name]
     assert threading.active_count() == 1, "a forked process would lack the other threads"
     gc.freeze()  # a collection in a forked process would write to, and so copy, every page

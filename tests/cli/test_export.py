@@ -15,7 +15,7 @@ import pytest
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
-from decathlon_mcp.page.one_file import MAX_FILE_BYTES
+from decathlon_mcp.plugins.page.one_file import MAX_FILE_BYTES
 from decathlon_mcp.starter import oracle_ids
 from decathlon_mcp.types import JsonObject, public_id
 from tests.grading.support import make_attempt
@@ -153,7 +153,7 @@ def test_an_export_that_fails_leaves_nothing(
         yield b"begun"
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("decathlon_mcp.page.one_file.render_one_file", fail)
+    monkeypatch.setattr("decathlon_mcp.plugins.page.one_file.render_one_file", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         export(state, public_id(HANDLES[0]), tmp_path / "episode.html", "--to", "html")
     assert [path.name for path in tmp_path.iterdir()] == ["state"]

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.exports import output
-from decathlon_mcp.exports.output import new_file, new_folder
+from decathlon_mcp.plugins.exports import output
+from decathlon_mcp.plugins.exports.output import new_file, new_folder
 
 KILLED_WITH_A_FILE = """
 import os, signal, sys
 from pathlib import Path
-from decathlon_mcp.exports.output import new_file
+from decathlon_mcp.plugins.exports.output import new_file
 with new_file(Path(sys.argv[1]), force=True) as file:
     file.write(b"half")
     file.flush()
@@ -26,7 +26,7 @@ with new_file(Path(sys.argv[1]), force=True) as file:
 KILLED_WITH_A_FOLDER = """
 import os, signal, sys
 from pathlib import Path
-from decathlon_mcp.exports.output import new_folder
+from decathlon_mcp.plugins.exports.output import new_folder
 with new_folder(Path(sys.argv[1]), holds="*.txt", force=True) as folder:
     (folder / "a.txt").write_text("half")
     os.kill(os.getpid(), signal.Signals(int(sys.argv[2])))

@@ -13,11 +13,11 @@ import pytest
 from decathlon_client import Decathlon, Episode
 
 from benchmarks.replays import PAGE, measure, page_with, read_rows
-from decathlon_mcp.cli.replay import DIFFERENT, EQUAL, NOT_PLAYED, ReplayOptions, replay
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.plugins.history.values import EpisodeQuery
+from decathlon_mcp.plugins.replay.replay import DIFFERENT, EQUAL, NOT_PLAYED, ReplayOptions, replay
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.starter import oracle_ids
-from decathlon_mcp.storage.history.episode_history import EpisodeHistory
-from decathlon_mcp.storage.history.values import EpisodeQuery
 from tests.probe.serving import SUITE, Served, folder_of, serving
 
 pytestmark = pytest.mark.anyio

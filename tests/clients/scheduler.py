@@ -17,8 +17,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.http.listening import listen
-from decathlon_mcp.http.node import Node
 from decathlon_mcp.http.server import serve_http
+from decathlon_mcp.plugins.cluster.node import Node
 
 
 class LostError(Exception):

@@ -1,4 +1,4 @@
-"""docs/architecture.md against the tree: its table of packages, and the modules and names it refers to.
+"""docs/architecture.md against the tree: its tables of packages and plug-ins, the modules and names it has.
 
 A path on the page is relative to `decathlon_mcp/`, or starts with a folder of `FROM_ROOT`.
 """
@@ -18,8 +18,8 @@ DRIVER = REPOSITORY / "sandbox" / "decathlon_sandbox"
 CLIENT = REPOSITORY / "clients" / "decathlon_client"
 REFERENCE = re.compile(r"(?P<path>[\w./-]+\.py)(?::(?P<name>[\w.]+))?")
 FROM_ROOT = ("sandbox", "clients", "tests", "docs", "benchmarks")
-FIRST_HEAD = ("package", "packages")
-"""What the first column of the table of packages may be called."""
+FIRST_HEAD = ("package", "plug-in")
+"""What the first columns of the tables of packages are called."""
 
 
 def resolved(path: str) -> Path:
@@ -28,17 +28,18 @@ def resolved(path: str) -> Path:
 
 
 def listed() -> set[Path]:
-    """The paths in the first column of the table of packages."""
+    """The paths in the first columns of the tables."""
     rows = [row for table in tables(PAGE) if table.head[0].lower() in FIRST_HEAD for row in table.rows]
     return {resolved(path.rstrip("/")) for row in rows for path in re.findall(r"`([^`]+)`", row[0])}
 
 
 def required() -> set[Path]:
-    """The packages and top-level modules that the table must list."""
+    """The packages, top-level modules and plug-ins that the tables must list."""
     server = {file.parent for file in SERVER.glob("*/__init__.py")}
+    plugins = {file for file in (SERVER / "plugins").iterdir() if not file.name.startswith("__")}
     modules = {file for file in SERVER.glob("*.py") if not file.stem.startswith("__")}
     client = {file.parent for file in (CLIENT / "__init__.py", *CLIENT.glob("*/__init__.py"))}
-    return {*server, *modules, *client, DRIVER}
+    return {*server, *modules, *plugins, *client, DRIVER}
 
 
 @cache
@@ -78,7 +79,7 @@ def relative(paths: set[Path]) -> list[str]:
     return sorted(str(path.relative_to(REPOSITORY)) for path in paths)
 
 
-def test_the_table_of_packages_lists_what_exists() -> None:
+def test_the_tables_of_packages_list_what_exists() -> None:
     missing = relative(required() - listed())
     unknown = relative({path for path in listed() if not path.exists()})
     assert (missing, unknown) == ([], []), (

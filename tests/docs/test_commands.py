@@ -15,7 +15,7 @@ import decathlon_client
 import pytest
 from cyclopts import App, CycloptsError
 
-from decathlon_mcp.cli.app import app
+from decathlon_mcp.cli.app import command_line
 from decathlon_mcp.cli.options import CLIENT_NAMES, PREFIX, SERVE_NAMES, ServerOptions
 from decathlon_mcp.types import as_object
 from tests.docs.pages import PAGES, blocks, inline_code
@@ -37,7 +37,7 @@ OTHER_PROGRAMS = {
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""
-OTHER_ERRORS = {"ToolError", "RuntimeError"}
+OTHER_ERRORS = {"CancelledError", "RuntimeError", "ToolError", "ValueError"}
 """Exceptions of other libraries."""
 PROGRAM_NAMES = ("prompt", "address", "mcp_config")
 """Of variables that `serve-episode` sets for its program."""
@@ -59,7 +59,7 @@ def test_command_lines_are_valid() -> None:
         for arguments in (*_of_shell_blocks(page), *_of_inline_code(page), *_of_json(page)):
             commands.add(arguments[0] if arguments else "")
             try:
-                app.parse_args(arguments, exit_on_error=False, print_error=False)
+                command_line().parse_args(arguments, exit_on_error=False, print_error=False)
             except CycloptsError as error:
                 refused.append(f"{page.name}: {shlex.join(arguments)}: {error}")
     assert refused == []
@@ -67,7 +67,7 @@ def test_command_lines_are_valid() -> None:
 
 
 def test_options_exist() -> None:
-    known = {name for command in _commands(app) for name in _options(command)} | OTHER_PROGRAMS
+    known = {name for command in _commands(command_line()) for name in _options(command)} | OTHER_PROGRAMS
     assert _unknown(r"(?<!\S)--[a-z][a-z_-]*", known) == []
 
 

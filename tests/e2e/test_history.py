@@ -12,8 +12,8 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.storage.history.episode_history import EpisodeHistory
-from decathlon_mcp.storage.history.values import CallEntry, EpisodeQuery
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery
 from decathlon_mcp.types import public_id
 from tests.probe.clients import connected
 from tests.probe.serving import SUITE, serving

@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from decathlon_mcp.app import bootstrap
-from decathlon_mcp.episodes.regrading import Regraded, Regrader, read_kept
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskError
 from decathlon_mcp.grading.signing import verdict_digest
+from decathlon_mcp.plugins.regrade.regrading import Regraded, Regrader, read_kept
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.types import public_id
 from tests.probe.clients import Player, playing

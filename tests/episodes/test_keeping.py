@@ -13,8 +13,8 @@ import pytest
 
 from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.regrading import is_open, read_kept
 from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.plugins.regrade.regrading import is_open, read_kept
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeRun

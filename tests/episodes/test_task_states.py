@@ -134,13 +134,14 @@ async def test_only_episodes_with_the_same_launch_time_and_task_share_a_state(tm
         assert await prepared(start(registry))
         for other in (
             start(registry, WHEN + timedelta(seconds=1)),
-            start(registry, WHEN.astimezone(timezone(timedelta(hours=1)))),  # its prompt shows another time
             start(registry, task="find-answer"),
             # The present time, which no other episode has.
             start(registry, None),
             start(registry, None),
         ):
             assert not await prepared(other)
+        # The same moment, which the prompt shows in the sandboxes' time zone.
+        assert await prepared(start(registry, WHEN.astimezone(timezone(timedelta(hours=1)))))
         assert await prepared(start(registry, WHEN + timedelta(seconds=1)))
         # One that others branch from chooses their launch time.
         source = start(registry, None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp import __version__
-from decathlon_mcp.cli.app import app
+from decathlon_mcp.cli.app import command_line
 
 REPOSITORY = Path(__file__).parents[2]
 MANIFEST = json.loads((REPOSITORY / "packaging" / "bundle" / "manifest.json").read_text("utf-8"))
@@ -44,7 +44,7 @@ def test_the_command_accepts_the_listed_arguments(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DECATHLON_URL", raising=False)
-    app.parse_args(arguments, exit_on_error=False, print_error=False)
+    command_line().parse_args(arguments, exit_on_error=False, print_error=False)
 
 
 def test_the_bundles_entry_point_exists() -> None:

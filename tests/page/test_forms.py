@@ -9,8 +9,8 @@ from decathlon_client.forms.schema import Kind
 from decathlon_client.forms.values import Draft
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.page.play.forms import MAX_DRAFT_FIELDS, read_inputs
-from decathlon_mcp.page.play.reading import draft_of, make_form, read_form, text_of
+from decathlon_mcp.plugins.page.play.forms import MAX_DRAFT_FIELDS, read_inputs
+from decathlon_mcp.plugins.page.play.reading import draft_of, make_form, read_form, text_of
 from decathlon_mcp.types import JsonObject
 
 ROWS = make_form(

@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from decathlon_mcp.page.live import LiveFeed, Snapshot
-from decathlon_mcp.storage.history import trees
+from decathlon_mcp.plugins.history import trees
+from decathlon_mcp.plugins.page.live import LiveFeed, Snapshot
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import public_id
 from tests.page.outlines import outline

@@ -15,9 +15,9 @@ from decathlon_client import Decathlon, Episode, SetUpError
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.page import front
-from decathlon_mcp.page.control import ACTIONS
-from decathlon_mcp.page.live import LiveEpisode, LiveFeed, Snapshot
+from decathlon_mcp.plugins.page import front
+from decathlon_mcp.plugins.page.control import ACTIONS
+from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
 from decathlon_mcp.types import public_id
 from tests.page.outlines import outline
 from tests.page.samples import Call, Folder, Note

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from decathlon_mcp.page.live import LiveEpisode, LiveFeed, Snapshot
+from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
 from tests.page.samples import NOW, Call, Folder, Note
 
 KEY = "0f" * 32

@@ -12,17 +12,24 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp import payloads
 
-NAMES = sorted(path.stem for path in Path(payloads.__file__).parent.glob("*.py") if path.stem != "__init__")
+PACKAGE = payloads.__name__
+PAYLOADS = [
+    *((path.stem, PACKAGE) for path in Path(payloads.__file__).parent.glob("[!_]*.py")),
+    ("program_starter", "decathlon_mcp.plugins.agents"),
+    ("script_player", "decathlon_mcp.plugins.exports"),
+]
 
 
 def test_there_are_payloads() -> None:
-    assert {"local_tools_server", "program_probe", "rubric_function", "token_values"} <= {*NAMES}
+    assert {"local_tools_server", "program_probe", "rubric_function", "token_values"} <= {
+        name for name, _ in PAYLOADS
+    }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_payload_imports_only_the_standard_library(name: str) -> None:
+@pytest.mark.parametrize(("name", "package"), PAYLOADS)
+def test_a_payload_imports_only_the_standard_library(name: str, package: str) -> None:
     imported: set[str] = set()
-    for node in ast.walk(ast.parse(payloads.source(name))):
+    for node in ast.walk(ast.parse(payloads.source(name, package))):
         if isinstance(node, ast.Import):
             imported |= {alias.name.partition(".")[0] for alias in node.names}
         if isinstance(node, ast.ImportFrom):
@@ -30,18 +37,18 @@ def test_a_payload_imports_only_the_standard_library(name: str) -> None:
     assert imported <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_payload_parses_on_the_python_that_its_docstring_names(name: str) -> None:
-    source = payloads.source(name)
+@pytest.mark.parametrize(("name", "package"), PAYLOADS)
+def test_a_payload_parses_on_the_python_that_its_docstring_names(name: str, package: str) -> None:
+    source = payloads.source(name, package)
     docstring = " ".join((ast.get_docstring(ast.parse(source)) or "").split())
     version = re.search(r"any Python from (\d+)\.(\d+)\.", docstring)
     assert version is not None
     ast.parse(source, feature_version=(int(version[1]), int(version[2])))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_payload_uses_the_drivers_name_of_the_channels_variable(name: str) -> None:
-    assert {*re.findall(r"DECATHLON_\w+", payloads.source(name))} <= {wire.CHANNEL_VARIABLE}
+@pytest.mark.parametrize(("name", "package"), PAYLOADS)
+def test_a_payload_uses_the_drivers_name_of_the_channels_variable(name: str, package: str) -> None:
+    assert {*re.findall(r"DECATHLON_\w+", payloads.source(name, package))} <= {wire.CHANNEL_VARIABLE}
 
 
 @pytest.mark.parametrize("name", ["local_tools_server", "rubric_function", "token_values", "web_trust"])

@@ -161,9 +161,9 @@ def test_script_works_without_textual_and_the_player_names_it() -> None:
         "        if name.partition('.')[0] in ('textual', 'jsonschema'):\n"
         "            raise ModuleNotFoundError(name=name)\n"
         "sys.meta_path.insert(0, Gone())\n"
-        "import decathlon_mcp.cli.play, importlib.util\n"
+        "import decathlon_mcp.plugins.play.play, importlib.util\n"
         "importlib.util.find_spec = lambda name: None\n"
-        "decathlon_mcp.cli.play.require_player()\n"
+        "decathlon_mcp.plugins.play.play.require_player()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert DecathlonError.__name__ in done.stderr

@@ -15,12 +15,11 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.http.application import http_app
+from decathlon_mcp.http.application import http_app, page_for
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.http.server import serve_http
-from decathlon_mcp.http.watching import create_page
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.types import public_id
 
@@ -86,7 +85,7 @@ async def serving(
 
         async def serve() -> None:
             hosts = hosts_for("127.0.0.1", (), Tokens(), origins)
-            shown = create_page(episodes, state, tokens or Tokens(), hosts) if page else None
+            shown = page_for(episodes, state, tokens or Tokens(), hosts) if page else None
             app = http_app(
                 episodes,
                 tokens=tokens,

@@ -189,7 +189,7 @@ async def cluster_of(
             await cluster.add_node(f"node{number}")
         proxy = ("--http-host", "127.0.0.1", "--http-port", str(port), "--proxy-location", "HeadOnly")
         await cluster.run_program("serve", "start", *proxy)
-        await cluster.serve("run", "decathlon_mcp.ray:app", *arguments)
+        await cluster.serve("run", "decathlon_mcp.plugins.cluster.ray:app", *arguments)
         await cluster.wait_for_nodes(nodes)
         yield cluster
     finally:

@@ -18,10 +18,10 @@ from decathlon_client.results import TaskSummary
 
 from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.labels import check_labels
-from decathlon_mcp.storage.history import queries
-from decathlon_mcp.storage.history.episode_history import KEPT_INDEXES, EpisodeHistory
-from decathlon_mcp.storage.history.trajectories import JSON_BYTES, MAX_SKIPPED_CALLS
-from decathlon_mcp.storage.history.values import CallEntry, EpisodeQuery, Estimate, NoteEntry, Page
+from decathlon_mcp.plugins.history import queries
+from decathlon_mcp.plugins.history.episode_history import KEPT_INDEXES, EpisodeHistory
+from decathlon_mcp.plugins.history.trajectories import JSON_BYTES, MAX_SKIPPED_CALLS
+from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery, Estimate, NoteEntry, Page
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.types import public_id
 from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.storage.history.episode_history import EpisodeHistory
-from decathlon_mcp.storage.history.values import EpisodeQuery
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.storage.retention import delete_old_episodes, delete_run
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run

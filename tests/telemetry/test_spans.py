@@ -18,13 +18,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.listening import listen
+from decathlon_mcp.plugins.spans.exporting import FLUSH_SECONDS, exported_spans
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.telemetry.spans import FLUSH_SECONDS, exported_spans
 
 pytestmark = pytest.mark.anyio
 
 SERVER = (
-    "decathlon_mcp.app, decathlon_mcp.http.application, decathlon_mcp.protocol.streams, decathlon_mcp.cli.app"
+    "decathlon_mcp.app, decathlon_mcp.http.application, decathlon_mcp.protocol.stdio, decathlon_mcp.cli.app"
 )
 
 

@@ -34,9 +34,9 @@ from decathlon_client.testing import bundled_task, scripted_model
 from decathlon_client.values import CLAIM
 
 from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.plugins.history.values import EpisodeQuery, EpisodeSummary
 from decathlon_mcp.starter import oracle
-from decathlon_mcp.storage.history.episode_history import EpisodeHistory
-from decathlon_mcp.storage.history.values import EpisodeQuery, EpisodeSummary
 from decathlon_mcp.types import JsonObject, public_id
 from tests.docs import snippets
 from tests.docs.pages import REPOSITORY, block

@@ -1,1 +1,0 @@
-"""Episodes in the formats of others: JSON lines, Parquet, and logs of inspect-ai."""

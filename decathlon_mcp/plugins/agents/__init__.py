@@ -1,0 +1,5 @@
+"""Agent programs as players: `serve-episode`, `verdict`."""
+
+from decathlon_mcp.hooks import Plugin
+
+PLUGIN = Plugin(name="agents", commands=("decathlon_mcp.plugins.agents.commands:add_commands",))

@@ -1,0 +1,244 @@
+"""Runs a program for one episode: in namespaces, or as an ordinary process that is trusted.
+
+Either way its parent is `program_starter`, which ends with everything that the program has
+started when this process ends, whatever the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Collection, Generator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from subprocess import DEVNULL, PIPE, STDOUT
+from typing import TypeAlias
+
+import anyio
+from anyio.abc import ByteReceiveStream, Process
+
+from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.http.listening import listen
+from decathlon_mcp.payloads import source
+from decathlon_mcp.plugins.agents.configuration import Configuration, Folders
+from decathlon_mcp.plugins.agents.playing import PATH
+from decathlon_mcp.plugins.agents.programs import Program
+from decathlon_mcp.plugins.agents.reach import Endpoint, hosts_file, without_proxies
+from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
+from decathlon_mcp.sandboxes.bubblewrap.host_files import HostFiles, own_python
+from decathlon_mcp.sandboxes.bubblewrap.host_provider import isolated_command
+from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import SET_UP_SECONDS
+from decathlon_mcp.sandboxes.bubblewrap.network import open_listeners
+from decathlon_mcp.types import JsonObject
+
+ROOT = PurePosixPath("/agent")
+"""Folder in the namespaces with the program's home, its configuration and the folder that it starts in."""
+FIRST_PORT = 8765
+"""Of the episode in the namespaces; the next one if the program's model has it."""
+END_SECONDS = 5.0
+"""How long the starter may take to kill what the program has started, before it is killed itself."""
+_PACKAGE = "decathlon_mcp.plugins.agents"
+_STARTER = ("-I", "-S", "-c")
+_STARTING = b"2"
+"""What the starter sends before it starts the program, and alone if it could."""
+_OUTPUT_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a program is going to run. `address`: that of the episode there.
+
+    `path`: the address's path. `listener`: the socket at the address, if it is this process's own.
+    """
+
+    folders: Folders
+    port: int
+    path: str
+    listener: socket.socket | None = None
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProgram:
+    """A program that was started. `listeners`: the episode's, then one for each endpoint of its model."""
+
+    process: Process
+    listeners: Sequence[socket.socket]
+    _channel: socket.socket
+
+    @property
+    def output(self) -> ByteReceiveStream:
+        """Its stdout and stderr."""
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    async def wait(self) -> int | None:
+        """Wait for its end; the exit status, as a shell has it. None if the program was never started."""
+        code = await self.process.wait()
+        try:
+            signs = self._channel.recv(16)
+        except OSError:
+            signs = b""
+        if signs != _STARTING:
+            return None
+        return code if code >= 0 else 128 - code
+
+
+class NamespaceLauncher:
+    """Runs programs that see this machine's own programs and their own, but nothing else of it.
+
+    They reach their episode and these endpoints. `hidden`: folders that are empty for them in any case.
+    Blocks while it is made: what they see is searched for traces of those. Raises ProviderUnavailableError.
+    """
+
+    isolation = "namespaces"
+
+    def __init__(self, program: Program, endpoints: Sequence[Endpoint], hidden: Collection[Path]) -> None:
+        self.endpoints = endpoints
+        self._path = program.path
+        self._files = HostFiles.for_program(hidden, program.prefixes, program.folders, hosts_file(endpoints))
+
+    @contextmanager
+    def place(self) -> Generator[Place]:
+        taken = {endpoint.port for endpoint in self.endpoints if endpoint.inside == "127.0.0.1"}
+        port = next(port for port in range(FIRST_PORT, FIRST_PORT + len(taken) + 1) if port not in taken)
+        yield Place(Folders(ROOT), port, PATH)
+
+    @asynccontextmanager
+    async def start(self, place: Place, configuration: Configuration) -> AsyncGenerator[RunningProgram]:
+        """Start a program; on exit it is killed, with all that it has started. Raises DecathlonError."""
+        path = os.pathsep.join(map(str, (*self._path, self._files.environment["PATH"])))
+        environment = {**without_proxies(configuration.environment), "PATH": path}
+        addresses = [("127.0.0.1", place.port), *((each.inside, each.port) for each in self.endpoints)]
+        order = _order(replace(configuration, environment=environment))
+        with ExitStack() as stack, _channel() as (ours, theirs):
+            command = (
+                str(own_python()),
+                *_STARTER,
+                source("program_starter", _PACKAGE),
+                str(theirs.fileno()),
+            )
+            # Its limits are for the size of its folders only.
+            spec = SandboxSpec(f"agent-{secrets.token_hex(8)}", command, ROOT, limits=Limits())
+            isolated = stack.enter_context(isolated_command(spec, self._files))
+            async with _starter(isolated.argv, isolated.descriptors, ours, theirs) as process:
+                listeners = await open_listeners(isolated.first_process, addresses, isolated.launcher)
+                for listener in listeners:
+                    stack.enter_context(listener)
+                await _send(ours, order)
+                yield RunningProgram(process, listeners, ours)
+
+
+class TrustedLauncher:
+    """Runs programs as ordinary processes, which can do whatever this user can.
+
+    Their homes and configurations are in temporary folders.
+    """
+
+    isolation = "none"
+    endpoints: Sequence[Endpoint] = ()
+
+    @contextmanager
+    def place(self) -> Generator[Place]:
+        with (
+            tempfile.TemporaryDirectory(prefix="decathlon-agent-", ignore_cleanup_errors=True) as folder,
+            listen("127.0.0.1", 0) as listener,
+        ):
+            # Other users of this machine reach the port, but do not know the path.
+            path = f"/{secrets.token_urlsafe(24)}{PATH}"
+            yield Place(Folders(PurePosixPath(folder)), listener.getsockname()[1], path, listener)
+
+    @asynccontextmanager
+    async def start(self, place: Place, configuration: Configuration) -> AsyncGenerator[RunningProgram]:
+        """As `NamespaceLauncher.start`."""
+        order = _order(configuration, remove=str(place.folders.root))
+        with _channel() as (ours, theirs):
+            argv = [sys.executable, *_STARTER, source("program_starter", _PACKAGE), str(theirs.fileno())]
+            async with _starter(argv, (), ours, theirs) as process:
+                await _send(ours, order)
+                yield RunningProgram(process, (), ours)
+
+
+Launcher: TypeAlias = NamespaceLauncher | TrustedLauncher
+
+
+def _order(configuration: Configuration, remove: str | None = None) -> JsonObject:
+    """The order for the starter."""
+    return {
+        "files": configuration.files,
+        "command": configuration.command,
+        "folder": configuration.folder,
+        "environment": configuration.environment,
+        "remove": remove,
+    }
+
+
+@contextmanager
+def _channel() -> Generator[tuple[socket.socket, socket.socket]]:
+    """A pair of sockets: this process's, and the starter's."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        yield ours, theirs
+
+
+@asynccontextmanager
+async def _starter(
+    argv: Sequence[str], descriptors: Sequence[int], ours: socket.socket, theirs: socket.socket
+) -> AsyncGenerator[Process]:
+    """A starter that waits for its order. Raises DecathlonError if it does not come up."""
+    process = await anyio.open_process(
+        argv,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=STDOUT,
+        cwd="/",
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+        pass_fds=(*descriptors, theirs.fileno()),
+    )
+    try:
+        theirs.close()
+        await _wait_until_up(process, ours)
+        yield process
+    finally:
+        ours.close()  # the sign for the starter
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(END_SECONDS):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+            with anyio.move_on_after(END_SECONDS):
+                await process.aclose()
+
+
+async def _wait_until_up(process: Process, channel: socket.socket) -> None:
+    with anyio.move_on_after(SET_UP_SECONDS):
+        await anyio.wait_readable(channel)
+        with suppress(ConnectionResetError):
+            if channel.recv(1):
+                return
+        output = b""
+        assert process.stdout is not None
+        async for chunk in process.stdout:
+            output = (output + chunk)[-_OUTPUT_BYTES:]
+        text = " ".join(output.decode("utf-8", "replace").split())
+        raise DecathlonError(f"the program was not started: {text or 'its parent ended without a word'}")
+    raise DecathlonError(f"the program was not started within {SET_UP_SECONDS:g} s")
+
+
+async def _send(channel: socket.socket, order: JsonObject) -> None:
+    line = json.dumps(order).encode() + b"\n"
+    try:
+        while line:
+            await anyio.wait_writable(channel)
+            line = line[channel.send(line) :]
+    except OSError as error:
+        raise DecathlonError(f"the program was not started: {error.strerror}") from error

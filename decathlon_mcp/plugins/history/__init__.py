@@ -1,0 +1,5 @@
+"""The episodes and runs of state folders: `episodes`, `show`, `runs`, `diff`, `leaderboard`."""
+
+from decathlon_mcp.hooks import Plugin
+
+PLUGIN = Plugin(name="history", commands=("decathlon_mcp.plugins.history.commands:add_commands",))

@@ -1,0 +1,310 @@
+"""Reads state folders: runs, episodes, and what their trajectories have, while servers write them."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.plugins.history import queries
+from decathlon_mcp.plugins.history.queries import FoundEpisode, Position
+from decathlon_mcp.plugins.history.reports import RunNumbers, compare_runs
+from decathlon_mcp.plugins.history.trajectories import (
+    JSON_BYTES,
+    Span,
+    TrajectoryIndex,
+    TrajectoryReader,
+)
+from decathlon_mcp.plugins.history.trees import read_tree
+from decathlon_mcp.plugins.history.values import (
+    CallTime,
+    Entry,
+    EpisodeDetails,
+    EpisodeQuery,
+    EpisodeSummary,
+    EpisodeTree,
+    NoteEntry,
+    Page,
+    RunComparison,
+    RunReport,
+    RunSummary,
+    Text,
+)
+from decathlon_mcp.storage.database import read_only_connection
+from decathlon_mcp.storage.disk import open_regular
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
+from decathlon_mcp.types import JsonObject, as_object, is_public_id, read_object
+
+PAGE_ITEMS = 100
+MAX_PAGE_ITEMS = 10_000
+MAX_ENTRIES = 1_000
+"""Calls that one request reads."""
+MAX_SEARCH_CHARACTERS = 1_000
+KEPT_INDEXES = 64
+"""Trajectories, the last used, whose index stays in memory; 50 bytes a call."""
+MAX_TOOLS_BYTES = 16 << 20
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+T = TypeVar("T")
+
+
+class EpisodeHistory:
+    """The episodes of several state folders, read as one. All methods block: run them in a worker thread.
+
+    Methods raise SettingsError if a folder's database cannot be read, or has another schema. A run that is in
+    several folders is one run.
+    """
+
+    def __init__(self, states: Sequence[Path]) -> None:
+        self._states = tuple(states)
+        self._indexes: OrderedDict[Path, TrajectoryIndex] = OrderedDict()
+        self._lock = Lock()
+
+    def runs(
+        self, *, owner: str | None = None, limit: int = PAGE_ITEMS, cursor: str | None = None
+    ) -> Page[RunSummary]:
+        """The runs, the one with the newest episode first. `owner`: only with that token's episodes."""
+        ordered = self._runs_by_time(owner)
+        if cursor is not None:
+            after = _parse_run_cursor(cursor)
+            ordered = [item for item in ordered if item < after]
+        limit = _bounded(limit)
+        page, rest = ordered[:limit], ordered[limit:]
+        numbers = self._numbers([run for _, run in page], owner)
+        next_cursor = None
+        if rest:
+            started_at, run = page[-1]
+            next_cursor = f"{started_at.hex()} {run}"
+        return Page(tuple(numbers[run].summary for _, run in page if run in numbers), next_cursor)
+
+    def run_names(self, *, owner: str | None = None, limit: int = PAGE_ITEMS) -> list[str]:
+        """The names of the newest runs, without their numbers, which take longer. `owner`: as for `runs`."""
+        return [run for _, run in self._runs_by_time(owner)[: _bounded(limit)]]
+
+    def _runs_by_time(self, owner: str | None) -> list[tuple[float, str]]:
+        """Each run with the start of its newest episode, the newest first."""
+        newest: dict[str, float] = {}
+        for run, started_at in self._each(lambda db: queries.run_times(db, owner)):
+            newest[run] = max(started_at, newest.get(run, started_at))
+        return sorted(((started_at, run) for run, started_at in newest.items()), reverse=True)
+
+    def run(self, name: str, *, owner: str | None = None) -> RunReport | None:
+        """The numbers of one run; None if it has no episodes."""
+        numbers = self._numbers([name], owner).get(name)
+        if numbers is None:
+            return None
+        lost = Counter[str]()
+        for reason, count in self._each(lambda db: queries.lost_reasons(db, name, owner)):
+            lost[reason] += count
+        by_step = any(self._each(lambda db: [queries.has_steps(db, name, owner)]))
+        bins = None if by_step else numbers.bins
+        curve = list(self._each(lambda db: queries.curve(db, name, owner, bins)))
+        return numbers.report(lost, curve, "step" if by_step else "time")
+
+    def compare(self, a: str, b: str, *, owner: str | None = None) -> RunComparison | None:
+        """Two runs by task; None if one of them has no episodes."""
+        numbers = self._numbers([a, b], owner)
+        return compare_runs(numbers[a], numbers[b]) if a in numbers and b in numbers else None
+
+    def episodes(
+        self, query: EpisodeQuery, *, limit: int = PAGE_ITEMS, cursor: str | None = None
+    ) -> Page[EpisodeSummary]:
+        """The episodes of a query, from their rows alone. Raises BadRequestError for a bad cursor."""
+        after, limit = None if cursor is None else Position.parse(cursor), _bounded(limit)
+        found = list(self._each(lambda db: queries.episodes(db, query, after, limit + 1)))
+        found.sort(key=lambda item: (-item[0].outcome, item[0].started_at, item[0].public_id), reverse=True)
+        page = found[:limit]
+        next_cursor = page[-1][0].cursor() if len(found) > limit else None
+        return Page(tuple(summary for _, summary in page), next_cursor)
+
+    def episode(self, public_id: str) -> EpisodeDetails | None:
+        """One episode; None if there is none. The first time, its trajectory is read once."""
+        found = self._find(public_id)
+        if found is None:
+            return None
+        state, episode = found
+        head = ready = claim = system = task = index = None
+        with self._reader(state, episode) as opened:
+            if opened is not None:
+                index, reader = opened
+                head, ready, claim = map(reader.line, (index.head, index.ready, index.claim))
+                system, task = _prompts(ready)
+                if index.ready is not None and ready is None:
+                    # Too long to be parsed: both texts as they were written.
+                    task = reader.value(index.ready)
+        return EpisodeDetails(
+            summary=episode.summary,
+            launch_time=episode.launch_time,
+            head=head,
+            ready=ready,
+            system_prompt=system,
+            task_prompt=task,
+            claim=claim,
+            verdict=_parsed(episode.verdict),
+            verdict_text=episode.verdict,
+            calls=0 if index is None else len(index.calls),
+            notes=0 if index is None else len(index.notes),
+            size_bytes=0 if index is None else index.size_bytes,
+        )
+
+    def tree(self, public_id: str, *, owner: str | None = None) -> EpisodeTree | None:
+        """The tree of branches that an episode is in; None if it is no branch and has none.
+
+        `owner`: only with that token's episodes. An episode and its branches are in the same folder.
+        """
+        trees = list(self._each(lambda db: filter(None, [read_tree(db, public_id, owner)])))
+        return trees[0] if trees else None
+
+    def calls(self, public_id: str, first: int, last: int) -> list[Entry]:
+        """The calls with these numbers, in order, with the notes before each; after the last, all notes.
+
+        At most MAX_ENTRIES calls.
+        """
+        with self._trajectory(public_id) as opened:
+            if opened is None:
+                return []
+            return list(opened[1].entries(first, min(last, first + MAX_ENTRIES - 1)))
+
+    def entries(self, public_id: str, *, limit_bytes: int = JSON_BYTES) -> Iterator[Entry]:
+        """All calls and notes in order, one at a time in memory. Values above `limit_bytes` are cut."""
+        with self._trajectory(public_id) as opened:
+            if opened is not None:
+                index, reader = opened
+                yield from reader.entries(1, len(index.calls), limit=limit_bytes)
+
+    def call_times(self, public_id: str) -> list[CallTime]:
+        """When each call ran, in the order of their numbers."""
+        with self._trajectory(public_id) as opened:
+            return [] if opened is None else opened[0].call_times()
+
+    def find(self, public_id: str, text: str, *, after: int = 0, failed_only: bool = False) -> int | None:
+        """Number of the next call after `after` that has the text in its name, arguments or reply.
+
+        Case does not matter for ASCII. `failed_only`: only calls that failed; with an empty text the next of
+        those. Raises BadRequestError for a text above MAX_SEARCH_CHARACTERS.
+        """
+        if len(text) > MAX_SEARCH_CHARACTERS:
+            raise BadRequestError(f"the text to look for has more than {MAX_SEARCH_CHARACTERS} characters")
+        with self._trajectory(public_id) as opened:
+            return None if opened is None else opened[1].find(text, after, failed_only=failed_only)
+
+    def raw_reply(self, public_id: str, seq: int) -> Iterator[bytes] | None:
+        """JSON of a call's whole reply, in chunks; None if there is none."""
+        with self._trajectory(public_id) as opened:
+            if opened is None:
+                return None
+            index, reader = opened
+            reply = index.replies[seq]
+            span = None if reply is None else reader.value_span(reply)
+            return None if span is None else _chunks(index, span)
+
+    def note(self, public_id: str, number: int) -> NoteEntry | None:
+        """One note; None if there is none with this number, from 1."""
+        with self._trajectory(public_id) as opened:
+            return None if opened is None else opened[1].note(number)
+
+    def tools(self, public_id: str) -> bytes | None:
+        """JSON of the tools that were offered to the agent; None if they are not kept."""
+        found, details = self._find(public_id), self.episode(public_id)
+        digest = None if details is None or details.ready is None else details.ready.get("tools")
+        if found is None or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            return None
+        try:
+            with open_regular(found[0] / "tools" / f"{digest}.json") as file:
+                return file.read(MAX_TOOLS_BYTES)
+        except OSError:
+            return None
+
+    # internals
+
+    def _each(self, read: Callable[[sqlite3.Connection], Iterable[T]]) -> Iterator[T]:
+        """What a function reads in the database of each folder that has one."""
+        for state in self._states:
+            with read_only_connection(state) as connection:
+                # All of it at once, so that no transaction stays open.
+                yield from [] if connection is None else list(read(connection))
+
+    def _numbers(self, runs: Sequence[str], owner: str | None) -> dict[str, RunNumbers]:
+        numbers: dict[str, RunNumbers] = {}
+        for run, task, sums in self._each(lambda db: queries.task_sums(db, runs, owner)):
+            numbers.setdefault(run, RunNumbers(run)).add(task, sums)
+        return numbers
+
+    def _find(self, public_id: str) -> tuple[Path, FoundEpisode] | None:
+        if not is_public_id(public_id):
+            return None
+        for state in self._states:
+            with read_only_connection(state) as connection:
+                if connection is not None and (found := queries.find(connection, public_id)) is not None:
+                    return state, found
+        return None
+
+    @contextmanager
+    def _trajectory(self, public_id: str) -> Generator[tuple[TrajectoryIndex, TrajectoryReader] | None]:
+        found = self._find(public_id)
+        if found is None:
+            yield None
+            return
+        with self._reader(*found) as opened:
+            yield opened
+
+    @contextmanager
+    def _reader(
+        self, state: Path, episode: FoundEpisode
+    ) -> Generator[tuple[TrajectoryIndex, TrajectoryReader] | None]:
+        """An episode's trajectory as it is now; None if it was deleted or cannot be read."""
+        file = state / "episodes" / episode.handle / TRAJECTORY_FILE
+        try:
+            index = self._index(file).update()
+            reader = TrajectoryReader(index)
+        except OSError:
+            yield None
+            return
+        with reader:
+            yield index, reader
+
+    def _index(self, file: Path) -> TrajectoryIndex:
+        with self._lock:
+            index = self._indexes.pop(file, None) or TrajectoryIndex(file)
+            self._indexes[file] = index
+            if len(self._indexes) > KEPT_INDEXES:
+                self._indexes.popitem(last=False)
+            return index
+
+
+def _chunks(index: TrajectoryIndex, span: Span) -> Iterator[bytes]:
+    with TrajectoryReader(index) as reader:
+        yield from reader.chunks(span)
+
+
+def _prompts(ready: JsonObject | None) -> tuple[Text | None, Text | None]:
+    prompt = as_object((ready or {}).get("prompt")) or {}
+    system, task = (
+        Text(text, truncated=False, size_bytes=len(text.encode("utf-8", "surrogatepass")))
+        if isinstance(text := prompt.get(name), str)
+        else None
+        for name in ("system", "task")
+    )
+    return system, task
+
+
+def _parse_run_cursor(cursor: str) -> tuple[float, str]:
+    started_at, separator, run = cursor.partition(" ")
+    try:
+        return float.fromhex(started_at if separator else ""), run
+    except (ValueError, OverflowError):
+        raise BadRequestError("the cursor is not one of this list") from None
+
+
+def _parsed(verdict: str | None) -> JsonObject | None:
+    return None if verdict is None or len(verdict) > JSON_BYTES else read_object(verdict)
+
+
+def _bounded(limit: int) -> int:
+    return max(1, min(limit, MAX_PAGE_ITEMS))

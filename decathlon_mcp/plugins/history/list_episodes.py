@@ -1,0 +1,246 @@
+"""`episodes` and `show`: what a state folder knows about its episodes. Both work without a running server.
+
+An episode is named by its public id. Handles are capabilities: they are printed only if they are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from decathlon_mcp.cli.output import age, print_json, print_table, printed
+from decathlon_mcp.cli.usage import report
+from decathlon_mcp.errors import UnknownEpisodeError
+from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
+from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery, EpisodeSummary
+from decathlon_mcp.storage.instance import check_state_folder, server_processes
+from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, Store
+from decathlon_mcp.types import HANDLE, JsonObject, public_id
+
+HANDLE_CHARACTERS = 12
+RECENTLY_FINISHED = 20
+"""Finished episodes that are listed without `--all` and without a filter."""
+LAST_CALLS = 5
+MAX_TEXT_CHARACTERS = 2_000
+"""Longest text of a value that `show` prints on a terminal."""
+_SECRET = re.compile(r"token|secret|password|credential|session|key", re.IGNORECASE)
+"""Names of members whose values are not shown: the id of a session gives access to it."""
+_HEADINGS = ("episode", "task", "run", "phase", "token", "age", "calls", "result", "server pid")
+
+
+def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: bool, handles: bool) -> int:
+    """Print episodes on stdout, live ones first: a table, tab-separated lines in a pipe, or JSON.
+
+    Of the finished ones the last RECENTLY_FINISHED, unless `every` one is asked for or the query has a
+    filter; only with `every` those that replay or branch from others. Raises SettingsError.
+    """
+    check_state_folder(state)
+    history = EpisodeHistory([state])
+    is_whole = every or query != EpisodeQuery()
+    with Store.open_read_only(state) as store:
+        if store is None:
+            report(f"no server has kept episodes in {state}")
+        known = store.handles() if store is not None and handles else ()
+    of = {public_id(handle): handle for handle in known}
+    processes = server_processes(state)
+    summaries = [
+        *_episodes(history, replace(query, live=True, with_branches=True)),
+        *_episodes(
+            history,
+            replace(query, live=False, with_branches=every),
+            None if is_whole else RECENTLY_FINISHED,
+        ),
+    ]
+    if as_json:
+        print_json({"episodes": [_summary(one, processes, of) for one in summaries]})
+    else:
+        print_table(_HEADINGS, (_cells(one, processes, of) for one in summaries))
+    return 0
+
+
+def _episodes(
+    history: EpisodeHistory, query: EpisodeQuery, limit: int | None = None
+) -> Iterator[EpisodeSummary]:
+    cursor = None
+    while True:
+        page = history.episodes(query, limit=limit or MAX_PAGE_ITEMS, cursor=cursor)
+        yield from page.items
+        if (cursor := page.cursor) is None or limit is not None:
+            return
+
+
+def show_episode(state: Path, name: str, *, as_json: bool, handles: bool) -> int:
+    """Print everything about one episode. `name`: the beginning of its public id, or its handle.
+
+    Raises SettingsError; UnknownEpisodeError if there is none, or more than one.
+    """
+    check_state_folder(state)
+    with Store.open_read_only(state) as store:
+        row = find_row(store, state, name)
+        assert store is not None
+        details = _details(row, store.sandboxes(row.id), state)
+    if not handles:
+        capabilities = (row.id, row.agent_id)
+        longest = None if as_json else MAX_TEXT_CHARACTERS
+        details = cast("JsonObject", _shorten(details, capabilities, longest))
+    if as_json:
+        print_json(details)
+        return 0
+    for member, value in details.items():
+        for line in _lines(member, value):
+            sys.stdout.write(line + "\n")
+    return 0
+
+
+def find_row(store: Store | None, state: Path, name: str) -> EpisodeRow:
+    """The episode with this handle, or whose public id begins so. Raises UnknownEpisodeError."""
+    prefix = public_id(name) if HANDLE.fullmatch(name) else name
+    rows = [] if store is None else store.find_episodes(prefix, 2)
+    if len(rows) == 1:
+        return rows[0]
+    shown = repr(prefix[:HANDLE_CHARACTERS])
+    if rows:
+        raise UnknownEpisodeError(f"more than one episode begins with {shown} in {state}")
+    raise UnknownEpisodeError(f"there is no episode that begins with {shown} in {state}")
+
+
+def _summary(
+    episode: EpisodeSummary, processes: Mapping[str, int | None], handles: Mapping[str, str]
+) -> JsonObject:
+    handle = handles.get(episode.public_id)
+    return {
+        "id": episode.public_id,
+        **({} if handle is None else {"handle": handle}),
+        "suite": episode.suite,
+        "task": episode.task,
+        "labels": dict(episode.labels),
+        "derived": episode.is_derived,
+        "phase": episode.phase,
+        "token": episode.owner,
+        "started_at": episode.started_at,
+        "age_seconds": round(time.time() - episode.started_at, 1),
+        "calls": episode.calls,
+        "turns": episode.turns,
+        "status": episode.status,
+        "success": episode.success,
+        "reward": episode.reward,
+        "ending": episode.ending,
+        "lost": episode.reason,
+        "cause": episode.cause,
+        "server": {"name": episode.server, "pid": processes.get(episode.server)},
+    }
+
+
+def _cells(
+    episode: EpisodeSummary, processes: Mapping[str, int | None], handles: Mapping[str, str]
+) -> list[str]:
+    """The cells under _HEADINGS."""
+    pid = processes.get(episode.server)
+    server = "" if episode.phase == ENDED else "none" if pid is None else str(pid)
+    reward = episode.reward
+    return [
+        handles.get(episode.public_id, episode.public_id),
+        episode.task,
+        episode.run or "",
+        episode.phase,
+        episode.owner or "",
+        age(episode.started_at),
+        "" if episode.calls is None else str(episode.calls),
+        episode.reason or episode.ending or "" if reward is None else f"reward {reward:g}",
+        server,
+    ]
+
+
+def _details(row: EpisodeRow, sandboxes: list[SandboxRow], state: Path) -> JsonObject:
+    """Everything about one episode, without secrets other than its handles."""
+    folder, history = state / "episodes" / row.id, EpisodeHistory([state])
+    details = history.episode(row.public_id)
+    assert details is not None, "its row was just read"
+    summary = _summary(details.summary, server_processes(state), {row.public_id: row.id})
+    summary["started"] = _time(row.started_at)
+    if row.ended_at is not None:
+        summary["ended"] = _time(row.ended_at)
+    entries = history.calls(row.public_id, details.calls - LAST_CALLS + 1, details.calls)
+    return {
+        **summary,
+        "calls": details.calls if row.has_files else row.calls,
+        "agent_id": row.agent_id,
+        "spec": _without_secrets(row.spec),
+        "progress": _without_secrets(row.progress),
+        "sandboxes": [_without_secrets(asdict(sandbox)) for sandbox in sandboxes],
+        "last_calls": [_call(entry) for entry in entries if isinstance(entry, CallEntry)],
+        "verdict": row.verdict,
+        "folder": str(folder),
+        "files": _files(folder),
+    }
+
+
+def _call(call: CallEntry) -> JsonObject:
+    """A call's number and tool, and its time and outcome if it has a reply."""
+    outcome = {} if call.seconds is None else {"seconds": call.seconds, "failed": call.failed}
+    return {"seq": call.seq, "name": call.name, **outcome}
+
+
+def _time(unix_seconds: float) -> str:
+    return datetime.fromtimestamp(unix_seconds, UTC).isoformat(timespec="seconds")
+
+
+def _without_secrets(value: object) -> Any:
+    if isinstance(value, dict):
+        members = cast("JsonObject", value)
+        return {
+            name: "…" if _SECRET.search(name) and isinstance(member, str) else _without_secrets(member)
+            for name, member in members.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_without_secrets(item) for item in cast("list[object]", value)]
+    return value
+
+
+def _shorten(value: object, handles: tuple[str, ...], longest: int | None) -> Any:
+    """The value with the handles in its texts shortened, and texts longer than that cut."""
+    if isinstance(value, dict):
+        members = cast("JsonObject", value).items()
+        return {name: _shorten(member, handles, longest) for name, member in members}
+    if isinstance(value, list):
+        return [_shorten(item, handles, longest) for item in cast("list[object]", value)]
+    if not isinstance(value, str):
+        return value
+    for handle in handles:
+        value = value.replace(handle, f"{handle[:HANDLE_CHARACTERS]}…")
+    return value if longest is None or len(value) <= longest else f"{value[:longest]}…"
+
+
+def _lines(name: str, value: object, indent: str = "") -> Iterator[str]:
+    """The lines of one member: nested members are indented, and a list has a line for each item."""
+    if value in (None, {}, []):
+        return
+    if isinstance(value, dict):
+        yield f"{indent}{name}:"
+        for inner, member in cast("JsonObject", value).items():
+            yield from _lines(inner, member, f"{indent}  ")
+    elif isinstance(value, list):
+        yield f"{indent}{name}:"
+        for item in cast("list[object]", value):
+            yield f"{indent}  {_line(item)}"
+    else:
+        yield f"{indent}{name}: {_line(value)}"
+
+
+def _line(value: object) -> str:
+    """The value as one line without control characters: a sandbox may have written it."""
+    return printed(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _files(folder: Path) -> list[str]:
+    try:
+        return [f"{file.name} ({file.stat().st_size} bytes)" for file in sorted(folder.iterdir())]
+    except OSError:
+        return []

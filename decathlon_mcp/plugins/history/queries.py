@@ -1,0 +1,356 @@
+"""SQL over the rows of episodes: those of a query, and the sums that the numbers of runs are made of."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.plugins.history.numbers import Sums
+from decathlon_mcp.plugins.history.values import BranchOrigin, Counts, EpisodeQuery, EpisodeSummary
+from decathlon_mcp.storage.store import Outcome
+from decathlon_mcp.types import as_json, is_public_id, read_object
+
+LOST, FAILED, LIVE, SUCCEEDED = map(int, Outcome)
+CURVE_POINTS = 50
+"""Points of a curve over time; one over steps has a point for each step, at most MAX_STEPS."""
+MAX_STEPS = 2_000
+_COUNTED = "run IS NOT NULL AND NOT is_derived"
+_SUMMARY = (
+    "public_id, suite, task, phase, token, labels, started_at, ended_at, ending, calls, turns, status,"
+    " success, reward, is_derived, pinned, has_files, server, outcome, cause, branch_of, branch_at,"
+    " differences, exact"
+)
+_ORDER = "started_at DESC, public_id DESC"
+_SCORED_SUMS = "count(reward), total(reward), total(reward * reward)"
+
+Condition: TypeAlias = tuple[str, tuple[Any, ...]]
+
+
+class TaskKey(NamedTuple):
+    """A task of a suite, as rows name them."""
+
+    suite: str
+    task: str
+
+
+class Position(NamedTuple):
+    """Where a page ended. `outcome` is 0 in the order `newest`."""
+
+    outcome: int
+    started_at: float
+    public_id: str
+
+    @classmethod
+    def of(cls, summary: EpisodeSummary, outcome: int) -> Position:
+        return cls(outcome, summary.started_at, summary.public_id)
+
+    def cursor(self) -> str:
+        return f"{self.outcome}.{self.started_at.hex()}.{self.public_id}"
+
+    @classmethod
+    def parse(cls, cursor: str) -> Position:
+        """Raises BadRequestError for what is no cursor."""
+        outcome, _, rest = cursor.partition(".")
+        started_at, _, public_id = rest.rpartition(".")
+        try:
+            return cls(int(outcome[:2]), float.fromhex(started_at[:40]), public_id[:64])
+        except (ValueError, OverflowError):
+            raise BadRequestError("the cursor is not one of this list") from None
+
+
+@dataclass(slots=True)
+class AttemptSums:
+    """Attempts of some task or run, in sums that can be added."""
+
+    live: int = 0
+    finished: int = 0
+    successes: int = 0
+    rewards: Sums = field(default_factory=Sums)
+    calls: Sums = field(default_factory=Sums)
+    turns: Sums = field(default_factory=Sums)
+    started_at: float = float("inf")
+    newest_at: float = 0.0
+    unpinned: int = 0
+
+    def add(self, other: AttemptSums) -> None:
+        self.live += other.live
+        self.finished += other.finished
+        self.successes += other.successes
+        self.rewards.add(other.rewards)
+        self.calls.add(other.calls)
+        self.turns.add(other.turns)
+        self.started_at = min(self.started_at, other.started_at)
+        self.newest_at = max(self.newest_at, other.newest_at)
+        self.unpinned += other.unpinned
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(
+            live=self.live, finished=self.finished, scored=self.rewards.count, successes=self.successes
+        )
+
+
+def run_times(connection: sqlite3.Connection, owner: str | None) -> Iterator[tuple[str, float]]:
+    """The runs, each with the start of its newest episode."""
+    where, values = _owned(owner)
+    yield from connection.execute(
+        f"SELECT run, max(started_at) FROM episodes WHERE {_COUNTED}{where} GROUP BY run", values
+    )
+
+
+def task_sums(
+    connection: sqlite3.Connection, runs: Sequence[str], owner: str | None
+) -> Iterator[tuple[str, TaskKey, AttemptSums]]:
+    """The sums of each task of these runs."""
+    where, values = _owned(owner)
+    statement = (
+        f"SELECT run, suite, task, count(*), total(outcome = {LIVE}), total(outcome = {SUCCEEDED}),"
+        f" {_SCORED_SUMS}, count(calls), total(calls), count(turns), total(turns), min(started_at),"
+        " max(started_at), total(NOT pinned)"
+        f" FROM episodes WHERE {_COUNTED} AND run IN ({_marks(runs)}){where} GROUP BY run, suite, task"
+    )
+    for row in connection.execute(statement, (*runs, *values)):
+        run, suite, task, count, live, successes, scored, total, squares = row[:9]
+        calls, all_calls, turns, all_turns, oldest, newest, unpinned = row[9:]
+        yield (
+            run,
+            TaskKey(suite, task),
+            AttemptSums(
+                live=int(live),
+                finished=count - int(live),
+                successes=int(successes),
+                rewards=Sums(scored, total, squares),
+                calls=Sums(calls, all_calls),
+                turns=Sums(turns, all_turns),
+                started_at=oldest,
+                newest_at=newest,
+                unpinned=int(unpinned),
+            ),
+        )
+
+
+def lost_reasons(connection: sqlite3.Connection, run: str, owner: str | None) -> Iterator[tuple[str, int]]:
+    """Why episodes of a run were lost, and how many for each reason."""
+    where, values = _owned(owner)
+    for ending, status, count in connection.execute(
+        f"SELECT ending, status, count(*) FROM episodes WHERE {_COUNTED} AND run = ? AND +outcome = {LOST}"
+        f"{where} GROUP BY ending, status",
+        (run, *values),
+    ):
+        yield reason(ending, status), count
+
+
+def has_steps(connection: sqlite3.Connection, run: str, owner: str | None) -> bool:
+    where, values = _owned(owner)
+    return bool(
+        connection.execute(
+            f"SELECT EXISTS (SELECT 1 FROM episodes WHERE {_COUNTED} AND run = ?{where}"
+            " AND step IS NOT NULL)",
+            (run, *values),
+        ).fetchone()[0]
+    )
+
+
+class CurveSums(NamedTuple):
+    """The finished attempts of one point of a curve."""
+
+    at: float
+    finished: int
+    successes: int
+    rewards: Sums
+    lowest: float | None
+    highest: float | None
+
+
+def curve(
+    connection: sqlite3.Connection, run: str, owner: str | None, bins: tuple[float, float] | None
+) -> Iterator[CurveSums]:
+    """The points of a curve, by step; or by time, if `bins` has the first bin's start and a bin's width."""
+    where, values = _owned(owner)
+    first, width = bins or (0.0, 1.0)
+    at = "step" if bins is None else "? + ? * CAST((started_at - ?) / ? AS INTEGER)"
+    parameters = () if bins is None else (first, width, first, width)
+    rows = connection.execute(
+        f"SELECT {at} AS at, count(*), total(outcome = {SUCCEEDED}), {_SCORED_SUMS}, min(reward), max(reward)"
+        f" FROM episodes WHERE {_COUNTED} AND run = ? AND outcome <> {LIVE} {where}"
+        f" GROUP BY at HAVING at IS NOT NULL ORDER BY at LIMIT {MAX_STEPS}",
+        (*parameters, run, *values),
+    )
+    for start, count, successes, scored, total, squares, lowest, highest in rows:
+        yield CurveSums(start, count, int(successes), Sums(scored, total, squares), lowest, highest)
+
+
+def episodes(
+    connection: sqlite3.Connection, query: EpisodeQuery, after: Position | None, limit: int
+) -> list[tuple[Position, EpisodeSummary]]:
+    """The first `limit` episodes of a query after a position, in its order."""
+    conditions = list(_conditions(query))
+    if query.order == "newest":
+        return _episodes(connection, conditions, None, after, limit)
+    found: list[tuple[Position, EpisodeSummary]] = []
+    for outcome in (LOST, FAILED, LIVE, SUCCEEDED):
+        if len(found) < limit and (after is None or outcome >= after.outcome):
+            start = after if after is not None and outcome == after.outcome else None
+            found += _episodes(connection, conditions, outcome, start, limit - len(found))
+    return found
+
+
+def _episodes(
+    connection: sqlite3.Connection,
+    conditions: list[Condition],
+    outcome: int | None,
+    after: Position | None,
+    limit: int,
+) -> list[tuple[Position, EpisodeSummary]]:
+    conditions = [*conditions]
+    if outcome is not None:
+        conditions.append(("outcome = ?", (outcome,)))
+    if after is not None:
+        conditions.append(("(started_at, public_id) < (?, ?)", (after.started_at, after.public_id)))
+    where = " AND ".join(text for text, _ in conditions) or "1"
+    values = [value for _, some in conditions for value in some]
+    rows = connection.execute(
+        f"SELECT {_SUMMARY} FROM episodes WHERE {where} ORDER BY {_ORDER} LIMIT ?", (*values, limit)
+    )
+    summaries = (_summary(row) for row in rows)
+    return [(Position.of(summary, outcome or 0), summary) for summary in summaries]
+
+
+def _conditions(query: EpisodeQuery) -> Iterator[Condition]:
+    columns = {
+        "run": query.run,
+        "suite": query.suite,
+        "task": query.task,
+        "token": query.owner,
+        "branch_of": query.branch_of,
+    }
+    yield from ((f"{column} = ?", (value,)) for column, value in columns.items() if value is not None)
+    for name, value in query.labels.items():
+        # Most rows are left out before their labels are parsed.
+        yield "instr(labels, ?)", (as_json(value).decode(),)
+        yield (
+            "EXISTS (SELECT 1 FROM json_each(labels) WHERE json_each.key = ? AND json_each.value = ?)",
+            (name, value),
+        )
+    if query.live is not None:
+        yield f"outcome {'=' if query.live else '<>'} {LIVE}", ()
+    if query.failed is not None:
+        yield f"outcome {'IN' if query.failed else 'NOT IN'} ({LOST}, {FAILED})", ()
+    if query.lost is not None:
+        yield f"outcome {'=' if query.lost else '<>'} {LOST}", ()
+    if not query.with_branches:
+        yield "NOT is_derived", ()
+
+
+class FoundEpisode(NamedTuple):
+    """An episode with what only this module's package may know of it: its handle."""
+
+    summary: EpisodeSummary
+    handle: str
+    launch_time: str | None
+    verdict: str | None
+
+
+def find(connection: sqlite3.Connection, public_id: str) -> FoundEpisode | None:
+    """The episode with this public id. `verdict` is JSON."""
+    row = connection.execute(
+        f"SELECT {_SUMMARY}, id, spec, verdict FROM episodes WHERE public_id = ?", (public_id,)
+    ).fetchone()
+    if row is None:
+        return None
+    *_, handle, spec, verdict = row
+    launch_time = (read_object(spec) or {}).get("launch_time")
+    return FoundEpisode(_summary(row), handle, launch_time, verdict)
+
+
+def summary(connection: sqlite3.Connection, public_id: str, owner: str | None) -> EpisodeSummary | None:
+    """The episode with this public id, if it is one of that token's."""
+    where, values = _owned(owner)
+    row = connection.execute(
+        f"SELECT {_SUMMARY} FROM episodes WHERE public_id = ?{where}", (public_id, *values)
+    ).fetchone()
+    return None if row is None else _summary(row)
+
+
+def branches(
+    connection: sqlite3.Connection, public_id: str, owner: str | None, limit: int
+) -> list[EpisodeSummary]:
+    """The branches of an episode: the best ones first, then those that play, then lost ones."""
+    where, values = _owned(owner)
+    rows = connection.execute(
+        f"SELECT {_SUMMARY} FROM episodes WHERE branch_of = ?{where}"
+        " ORDER BY reward DESC, outcome DESC, started_at, public_id LIMIT ?",
+        (public_id, *values, limit),
+    )
+    return list(map(_summary, rows))
+
+
+def branch_counts(
+    connection: sqlite3.Connection, public_ids: Sequence[str], owner: str | None
+) -> Mapping[str, int]:
+    """How many branches each of these episodes has, of those that have any."""
+    where, values = _owned(owner)
+    return dict(
+        connection.execute(
+            "SELECT branch_of, count(*) FROM episodes"
+            f" WHERE branch_of IN ({_marks(public_ids)}){where} GROUP BY branch_of",
+            (*public_ids, *values),
+        ).fetchall()
+    )
+
+
+def reason(ending: str | None, status: str | None) -> str:
+    """Why an episode was lost, for people."""
+    text = ending or "it has not ended yet"
+    return text if status is None else f"{text} ({status})"
+
+
+def _summary(row: tuple[Any, ...]) -> EpisodeSummary:
+    ending, status, success, outcome = row[8], row[11], row[12], row[18]
+    return EpisodeSummary(
+        public_id=row[0],
+        suite=row[1],
+        task=row[2],
+        phase=row[3],
+        owner=row[4],
+        labels={name: str(value) for name, value in (read_object(row[5]) or {}).items()},
+        started_at=row[6],
+        ended_at=row[7],
+        ending=ending,
+        calls=row[9],
+        turns=row[10],
+        status=status,
+        success=None if success is None else bool(success),
+        reward=row[13],
+        reason=reason(ending, status) if outcome == LOST else None,
+        cause=row[19],
+        is_live=outcome == LIVE,
+        is_derived=bool(row[14]),
+        pinned=bool(row[15]),
+        has_files=bool(row[16]),
+        server=row[17],
+        origin=_origin(*row[20:24]),
+    )
+
+
+def _origin(episode: object, at: object, differences: object, exact: object) -> BranchOrigin | None:
+    # The folder may come from somewhere else.
+    if not isinstance(episode, str) or not is_public_id(episode) or not isinstance(at, int):
+        return None
+    return BranchOrigin(
+        episode,
+        at,
+        differences if isinstance(differences, int) else None,
+        None if exact is None else bool(exact),
+    )
+
+
+def _owned(owner: str | None) -> tuple[str, tuple[str, ...]]:
+    return ("", ()) if owner is None else (" AND token = ?", (owner,))
+
+
+def _marks(values: Iterable[object]) -> str:
+    return ", ".join("?" for _ in values)

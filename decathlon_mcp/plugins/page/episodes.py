@@ -1,0 +1,289 @@
+"""Episodes: their list, and one with its verdict, prompt and calls, in boxes of `BOX_CALLS`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response, StreamingResponse
+
+from decathlon_mcp.own_command import this_command
+from decathlon_mcp.plugins.history.values import (
+    CallEntry,
+    Entry,
+    EpisodeDetails,
+    EpisodeQuery,
+    EpisodeSummary,
+)
+from decathlon_mcp.plugins.page import plots
+from decathlon_mcp.plugins.page.calls import shown
+from decathlon_mcp.plugins.page.gate import SANDBOXED
+from decathlon_mcp.plugins.page.rendering import episode_path, query
+from decathlon_mcp.plugins.page.site import Visit
+from decathlon_mcp.storage.store import REPLAY_LABEL
+from decathlon_mcp.types import as_object, is_public_id
+
+BOX_CALLS = 100
+MAX_SEARCH_CHARACTERS = 500
+OTHER_ATTEMPTS = 12
+SETTINGS = ("policy", "provider", "isolation", "language", "names", "release")
+"""Members of the head line that are shown as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric of a verdict. `share`: what it adds to the reward; None if it has no weight."""
+
+    name: str
+    value: float
+    weight: float | None
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Calls `first` to `last`. `is_open`: they are rendered with the page."""
+
+    first: int
+    last: int
+    is_open: bool
+
+
+def episodes(visit: Visit) -> Response:
+    """`/episodes`"""
+    show, task, run, label = (visit.query(name) for name in ("show", "task", "run", "label"))
+    branch_of = visit.query("branch_of")
+    name, _, value = label.partition("=")
+    wanted = EpisodeQuery(
+        run=run or None,
+        task=task or None,
+        labels={name: value} if name and value else {},
+        failed=True if show == "failed" else None,
+        lost=True if show == "lost" else None,
+        owner=visit.viewer.owner,
+        with_branches=show == "branches" or bool(branch_of),
+        branch_of=branch_of or None,
+        order="failures_first" if visit.query("order") == "failures_first" else "newest",
+    )
+    page = visit.history.episodes(wanted, cursor=visit.query("cursor") or None)
+    filters = {
+        "show": show,
+        "task": task,
+        "run": run,
+        "label": label,
+        "branch_of": branch_of,
+        "order": visit.query("order"),
+    }
+    more = None if page.cursor is None else query({**filters, "cursor": page.cursor})
+    return visit.render("episodes.html", episodes=page.items, more=more, filters=filters)
+
+
+def episode(visit: Visit) -> Response:
+    """`/e/{id}`"""
+    details = find_episode(visit)
+    public_id = details.summary.public_id
+    last = details.calls
+    wanted = min(visit.number("call", 1), max(last, 1))
+    open_box = (wanted - 1) // BOX_CALLS
+    boxes = [
+        Box(first, min(first + BOX_CALLS - 1, last), (first - 1) // BOX_CALLS == open_box)
+        for first in range(1, max(last, 1) + 1, BOX_CALLS)
+    ]
+    entries: list[Entry] = []
+    if details.summary.has_files:
+        box = boxes[open_box]
+        entries = visit.history.calls(public_id, box.first, box.last)
+    times = visit.history.call_times(public_id) if last else []
+    return visit.render(
+        "episode.html",
+        details=details,
+        episode=details.summary,
+        verdict=details.verdict,
+        metrics=metrics_of(details),
+        settings=settings_of(details),
+        replayed=replayed_by(details.summary),
+        tree=visit.history.tree(public_id, owner=visit.viewer.owner),
+        others=_other_attempts(visit, details.summary),
+        boxes=boxes,
+        entries=shown(entries),
+        timeline=plots.timeline(times, visit.site.href(episode_path(public_id))) if times else None,
+        wanted=wanted if visit.query("call") else 0,
+        search=visit.query("q")[:MAX_SEARCH_CHARACTERS],
+        found_nothing=visit.query("found") == "nothing",
+        may_end=visit.site.control is not None and details.summary.is_live,
+        replay_command=_replay_command(visit, details),
+        branch_from=_branch_from(visit, details),
+        watched=visit.snapshot is not None and visit.snapshot.has(public_id),
+    )
+
+
+def _branch_from(visit: Visit, details: EpisodeDetails) -> str:
+    """The episode, if the visitor may branch it on this server; else empty."""
+    may_branch = visit.site.control is not None and visit.viewer.may_watch and details.summary.has_files
+    return details.summary.public_id if may_branch else ""
+
+
+def _replay_command(visit: Visit, details: EpisodeDetails) -> str:
+    """The command that makes the calls again; empty if they are gone."""
+    if not details.summary.has_files:
+        return ""
+    words = ["replay", details.summary.public_id]
+    if len(visit.site.folders) == 1:
+        words += ["--state", visit.site.folders[0]]
+    if visit.site.control is not None:
+        words += ["--url", visit.site.public_url or str(visit.request.base_url).rstrip("/")]
+    return f"{this_command(anywhere=True)} {shlex.join(words)}"
+
+
+def find_episode(visit: Visit, name: str | None = None) -> EpisodeDetails:
+    """The episode in the address, or with this public id. 404 if there is none that the viewer may see."""
+    public_id = name if name is not None else visit.path["id"]
+    details = visit.history.episode(public_id)
+    if details is None or not (visit.is_own or visit.viewer.may_see(details.summary.owner)):
+        raise HTTPException(404, "There is no such episode, or it belongs to somebody else.")
+    return details
+
+
+def calls(visit: Visit) -> Response:
+    """`/e/{id}/calls?first=&last=`: a box of calls as a fragment of HTML."""
+    details = find_episode(visit)
+    first = visit.number("first", 1)
+    last = min(visit.number("last", first), first + BOX_CALLS - 1)
+    entries = visit.history.calls(details.summary.public_id, first, last)
+    whole = visit.query("whole") == "1"
+    if whole:
+        entries = [entry for entry in entries if isinstance(entry, CallEntry)][:1]
+    return visit.render(
+        "calls.html",
+        episode=details.summary,
+        entries=shown(entries, whole=whole),
+        wanted=0,
+        branch_from=_branch_from(visit, details),
+    )
+
+
+def find(visit: Visit) -> Response:
+    """`/e/{id}/find`: leads to the next call that has a text, or that failed."""
+    details = find_episode(visit)
+    text, failed = visit.query("q")[:MAX_SEARCH_CHARACTERS], visit.query("failed") == "1"
+    after = visit.number("after", 0)
+    public_id = details.summary.public_id
+    match = None
+    if text or failed:
+        match = visit.history.find(public_id, text, after=after, failed_only=failed)
+        if match is None and after:
+            match = visit.history.find(public_id, text, after=0, failed_only=failed)
+    if match is None:
+        values = {"call": after or None, "q": text, "found": "nothing"}
+        return visit.redirect(f"/e/{public_id}?{query(values)}#calls")
+    return visit.redirect(f"/e/{public_id}?{query({'call': match, 'q': text})}#c{match}")
+
+
+def reply(visit: Visit) -> Response:
+    """`/e/{id}/reply/{seq}`: a whole reply, as text that no browser interprets."""
+    details = find_episode(visit)
+    seq = visit.path["seq"]
+    content = visit.history.raw_reply(details.summary.public_id, seq) if 0 < seq <= details.calls else None
+    if content is None:
+        raise HTTPException(404, "This call has no reply that was kept.")
+    return _as_text(StreamingResponse(content))
+
+
+def note(visit: Visit) -> Response:
+    """`/e/{id}/note/{number}`: a whole note, as text that no browser interprets."""
+    details = find_episode(visit)
+    found = visit.history.note(details.summary.public_id, visit.path["number"])
+    if found is None:
+        raise HTTPException(404, "There is no such note.")
+    return _as_text(Response(found.text.raw.encode("utf-8", "replace")))
+
+
+def tools(visit: Visit) -> Response:
+    """`/e/{id}/tools`: the tools as they were offered to the agent."""
+    details = find_episode(visit)
+    content = visit.history.tools(details.summary.public_id)
+    if content is None:
+        raise HTTPException(404, "The tools of this episode were not kept.")
+    return _as_text(Response(content))
+
+
+def _as_text(response: Response) -> Response:
+    response.headers["content-type"] = "text/plain; charset=utf-8"
+    response.headers["content-security-policy"] = SANDBOXED
+    return response
+
+
+def verdict(visit: Visit) -> Response:
+    """`/e/{id}/verdict.json`: the signed verdict, to keep."""
+    details = find_episode(visit)
+    public_id = details.summary.public_id
+    # One that names the episode in another way could give its handle away.
+    if details.verdict is None or details.verdict.get("episode") != public_id:
+        raise HTTPException(404, "This episode has no verdict to download.")
+    headers = {
+        "content-disposition": f'attachment; filename="verdict-{public_id}.json"',
+        "content-security-policy": SANDBOXED,
+    }
+    content = json.dumps(details.verdict, ensure_ascii=False, indent=1).encode("utf-8", "replace")
+    return Response(content, media_type="application/json", headers=headers)
+
+
+def metrics_of(details: EpisodeDetails) -> list[Metric]:
+    """The metrics of the verdict: those with a weight first, with what each adds to the reward."""
+    values = _numbers((details.verdict or {}).get("metrics"))
+    weights = _numbers((details.verdict or {}).get("weights"))
+    total = sum(weights.values())
+    metrics = [
+        Metric(
+            name,
+            value,
+            weights.get(name),
+            value * weights[name] / total if name in weights and total else None,
+        )
+        for name, value in values.items()
+    ]
+    return sorted(metrics, key=lambda metric: metric.weight is None)
+
+
+def _numbers(value: object) -> dict[str, float]:
+    return {
+        name: float(number)
+        for name, number in (as_object(value) or {}).items()
+        if isinstance(number, int | float)
+    }
+
+
+def replayed_by(episode: EpisodeSummary) -> str | None:
+    """The public id of the episode that this one replays; None for any other episode."""
+    replayed = episode.labels.get(REPLAY_LABEL)
+    # A branch of a replay has its labels, and anybody can give one.
+    return replayed if episode.origin is None and replayed and is_public_id(replayed) else None
+
+
+def settings_of(details: EpisodeDetails) -> Mapping[str, str]:
+    """What the episode was played with, by name."""
+    head, ready = details.head or {}, details.ready or {}
+    settings: dict[str, str] = {}
+    if details.launch_time:
+        settings["launch time"] = details.launch_time
+    for name in SETTINGS:
+        if (value := head.get(name)) not in (None, ""):
+            settings[name] = str(value)
+    for name, value in (as_object(head.get("limits")) or {}).items():
+        if value is not None:
+            settings[name.replace("_", " ")] = str(value)
+    for name in ("suite_revision", "image_digest"):
+        if value := ready.get(name):
+            settings[name.replace("_", " ")] = str(value)
+    return settings
+
+
+def _other_attempts(visit: Visit, episode: EpisodeSummary) -> list[EpisodeSummary]:
+    """Other attempts at the task, to compare with: those of the same run first."""
+    wanted = EpisodeQuery(task=episode.task, suite=episode.suite, owner=visit.viewer.owner)
+    found = visit.history.episodes(wanted, limit=2 * OTHER_ATTEMPTS).items
+    others = [other for other in found if other.public_id != episode.public_id and not other.is_live]
+    return sorted(others, key=lambda other: other.run != episode.run)[:OTHER_ATTEMPTS]

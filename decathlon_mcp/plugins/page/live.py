@@ -1,0 +1,174 @@
+"""What plays now: one snapshot a second, shared by all who look, and made only while someone does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Protocol
+
+import anyio
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from decathlon_mcp.plugins.page.marks import marked
+from decathlon_mcp.types import JsonObject
+
+SNAPSHOT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 15.0
+"""A stream without a change sends an empty line this often, so that its loss is noticed."""
+MAX_STREAMS = 64
+MAX_LIVE_ROWS = 1_000
+"""Episodes that one viewer is shown; the counts are of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveEpisode:
+    """One episode that has not ended. `waiting_for`: what a queued one waits for, for people."""
+
+    public_id: str
+    task: str
+    suite: str
+    run: str | None
+    model: str | None
+    owner: str | None
+    phase: str
+    calls: int
+    replies: int
+    """Calls that have their reply."""
+    started_at: float
+    """Unix seconds."""
+    waiting_for: str | None
+
+    def to_json(self) -> JsonObject:
+        """What of a row changes."""
+        return {
+            "id": self.public_id,
+            "phase": self.phase,
+            "calls": self.calls,
+            "replies": self.replies,
+            "waits": self.waiting_for and marked(self.waiting_for),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The server at one moment. `state`: as `/readyz` names it. `places`: limit of `sandboxes`."""
+
+    episodes: tuple[LiveEpisode, ...]
+    state: str
+    queued: int
+    sandboxes: int
+    places: int
+
+    def has(self, public_id: str) -> bool:
+        """Whether an episode plays on this server; others of its state folder may play on another one."""
+        return any(each.public_id == public_id for each in self.episodes)
+
+
+class LiveServer(Protocol):
+    """What the page asks of the server that it is part of. Nothing here blocks."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the server stops, and its connections should end."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """What plays now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LiveQuery:
+    """What one viewer looks at. `owner`: only that token's episodes. `episode`: only the one with this id."""
+
+    owner: str | None = None
+    episode: str | None = None
+
+    def has(self, episode: LiveEpisode) -> bool:
+        """Whether an episode is part of it."""
+        return self.owner in (None, episode.owner) and self.episode in (None, episode.public_id)
+
+
+@dataclass
+class LiveFeed:
+    """The snapshots of one server. `clock`: a monotonic time in seconds."""
+
+    server: LiveServer
+    clock: Callable[[], float] = monotonic
+    streams: int = 0
+    _newest: Snapshot | None = None
+    _made_at: float = 0.0
+    _encoded: dict[LiveQuery, bytes] = field(default_factory=dict["LiveQuery", bytes])
+
+    def snapshot(self) -> Snapshot:
+        """The newest snapshot, at most `SNAPSHOT_SECONDS` old."""
+        now = self.clock()
+        # A little less than the streams' pause, so that each of their rounds has a new one.
+        if self._newest is None or now - self._made_at > 0.9 * SNAPSHOT_SECONDS:
+            self._newest, self._made_at = self.server.snapshot(), now
+            self._encoded.clear()
+        return self._newest
+
+    def visible(self, query: LiveQuery) -> tuple[LiveEpisode, ...]:
+        """The live episodes that a viewer sees, newest first."""
+        found = filter(query.has, self.snapshot().episodes)
+        return tuple(sorted(found, key=lambda each: -each.started_at)[:MAX_LIVE_ROWS])
+
+    async def send_events(self, query: LiveQuery, is_open: Callable[[], bool], send: Send) -> None:
+        """Send server-sent events to one viewer, until the server stops or `is_open` returns False."""
+        sent, sent_at = b"", self.clock()
+        while not self.server.stopping and is_open():
+            event = self._event(query)
+            if event == sent and self.clock() - sent_at > HEARTBEAT_SECONDS:
+                event = b":\n\n"
+            if event != sent:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                sent, sent_at = self._event(query), self.clock()
+            await anyio.sleep(SNAPSHOT_SECONDS)
+        await send({"type": "http.response.body", "body": b""})
+
+    def _event(self, query: LiveQuery) -> bytes:
+        snapshot = self.snapshot()
+        if query not in self._encoded:
+            value = {
+                "state": snapshot.state,
+                "queued": snapshot.queued,
+                "sandboxes": snapshot.sandboxes,
+                "places": snapshot.places,
+                "live": sum(map(query.has, snapshot.episodes)),
+                "episodes": [each.to_json() for each in self.visible(query)],
+            }
+            self._encoded[query] = b"data: " + json.dumps(value).encode() + b"\n\n"
+        return self._encoded[query]
+
+
+class LiveResponse(Response):
+    """The events for one viewer, as long as the browser reads them. `is_open`: whether its session is."""
+
+    def __init__(self, feed: LiveFeed, query: LiveQuery, is_open: Callable[[], bool]) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]
+        self.headers["X-Accel-Buffering"] = "no"  # nginx would collect events otherwise
+        self._feed = feed
+        self._query = query
+        self._is_open = is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._feed.streams += 1
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_until_disconnected, receive, tasks.cancel_scope)
+                await self._feed.send_events(self._query, self._is_open, send)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._feed.streams -= 1
+
+
+async def _until_disconnected(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

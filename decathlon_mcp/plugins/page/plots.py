@@ -1,0 +1,197 @@
+"""Plots as SVG, made on the server. Each point says its numbers; shapes and dashes stand beside colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from markupsafe import Markup, escape
+
+from decathlon_mcp.plugins.history.values import CallTime, CurvePoint, Estimate
+from decathlon_mcp.plugins.page.rendering import duration, exact, number
+
+WIDTH, HEIGHT = 720, 220
+LEFT, RIGHT, TOP, BOTTOM = 40, 40, 12, 28
+MAX_LANES = 12
+MAX_BARS = 400
+"""Calls that have a bar each; beyond, bars stand for the calls of a stretch of time."""
+LABEL_WIDTH = 90
+SHORT_SECONDS = 600.0
+"""Span of time below which labels show seconds, since the minutes of neighbours would be the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Numbers from `low` to `high` onto lengths from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        share = (value - self.low) / span if span > 0 else 0.5
+        return round(self.start + share * (self.end - self.start), 2)
+
+
+def curve(points: Sequence[CurvePoint], by: Literal["step", "time"]) -> Markup:
+    """Mean reward with its spread, and success rate, against steps or time."""
+    values = [
+        value
+        for point in points
+        for value in (point.lowest, point.highest, point.reward and point.reward.mean)
+        if value is not None
+    ]
+    low, high = min([0.0, *values]), max([1.0, *values])
+    x = Scale(points[0].at, points[-1].at, LEFT + 8, WIDTH - RIGHT - 8)
+    y = Scale(low, high, HEIGHT - BOTTOM, TOP)
+    parts = [_frame(x, y, points, by)]
+    spread = [
+        (x(point.at), y(point.lowest), y(point.highest))
+        for point in points
+        if point.lowest is not None and point.highest is not None
+    ]
+    parts.append(_band(spread, "spread"))
+    errors = [
+        (x(point.at), y(point.reward.mean - error), y(point.reward.mean + error))
+        for point in points
+        if point.reward is not None and (error := point.reward.standard_error) is not None
+    ]
+    parts.append(_band(errors, "error"))
+    rewards = [(point, point.reward) for point in points if point.reward is not None]
+    successes = [(point, point.success) for point in points if point.success is not None]
+    parts.append(_line([(x(point.at), y(value.mean)) for point, value in successes], "success-line"))
+    parts.append(_line([(x(point.at), y(value.mean)) for point, value in rewards], "reward-line"))
+    for point, value in successes:
+        title = _point_title("success rate", point, value, by)
+        at_x, at_y = x(point.at), y(value.mean)
+        parts.append(
+            f'<rect class="success-mark" x="{at_x - 3}" y="{at_y - 3}" width="6" height="6">{title}</rect>'
+        )
+    for point, value in rewards:
+        title = _point_title("reward", point, value, by)
+        parts.append(
+            f'<circle class="reward-mark" cx="{x(point.at)}" cy="{y(value.mean)}" r="3.5">{title}</circle>'
+        )
+    return _svg(WIDTH, HEIGHT, "plot", "Reward and success rate", parts)
+
+
+def _point_title(name: str, point: CurvePoint, value: Estimate, by: Literal["step", "time"]) -> Markup:
+    where = f"step {point.at:g}" if by == "step" else exact(point.at)
+    error = "" if value.standard_error is None else f" ± {number(value.standard_error)}"
+    text = f"{where}: {name} {number(value.mean)}{error}, {value.count} attempts"
+    return Markup(f"<title>{escape(text)}</title>")
+
+
+def _frame(x: Scale, y: Scale, points: Sequence[CurvePoint], by: Literal["step", "time"]) -> str:
+    parts: list[str] = []
+    for value in _ticks(y.low, y.high):
+        parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value)}" y2="{y(value)}"/>')
+        parts.append(f'<text class="tick end" x="{LEFT - 6}" y="{y(value) + 4}">{value:g}</text>')
+    shown = slice(11, 19) if points[-1].at - points[0].at < SHORT_SECONDS else slice(5, 16)
+    free_from = -math.inf
+    for point in points:
+        if x(point.at) < free_from:
+            continue
+        free_from = x(point.at) + LABEL_WIDTH
+        text = f"{point.at:g}" if by == "step" else exact(point.at)[shown]
+        parts.append(f'<text class="tick middle" x="{x(point.at)}" y="{HEIGHT - 8}">{escape(text)}</text>')
+    return "".join(parts)
+
+
+def _ticks(low: float, high: float) -> Iterable[float]:
+    step = 10 ** math.floor(math.log10(max(high - low, 1e-9)))
+    step = next(each for each in (step / 4, step / 2, step, step * 2) if (high - low) / each <= 5)
+    first = math.ceil(low / step - 1e-9)
+    return (round(index * step, 9) for index in range(first, math.floor(high / step + 1e-9) + 1))
+
+
+def _band(points: Sequence[tuple[float, float, float]], name: str) -> str:
+    if len(points) < 2:
+        return ""
+    edge = [f"{x},{upper}" for x, _, upper in points] + [f"{x},{lower}" for x, lower, _ in reversed(points)]
+    return f'<polygon class="{name}" points="{" ".join(edge)}"/>'
+
+
+def _line(points: Sequence[tuple[float, float]], name: str) -> str:
+    if len(points) < 2:
+        return ""
+    return f'<polyline class="{name}" points="{" ".join(f"{x},{y}" for x, y in points)}"/>'
+
+
+def timeline(times: Sequence[CallTime], path: str) -> Markup:
+    """When the calls of an episode ran; each bar leads to its call. Calls that overlap are in rows.
+
+    `path`: the address of the episode's page.
+    """
+    ends = [time.start + (time.seconds or 0.0) for time in times]
+    total = max(max(ends, default=0.0), 1e-3)
+    x = Scale(0.0, total, 0.0, float(WIDTH))
+    if len(times) > MAX_BARS:
+        return _density(times, total, path)
+    lanes: list[float] = []
+    bars: list[str] = []
+    lowest = 0
+    for time in sorted(times, key=lambda each: each.start):
+        width = max(2.0, x(time.seconds or 0.0))
+        start = min(x(time.start), WIDTH - width)
+        free = (index for index, end in enumerate(lanes) if end <= start)
+        lane = next(free, min(len(lanes), MAX_LANES - 1))
+        lanes[lane : lane + 1] = [start + width]
+        lowest = max(lowest, lane)
+        name = "bar failed" if time.failed else "bar"
+        title = f"call {time.seq}, {duration(time.seconds) or 'running'}{', failed' if time.failed else ''}"
+        bars.append(
+            f'<a href="{escape(path)}?call={time.seq}#c{time.seq}" aria-label="{title}">'
+            f'<rect class="{name}" x="{start}" y="{4 + lane * 9}" width="{width}" height="7" rx="1"/>'
+            f"<title>{title}</title></a>"
+        )
+    height = 4 + (lowest + 1) * 9 + 16
+    return _svg(WIDTH, height, "timeline", "When the calls ran", [*bars, _time_axis(total, height)])
+
+
+def _density(times: Sequence[CallTime], total: float, path: str) -> Markup:
+    bins = 180
+    groups: list[list[CallTime]] = [[] for _ in range(bins)]
+    for time in times:
+        groups[min(bins - 1, int(bins * time.start / total))].append(time)
+    most = max(map(len, groups))
+    width = WIDTH / bins
+    bars: list[str] = []
+    for index, group in enumerate(groups):
+        if not group:
+            continue
+        failed = sum(time.failed for time in group)
+        height = max(3.0, 40 * len(group) / most)
+        red = height * failed / len(group)
+        first = next((time.seq for time in group if time.failed), group[0].seq)
+        title = f"{len(group)} calls from call {group[0].seq} on, {failed} failed"
+        bars.append(
+            f'<a href="{escape(path)}?call={first}#c{first}" aria-label="{title}">'
+            f'<rect class="bar" x="{index * width:.2f}" y="{44 - height:.2f}" width="{width - 0.6:.2f}" '
+            f'height="{height - red:.2f}"/>'
+            f'<rect class="bar failed" x="{index * width:.2f}" y="{44 - red:.2f}" width="{width - 0.6:.2f}" '
+            f'height="{red:.2f}"/><title>{title}</title></a>'
+        )
+    return _svg(WIDTH, 60, "timeline", "When the calls ran", [*bars, _time_axis(total, 60)])
+
+
+def _time_axis(total: float, height: float) -> str:
+    y = height - 2
+    middle = WIDTH / 2
+    return (
+        f'<text class="tick" x="0" y="{y}">0 s</text>'
+        f'<text class="tick middle" x="{middle}" y="{y}">{escape(duration(total / 2))}</text>'
+        f'<text class="tick end" x="{WIDTH}" y="{y}">{escape(duration(total))}</text>'
+    )
+
+
+def _svg(width: float, height: float, name: str, label: str, parts: Iterable[str]) -> Markup:
+    # A group and not an image: what is inside can be reached by keyboard and screen reader.
+    return Markup(
+        f'<svg class="{name}" viewBox="0 0 {width:g} {height:g}" role="group" aria-label="{label}">'
+        f"{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,267 @@
+"""What all pages share: who visits, the templates, and a few threads in which pages are made.
+
+A view is a plain function that gets a `Visit` and returns a response. It runs in a worker thread, because it
+reads files and renders, so nothing of the server waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import anyio
+import anyio.to_thread
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.plugins.page.access import Principal, Sessions, Viewer
+from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, LiveQuery, Snapshot
+from decathlon_mcp.plugins.page.rendering import Assets, create_environment
+
+T = TypeVar("T")
+
+MAX_THREADS = 4
+"""Pages that are made at the same time. More would only take turns at Python's lock."""
+MAX_FIELDS = 2_000
+SHORT_FORM_BYTES = 16 << 10
+"""Longest form of somebody who is not known yet. Longer ones are parsed in a thread: 4 MiB of escapes take
+half a second."""
+MAX_LONG_FORMS = 8
+"""Long forms that are in memory at once."""
+LONG_FORM_SECONDS = 60.0
+"""Longest time for a long form, with that for its turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request of somebody who may send it. `form`: the fields of a POST.
+
+    `is_own`: the episode in the address is an attempt that the viewer plays.
+    """
+
+    site: Site
+    request: Request
+    viewer: Viewer
+    snapshot: Snapshot | None
+    live: tuple[LiveEpisode, ...]
+    form: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_own: bool = False
+
+    @property
+    def history(self) -> EpisodeHistory:
+        """What the state folders have."""
+        return self.site.history
+
+    @property
+    def path(self) -> Mapping[str, Any]:
+        """The parameters of the path."""
+        return self.request.path_params
+
+    def query(self, name: str) -> str:
+        """One parameter of the address; empty if it is missing."""
+        return self.request.query_params.get(name, "")
+
+    def number(self, name: str, default: int) -> int:
+        """One parameter that is a whole number from 1."""
+        text = self.query(name)
+        return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 10 else default
+
+    def render(self, template: str, status: int = 200, **values: Any) -> Response:
+        """A page. Runs in the thread of the view."""
+        return self.site.render(
+            self.request,
+            template,
+            status,
+            viewer=self.viewer,
+            snapshot=self.snapshot,
+            live=self.live,
+            **values,
+        )
+
+    def redirect(self, path: str) -> Response:
+        """The answer to a form: the page to look at next."""
+        return RedirectResponse(self.site.href(path), 303)
+
+
+class Control(Protocol):
+    """What a person can change on a server. Runs in a worker thread."""
+
+    def end(self, episode_id: str) -> bool:
+        """Begin to end a live episode; False if there is none."""
+        ...
+
+    def branch(self, episode_id: str, at: int, principal: Principal) -> str:
+        """Start an attempt by hand that stands after a call of an episode; returns its public id.
+
+        Raises DecathlonError.
+        """
+        ...
+
+    def pin(self, run: str, owner: str | None, *, pinned: bool) -> None:
+        """Keep a run's episodes from `--keep-days`, or not any more. `owner`: only those of this token."""
+        ...
+
+    def delete(self, run: str, owner: str | None) -> int:
+        """Delete a run's episodes that have ended, with their files; returns their number."""
+        ...
+
+
+View = Callable[[Visit], Response]
+
+
+class Site:
+    """The pages of one server, or of `view`. `live`, `control`: None without a server.
+
+    `folders`: names of the state folders, for people. `public_url`: by which people reach the page.
+    """
+
+    def __init__(
+        self,
+        history: EpisodeHistory,
+        sessions: Sessions,
+        *,
+        live: LiveFeed | None = None,
+        control: Control | None = None,
+        folders: tuple[str, ...] = (),
+        public_url: str | None = None,
+    ) -> None:
+        self.history = history
+        self.sessions = sessions
+        self.live = live
+        self.control = control
+        self.folders = folders
+        self.public_url = public_url and public_url.rstrip("/")
+        self.can_play = False
+        """Whether tasks can be played at `/play`."""
+        self.is_secure = (public_url or "").startswith("https:")
+        self.assets = Assets()
+        self._prefix = urlsplit(public_url or "").path.rstrip("/")
+        self._templates = create_environment(self.assets, self.href)
+        self._threads = anyio.CapacityLimiter(MAX_THREADS)
+        self._long_forms = anyio.Semaphore(MAX_LONG_FORMS)
+
+    def href(self, path: str) -> str:
+        """The address of a path, behind a proxy too."""
+        return f"{self._prefix}{path}"
+
+    def render(
+        self, request: Request, template: str, status: int = 200, *, viewer: Viewer | None, **values: Any
+    ) -> Response:
+        """A page for a viewer, or for somebody who is not known yet."""
+        content = self._templates.get_template(template).render(
+            request=request,
+            site=self,
+            viewer=viewer,
+            now=time.time(),
+            public_url=self.public_url or _address(request),
+            **values,
+        )
+        # Marks replace what UTF-8 cannot encode; what is left of it would be a fault of a template.
+        return HTMLResponse(content.encode("utf-8", "replace"), status)
+
+    def watching(self, view: View) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint for those who may see what was played."""
+
+        async def endpoint(request: Request) -> Response:
+            viewer = self.sessions.viewer(request)
+            if viewer is None:
+                return await self.in_thread(self.ask_for_secret, request)
+            if not viewer.may_watch and self.can_play and request.url.path == "/":
+                return RedirectResponse(self.href("/play"), 303)
+            if not viewer.may_watch:
+                return await self.error(request, viewer, 403, "With this token you may play, and not watch.")
+            return await self.visit(request, viewer, view)
+
+        return endpoint
+
+    async def visit(self, request: Request, viewer: Viewer, view: View) -> Response:
+        """Run a view for a viewer; errors become pages."""
+        snapshot, live = None, ()
+        if self.live is not None:
+            snapshot, live = self.live.snapshot(), self.live.visible(LiveQuery(viewer.owner))
+        try:
+            form = await self.read_form(request)
+            return await self.in_thread(view, Visit(self, request, viewer, snapshot, live, form))
+        except HTTPException as error:
+            return await self.error(request, viewer, error.status_code, error.detail)
+        except DecathlonError as error:
+            status = 400 if isinstance(error, BadRequestError) else 503
+            return await self.error(request, viewer, status, error.message)
+
+    async def read_form(self, request: Request) -> dict[str, str]:
+        """The fields of the form that somebody who is known has sent; none of a request that is no POST.
+
+        Raises BadRequestError, and HTTPException for a long one that takes too long.
+        """
+        if request.method != "POST":
+            return {}
+        if _is_short(request):
+            return await read_short_form(request)
+        with anyio.move_on_after(LONG_FORM_SECONDS):
+            await self._long_forms.acquire()
+            try:
+                return await self.in_thread(_fields, await _body(request))
+            finally:
+                self._long_forms.release()
+        raise HTTPException(503, "The form did not arrive in time: send it again.")
+
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run what reads files, renders, or takes long."""
+        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._threads)
+
+    async def error(self, request: Request, viewer: Viewer | None, status: int, message: str) -> Response:
+        """A page that says what is wrong."""
+
+        def render() -> Response:
+            return self.render(request, "error.html", status, viewer=viewer, message=message)
+
+        return await self.in_thread(render)
+
+    def ask_for_secret(self, request: Request, *, wrong: bool = False, next_path: str = "") -> Response:
+        """The page on which a person presents the key or a token."""
+        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return self.render(request, "enter.html", 401, viewer=None, wrong=wrong, next_path=next_path or here)
+
+
+def _address(request: Request) -> str:
+    """The server's address for programs, by which the request came."""
+    url = request.base_url
+    # Browsers take `decathlon.localhost` for this machine; name resolvers of programs often do not.
+    if (url.hostname or "").endswith(".localhost"):
+        url = url.replace(hostname="localhost")
+    return str(url).rstrip("/")
+
+
+async def read_short_form(request: Request) -> dict[str, str]:
+    """The fields of a form of at most SHORT_FORM_BYTES. Raises BadRequestError, and HTTPException beyond."""
+    if not _is_short(request):
+        raise HTTPException(413, "The form is too long.")
+    return _fields(await _body(request))
+
+
+def _is_short(request: Request) -> bool:
+    # The gate has found the length to be one.
+    return int(request.headers.get("content-length", "0")) <= SHORT_FORM_BYTES
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise BadRequestError("the form did not arrive") from None
+
+
+def _fields(body: bytes) -> dict[str, str]:
+    """The fields of a form; of several with one name the last. Raises BadRequestError."""
+    try:
+        return dict(
+            parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=MAX_FIELDS, separator="&")
+        )
+    except ValueError:
+        raise BadRequestError("the form cannot be read") from None

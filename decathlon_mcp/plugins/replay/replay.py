@@ -1,0 +1,314 @@
+"""`replay`: make the calls of a recorded episode again in a new one, and show which replies differ."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+from decathlon_client import (
+    CallTimeoutError,
+    ClientError,
+    Decathlon,
+    Episode,
+    NoVerdictError,
+    RequestError,
+)
+from decathlon_client.script import WORKSPACE
+from decathlon_client.shutdown import shutdown_on_signal
+
+from decathlon_mcp.cli.output import print_json, printed
+from decathlon_mcp.differences import Difference, Paths, ReplyText, changed_in, compare_replies
+from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.plugins.history.list_episodes import find_row
+from decathlon_mcp.plugins.play.play import connect, redirect_logs
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.storage.instance import check_state_folder
+from decathlon_mcp.storage.recorded import RecordedCall, RecordedEpisode
+from decathlon_mcp.storage.store import REPLAY_LABEL, Store
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
+from decathlon_mcp.types import JsonObject, as_object
+
+EQUAL, DIFFERENT, NOT_PLAYED = 0, 1, 2
+"""Exit statuses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """How an episode is replayed. `to`: the last call, or all. `claim`: claim and grade it too.
+
+    `stop`: after the first difference. `outside`: also if the task reaches what episodes share.
+    """
+
+    to: int | None = None
+    claim: bool = False
+    stop: bool = False
+    outside: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The recorded episode."""
+
+    public_id: str
+    recorded: RecordedEpisode
+    verdict: JsonObject | None
+
+    @property
+    def launch_time(self) -> str:
+        """Raises BadRequestError if it is not known."""
+        if not isinstance(time := self.recorded.head.get("launch_time"), str):
+            raise BadRequestError(f"the launch time of {self.public_id} is not known: its record has none")
+        return time
+
+    def word(self, name: str) -> str:
+        """A text of the head line; empty if it has none."""
+        return str(self.recorded.head.get(name) or "")
+
+
+async def replay(
+    settings: Settings, name: str, url: str | None, options: ReplayOptions, *, embedded: bool
+) -> int:
+    """Replay the episode with this public id, or its beginning, or this handle; returns the exit status.
+
+    It is read from the settings' state folder. `embedded`: in a server in this process; else at `url`.
+    """
+    try:
+        source = await anyio.to_thread.run_sync(_read, settings.state, name)
+        same = {key: value for key in ("names", "language") if (value := source.word(key))}
+        server = settings.model_copy(update=same) if embedded else None
+        d = connect(server, url)
+        async with shutdown_on_signal() as watcher:
+            with redirect_logs(server):
+                return await _Replay(d, source, options).run()
+    except (DecathlonError, ClientError) as error:
+        sys.stderr.write(f"decathlon-mcp: {' '.join(error.message.split())}\n")
+        return NOT_PLAYED
+    return watcher.status or NOT_PLAYED
+
+
+def _read(state: Path, name: str) -> _Source:
+    check_state_folder(state)
+    with Store.open_read_only(state) as store:
+        row = find_row(store, state, name)
+    try:
+        recorded = RecordedEpisode(state / "episodes" / row.id / TRAJECTORY_FILE)
+    except OSError as error:
+        raise BadRequestError(f"the calls of {row.public_id} cannot be read: {error.strerror}") from None
+    return _Source(row.public_id, recorded, row.verdict)
+
+
+@dataclass(slots=True)
+class _Replay:
+    d: Decathlon
+    source: _Source
+    options: ReplayOptions
+    calls: list[JsonObject] = field(default_factory=list[JsonObject])
+    notes: list[str] = field(default_factory=list[str])
+    first: int | None = None
+    """The first call whose reply differs."""
+
+    async def run(self) -> int:
+        source, verdict = self.source, None
+        public_id = ""
+        async with self.d, self._episode() as episode:
+            public_id = episode.public_id
+            await self._require_the_same(episode)
+            self._say(f"{source.word('task')}: replay of {source.public_id} is {public_id}")
+            for note in self.notes:
+                self._say(note)
+            await self._make_calls(episode)
+            if self.options.claim and not (self.options.stop and self.first is not None):
+                verdict = await self._claim(episode)
+        return self._report(public_id, verdict)
+
+    @asynccontextmanager
+    async def _episode(self) -> AsyncGenerator[Episode]:
+        source = self.source
+        async with self.d.episode(
+            source.word("task"),
+            launch_time=source.launch_time,
+            labels={REPLAY_LABEL: source.public_id},
+            outside=self.options.outside,
+        ) as episode:
+            yield episode
+
+    async def _require_the_same(self, episode: Episode) -> None:
+        """Raise BadRequestError for what makes a replay senseless, and note what may explain differences."""
+        source, recorded = self.source, self.source.recorded
+        status = (await self.d.ask("episode_status", {"episode": episode.id})).structured or {}
+        for name, what in (("language", "language"), ("names", "spelling of tool names")):
+            if (before := source.word(name)) and status.get(name) not in (None, before):
+                raise BadRequestError(
+                    f"{source.public_id} was played with the {what} {before}, and this server has "
+                    f"{status.get(name)}: start one with `--{name} {before}`"
+                )
+        known = {tool.name for tool in episode.tools}
+        calls = await anyio.to_thread.run_sync(lambda: [call.name for call in self._recorded()])
+        if gone := sorted({name for name in calls if name not in known}):
+            raise BadRequestError(f"the task has no tool {' and no '.join(gone)} any more")
+        revision = recorded.ready.get("suite_revision")
+        if status.get("suite_revision") not in (None, revision):
+            self.notes.append(f"the suite's revision was {revision}, and is {status.get('suite_revision')}")
+        if recorded.last and not recorded.count:
+            self.notes.append("no call was sent")
+
+    def _recorded(self) -> list[RecordedCall]:
+        return list(self.source.recorded.calls(self.options.to))
+
+    def _paths(self, episode: Episode) -> Paths | None:
+        """The workspaces' paths where they differ, as they do without isolation."""
+        prompt = as_object(self.source.recorded.ready.get("prompt")) or {}
+        before = WORKSPACE.search(f"{prompt.get('system')}\n{prompt.get('task')}")
+        now = WORKSPACE.search(episode.prompt)
+        if before is None or now is None or (paths := Paths.of(before[1], now[1])) is None:
+            return None
+        self._say(f"{paths.old} was the workspace, and is {paths.new}: calls are sent with the new path")
+        return paths
+
+    async def _make_calls(self, episode: Episode) -> None:
+        paths, changed = self._paths(episode), set[str]()
+        calls = self.source.recorded.calls(self.options.to)
+        while (call := await anyio.to_thread.run_sync(next, calls, None)) is not None:
+            entry: JsonObject = {"call": call.seq, "name": call.name}
+            self.calls.append(entry)
+            if call.overlaps:
+                entry["overlapped"] = True
+            if stale := changed_in(call.arguments, changed):
+                entry["changed_arguments"] = stale
+            if call.missing in ("cancelled", "unanswered"):
+                entry["result"] = f"not sent: {call.missing}"
+                self._show(entry)
+                continue
+            now = await _reply_to(episode, call, paths)
+            difference = None
+            if call.reply is None:
+                entry["result"] = "sent: the recorded reply was not kept"
+            else:
+                difference = await anyio.to_thread.run_sync(compare_replies, call.reply, now, paths)
+                entry["result"] = "equal" if difference is None else "differs"
+            if difference is not None:
+                self.first = self.first or call.seq
+                changed |= difference.changed
+                entry["difference"] = _difference_json(difference)
+            self._show(entry, difference)
+            if difference is not None and self.options.stop:
+                return
+
+    async def _claim(self, episode: Episode) -> JsonObject:
+        """Close the attempt as it was closed, and return the verdict."""
+        claim = self.source.recorded.claim
+        answer = claim.get("answer")
+        if claim.get("truncated"):
+            await episode.truncate(answer, turns=claim.get("turns"))
+        elif claim.get("by_agent"):
+            await episode.claim_done(answer)
+        try:
+            return dict((await episode.evaluate()).raw)
+        except NoVerdictError as error:
+            if not error.verdict:
+                raise
+            return dict(error.verdict)
+
+    # what people and programs read
+
+    def _say(self, text: str) -> None:
+        if not self.options.as_json:
+            sys.stdout.write(f"{printed(text)}\n")
+
+    def _show(self, entry: JsonObject, difference: Difference | None = None) -> None:
+        marks = [entry["result"] if difference is None else f"differs: {difference.kind}"]
+        if entry.get("overlapped"):
+            marks.append("ran at the same time as another call, now in order")
+        if stale := entry.get("changed_arguments"):
+            marks.append(f"its arguments have {', '.join(stale)}, which is another one now")
+        self._say(f"{entry['call']:>5}  {entry['name']}  {'; '.join(marks)}")
+        if difference is not None:
+            for sign, reply, part in (
+                ("-", difference.old, difference.old_part),
+                ("+", difference.new, difference.new_part),
+            ):
+                error = " (error)" if reply.is_error else ""
+                self._say(f"       {sign}{error} {_around(reply.text, part)}")
+
+    def _report(self, public_id: str, verdict: JsonObject | None) -> int:
+        compared = [call for call in self.calls if call["result"] in ("equal", "differs")]
+        different = sum(call["result"] == "differs" for call in compared)
+        before = self.source.verdict
+        is_graded_alike = verdict is None or before is None or _grade(before) == _grade(verdict)
+        if self.options.as_json:
+            print_json(
+                {
+                    "episode": self.source.public_id,
+                    "replay": public_id,
+                    "task": self.source.word("task"),
+                    "notes": self.notes,
+                    "calls": self.calls,
+                    "equal": len(compared) - different,
+                    "different": different,
+                    "first_difference": self.first,
+                    **({} if verdict is None else {"verdict": verdict, "verdict_before": before}),
+                }
+            )
+        elif self.first is None:
+            self._say(f"{len(compared)} of {len(compared)} replies are equal")
+        else:
+            self._say(
+                f"{len(compared) - different} of {len(compared)} replies are equal; "
+                f"the first that differs is that of call {self.first}"
+            )
+        if verdict is not None:
+            was = "was not graded" if before is None else f"was {_grade_text(before)}"
+            self._say(f"the verdict {was}, and is {_grade_text(verdict)}")
+        return EQUAL if self.first is None and is_graded_alike else DIFFERENT
+
+
+async def _reply_to(episode: Episode, call: RecordedCall, paths: Paths | None) -> ReplyText:
+    """Make a call again. Raises ClientError if the episode cannot go on."""
+    arguments = call.arguments if paths is None or call.arguments is None else paths.moved(call.arguments)
+    try:
+        reply = await episode.call(call.name, arguments)
+    except (RequestError, CallTimeoutError) as error:
+        return ReplyText.of_error(error.message)
+    if episode.claimed:
+        raise ClientError(f"call {call.seq} could not be made: {reply.text}")
+    return ReplyText.of_result(reply.raw)
+
+
+def _difference_json(difference: Difference) -> JsonObject:
+    return {
+        "class": difference.kind,
+        "old": difference.old.text,
+        "new": difference.new.text,
+        "old_part": difference.old_part,
+        "new_part": difference.new_part,
+        "old_is_error": difference.old.is_error,
+        "new_is_error": difference.new.is_error,
+    }
+
+
+SHOWN_AROUND = 60
+"""Characters before and after a differing part that are shown with it."""
+
+
+def _around(text: str, part: str) -> str:
+    """The differing part of a reply in brackets, with what stands around it."""
+    whole = part.removesuffix("…")
+    at = text.find(whole)
+    before, after = text[max(0, at - SHOWN_AROUND) : at], text[at + len(whole) :][:SHOWN_AROUND]
+    shown = f"{'…' if at > SHOWN_AROUND else ''}{before}[{part}]{after}"
+    return shown.replace("\r", "").replace("\n", "⏎")
+
+
+def _grade(verdict: JsonObject) -> tuple[Any, Any, Any]:
+    return verdict.get("status"), verdict.get("success"), verdict.get("reward")
+
+
+def _grade_text(verdict: JsonObject) -> str:
+    reward = verdict.get("reward")
+    return str(verdict.get("status")) if reward is None else f"reward {reward:g}"

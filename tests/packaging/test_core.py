@@ -1,0 +1,91 @@
+"""The core alone: a copy of the sources without `decathlon_mcp/plugins` plays and passes the core's tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+FOLDERS = ("decathlon_mcp", "sandbox", "clients", "tests", "benchmarks", "docs")
+SECONDS = 900
+CORE_TESTS = (
+    *("tests/suites", "tests/catalogue", "tests/grading/test_evaluation.py", "tests/grading/test_verdict.py"),
+    *("tests/storage/test_store.py", "tests/storage/test_journal.py", "tests/driver_client/test_driver.py"),
+    *("tests/episodes/test_registry.py", "tests/episodes/test_runner.py", "tests/episodes/test_set_up.py"),
+    *("tests/protocol/test_lobby.py", "tests/http/test_application.py", "tests/http/test_held_episodes.py"),
+    *("tests/cli/test_tasks.py", "tests/cli/test_stdio.py", "tests/e2e/test_episode.py"),
+)
+"""Of what every episode goes through; none of them uses a plug-in."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS)]
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("core")
+    ignored = shutil.ignore_patterns("__pycache__", "node_modules")
+    for name in FOLDERS:
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=ignored)
+    shutil.copy(REPOSITORY / "pyproject.toml", copy)
+    shutil.rmtree(copy / "decathlon_mcp" / "plugins")
+    return copy
+
+
+def run(core: Path, *arguments: str) -> str:
+    """Run Python in the copy, before whose sources nothing of this repository is found."""
+    environment = {
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("DECATHLON_", "PYTEST_"))
+        },
+        "PYTHONPATH": os.pathsep.join(str(folder) for folder in (core, core / "sandbox", core / "clients")),
+        "XDG_STATE_HOME": str(core / "state"),
+    }
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=core,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]
+    return done.stdout
+
+
+def test_the_copy_has_no_built_in_plug_in(core: Path) -> None:
+    code = "import decathlon_mcp.hooks as hooks; print(hooks.__file__, [*hooks._built_in()])"
+    assert run(core, "-c", code).split() == [str(core / "decathlon_mcp" / "hooks.py"), "[]"]
+
+
+def test_the_core_has_its_own_commands_only(core: Path) -> None:
+    listed = {*re.findall(r"^│ ([a-z-]+) ", run(core, "-m", "decathlon_mcp.cli", "--help"), re.MULTILINE)}
+    assert {"serve", "stdio", "tasks", "demo"} <= listed
+    assert not listed & {
+        "export",
+        "export-tasks",
+        "episodes",
+        "play",
+        "regrade",
+        "replay",
+        "serve-episode",
+        "view",
+    }
+
+
+def test_the_core_plays_the_demo(core: Path) -> None:
+    assert "1.0       tune-reactor" in run(core, "-m", "decathlon_mcp.cli", "demo")
+
+
+def test_the_cores_tests_pass_without_plug_ins(core: Path) -> None:
+    options = ("-q", "-p", "no:cacheprovider", "-m", "not docker and not slow and not long")
+    run(core, "-m", "pytest", *options, *CORE_TESTS)
