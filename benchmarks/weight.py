@@ -70,16 +70,13 @@ _PLUG_INS: Mapping[str, tuple[str, ...]] = {
         *("export.py", "leaderboard.py", "play.py", "recordings.py", "regrade.py", "replay.py"),
         *("serve_episode.py", "view.py"),
     ),
-    "episodes": (
-        *("branching.py", "regrading.py", "services.py", "snapshots.py", "task_states.py"),
-        *("tools/coercion.py", "warm_pool.py", "web.py"),
-    ),
+    "episodes": ("regrading.py", "services.py", "tools/coercion.py", "web.py"),
     "grading": ("kept_attempt.py", "traj_log.py"),
     "http": ("held_episodes.py", "node.py", "playing.py", "watching.py"),
     "payloads": ("script_player.py", "web_trust.py"),
     "protocol": ("spans.py",),
     "sandboxes": ("gvisor", "podman.py", "prime", "snapshots.py"),
-    "storage": ("history", "kept_files.py", "snapshots.py"),
+    "storage": ("history", "kept_files.py"),
     "suites": ("release.py",),
     "telemetry": ("spans.py",),
 }

@@ -34,6 +34,14 @@ class Plugin:
     """Sandbox backends by the name that `--provider` takes; each part is a `ProviderPlugin`."""
     commands: Sequence[str] = ()
     """Functions that add commands to the command line's app, which they get."""
+    sandbox_sources: Sequence[str] = ()
+    """Functions that make a `SandboxSource` of one server, of its settings and its `Admission`."""
+    episodes: Sequence[str] = ()
+    """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
+    sandbox factories. The first is around those that follow."""
+    saved_states: Sequence[str] = ()
+    """Functions that remove what is saved of ended episodes. They get the folder of all episodes and,
+    by name, whether it is a `dry_run`; they return how many there were."""
 
 
 @cache
