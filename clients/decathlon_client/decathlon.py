@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 import anyio
+import anyio.lowlevel
 
 from decathlon_client.background import ShieldedTasks, shielded_tasks
 from decathlon_client.batch import Batch, Late, Plan, open_batch
@@ -419,6 +420,8 @@ class Decathlon:
                 return
             if self._owners is None:
                 raise RuntimeError(NOT_OPEN)
+            # One that is not wanted any more would be started before its owner knows.
+            await anyio.lowlevel.checkpoint_if_cancelled()
             # Its closing may come after this client's own.
             lobby = self._lobby
             owner = EpisodeOwner(

@@ -37,7 +37,7 @@ OTHER_PROGRAMS = {
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""
-OTHER_ERRORS = {"ToolError", "RuntimeError"}
+OTHER_ERRORS = {"CancelledError", "RuntimeError", "ToolError", "ValueError"}
 """Exceptions of other libraries."""
 PROGRAM_NAMES = ("prompt", "address", "mcp_config")
 """Of variables that `serve-episode` sets for its program."""

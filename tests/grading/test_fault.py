@@ -35,7 +35,6 @@ UNEXPLAINED = [
     CallTimeoutError("the driver was silent"),
     DriverError("broken", reason="files"),
     MemoryError(),
-    OSError(errno.EMFILE, "Too many open files"),
 ]
 """Errors that say nothing about whose fault they are."""
 BROKEN = Faults(put_error=ProviderUnavailableError("the engine is broken"))

@@ -91,7 +91,7 @@ except OSError as error:
     async with bubblewrap.provider.open(bubblewrap.python_spec(script)) as sandbox:
         output = (await output_of(sandbox)).splitlines()
     assert output == [
-        "['HOME', 'LANG', 'PATH', 'PWD'] 1 sandbox 0 []",
+        "['HOME', 'HOSTNAME', 'LANG', 'PATH', 'PWD'] 1 sandbox 0 []",
         *["Read-only file system"] * 4,
         "Operation not permitted",
     ]
