@@ -143,8 +143,6 @@ async def test_only_episodes_with_the_same_launch_time_and_task_share_a_state(tm
         # The same moment, which the prompt shows in the sandboxes' time zone.
         assert await prepared(start(registry, WHEN.astimezone(timezone(timedelta(hours=1)))))
         assert await prepared(start(registry, WHEN + timedelta(seconds=1)))
-        # The same moment is the same time on the clock of the sandboxes.
-        assert await prepared(start(registry, WHEN.astimezone(timezone(timedelta(hours=1)))))
         # One that others branch from chooses their launch time.
         source = start(registry, None)
         await call(source, "write", text="first")
