@@ -459,9 +459,8 @@ def create_registry(
         keeps_workspace=settings.keep == "workspace",
     )
     found = plugins()
-    sources = SandboxSources(
-        [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources], metrics
-    )
+    made = [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources]
+    sources = SandboxSources([source for source in made if source is not None], metrics)
     return EpisodeRegistry(
         catalogue,
         TaskSampler(catalogue),

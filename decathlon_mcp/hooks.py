@@ -35,7 +35,8 @@ class Plugin:
     commands: Sequence[str] = ()
     """Functions that add commands to the command line's app, which they get."""
     sandbox_sources: Sequence[str] = ()
-    """Functions that make a `SandboxSource` of one server, of its settings and its `Admission`."""
+    """Functions that make a `SandboxSource` of one server, of its settings and its `Admission`; None without
+    one."""
     episodes: Sequence[str] = ()
     """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
     sandbox factories. The first is around those that follow."""

@@ -89,7 +89,10 @@ class PreparedTasks:
 
     async def begin(self, start: Start, following: Following) -> AgentSandbox:
         """Begin as a copy of a task that is set up; or let `following` set it up, for others too."""
-        async with self._slot(start.episode, start.resources.credentials) as slot:
+        key = await self._key(start.episode, start.resources.credentials)
+        if key is None:
+            return await following()
+        async with self._slot(key) as slot:
             if slot.found is not None:
                 agent = await begin_as_copy(start, slot.found, prepared=True)
                 if agent is not None:
@@ -99,17 +102,11 @@ class PreparedTasks:
             return agent
 
     @asynccontextmanager
-    async def _slot(
-        self, episode: Episode, credentials: Sequence[tuple[PurePosixPath, bytes]]
-    ) -> AsyncGenerator[PreparedSlot]:
+    async def _slot(self, key: _Key) -> AsyncGenerator[PreparedSlot]:
         """Wait until the task's state is saved, or until it is the episode's turn to save it.
 
-        In the latter case others wait until the body is left. `credentials`: those that the set-up unpacks.
+        In the latter case others wait until the body is left.
         """
-        key = await self._key(episode, credentials)
-        if key is None:
-            yield PreparedSlot()
-            return
         entry = await self._entry(key)
         async with entry.lock:
             found = await anyio.to_thread.run_sync(self._find, entry)
@@ -176,7 +173,7 @@ class PreparedTasks:
                     await anyio.to_thread.run_sync(_remove, folder)
 
     async def _key(self, episode: Episode, credentials: Sequence[tuple[PurePosixPath, bytes]]) -> _Key | None:
-        """None if no state is saved for such an episode."""
+        """None if no state is saved for such an episode. `credentials`: those that the set-up unpacks."""
         factory, spec = episode.sandbox_factory, episode.spec
         if not (self._are_saved and spec.shares_launch_time):
             return None

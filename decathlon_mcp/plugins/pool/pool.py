@@ -332,6 +332,6 @@ class SandboxPool:
         self._changed.set()
 
 
-def create(settings: Settings, admission: Admission) -> SandboxPool:
-    """The pool of a server, of the size in its settings."""
-    return SandboxPool(settings.warm, admission)
+def create(settings: Settings, admission: Admission) -> SandboxPool | None:
+    """The pool of a server, of the size in its settings; None without one."""
+    return SandboxPool(settings.warm, admission) if settings.warm else None
