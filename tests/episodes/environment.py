@@ -20,7 +20,6 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.plugins.branches.branches import Branches
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
 from tests.fakes.driver import FakeCall, FakeRun, ProcessExit
@@ -92,12 +91,6 @@ async def running_registry(
     async with provider, registry.running():
         yield registry
     assert provider.machine.sandboxes == {}, "a sandbox is left"
-
-
-def branches_of(registry: EpisodeRegistry) -> Branches:
-    """What saves the states of the registry's episodes."""
-    assert isinstance(registry.branching, Branches)
-    return registry.branching
 
 
 async def ended(episode: Episode) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
 
 from decathlon_mcp import app
@@ -15,13 +13,12 @@ from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Following, Start
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import EpisodeSpec, Principal
-from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import BadRequestError, DecathlonError, NotRunnableError, SetUpError
 from decathlon_mcp.hooks import Plugin
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
-from tests.driver.peer import until
-from tests.episodes.environment import TOOLS, branches_of, ended, exits_with, running_registry
-from tests.fakes.provider import FakeProvider, SavingFakeProvider
+from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
+from tests.fakes.provider import FakeProvider
 
 pytestmark = pytest.mark.anyio
 
@@ -135,21 +132,3 @@ async def test_a_server_without_plug_ins_plays_and_refuses_branches_and_saved_st
             "decathlon_sandbox_openings_total", {"opening": "cold"}
         )
         assert openings == 2.0
-
-
-async def test_the_pool_gives_way_to_a_copy(tmp_path: Path) -> None:
-    """A copy is none of the pool's, and there must not be more sandboxes than the limit for long."""
-    settings: dict[str, Any] = {"warm": 2, "max_sandboxes": 3}
-    provider = SavingFakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, **settings) as registry:
-        source = registry.start("find-answer", PLAYER)
-        await source.state.reach(Phase.READY)
-        await source.calls.call("probe__echo", CallParams.of({"text": "x"}))
-        await branches_of(registry).save(source)
-        await until(lambda: registry.sources.idle == 2)
-        arguments = {"branch_of": source.id, "at": 1}
-        made = await start_episode(registry, StartEpisode.from_arguments(arguments), PLAYER)
-        with anyio.fail_after(10):
-            await made.ready()
-            assert made.records.progress.exact
-            await until(lambda: len(provider.machine.sandboxes) == 3)

@@ -25,7 +25,8 @@ from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.storage.logged_calls import Origin
 from decathlon_mcp.storage.recorded import RecordedEpisode
 from tests.driver.peer import until
-from tests.episodes.environment import branches_of, ended, exits_with, hang, running_registry, suite_with
+from tests.episodes.branches import branches_of
+from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider, SavingFakeProvider
 

@@ -30,7 +30,8 @@ from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.driver.peer import until
-from tests.episodes.environment import branches_of, exits_with, running_registry, suite_with
+from tests.episodes.branches import branches_of
+from tests.episodes.environment import exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeSandbox, SavingFakeProvider
 from tests.probe.serving import SUITE
@@ -315,3 +316,16 @@ async def test_sandboxes_that_could_fill_the_disk_are_saved_one_after_the_other_
         with pytest.raises(LimitExceededError, match="no room above `--min-free-mib`"):
             await branches_of(state.registry).save(await started(state))
         assert len(state.events) == 6
+
+
+async def test_the_pool_gives_way_to_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy is none of the pool's, and there must not be more sandboxes than the limit for long."""
+    async with saving(tmp_path, monkeypatch, warm=2, max_sandboxes=3) as state:
+        source = await started(state)
+        await call(source)
+        await branches_of(state.registry).save(source)
+        await until(lambda: state.registry.sources.idle == 2)
+        with anyio.fail_after(10):
+            made = await branched(state, source, 1)
+            assert made.records.progress.exact
+            await until(lambda: len(state.provider.machine.sandboxes) == 3)
