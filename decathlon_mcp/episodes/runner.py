@@ -173,7 +173,8 @@ class EpisodeRunner:
                     require_whole_record(episode)
                     if episode.spec.task.in_place:
                         return await grader.grade_in_place(agent.sandbox, agent.driver, self._sealed)
-                captured = await with_room(episode, partial(self._capture, agent_stack, agent))
+                capture = partial(self._capture, agent_stack, agent)
+                captured = await with_room(episode, capture, agent.sandbox)
         require_whole_record(episode)
         async with resources.services.watched():
             return await grader.grade_in_fresh_sandbox(captured)
