@@ -37,7 +37,8 @@ class Outcome(ReplyHandler):
 
     def on_reply(self, message: dict[str, Any], line: bytes) -> None:
         self.outcomes.append(message)
-        assert ("result" in message) != ("error" in message)
+        # Some servers send both, of which one is null.
+        assert "result" in message or "error" in message
         # The line is embedded in the driver's output as it is.
         assert b"\n" not in line
         assert msgspec.json.decode(line) is not None
