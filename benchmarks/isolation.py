@@ -26,6 +26,7 @@ from benchmarks.machine import available_memory_mib, busy_cpu_seconds, machine
 from benchmarks.samples import Measurement, Samples, measure_in_turns
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError
+from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import (
     HostProvider,
@@ -36,7 +37,6 @@ from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.types import JsonObject, Network
 

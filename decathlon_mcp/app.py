@@ -1,7 +1,8 @@
 """Composition root: builds everything below the protocol from the settings.
 
-Nothing below this module takes `Settings`: each part gets the values it needs. This module must stay cheap to
-import: starlette and the front end take about a second, so the command line imports them only after
+Nothing below this module takes `Settings` but the providers' own parts (`sandboxes/plugins.py`): each part
+gets the values it needs. This module must stay cheap to import: starlette and the front end take about a
+second, so the command line imports them only after
 `bootstrap`, and reports a missing engine without that delay.
 """
 
@@ -10,8 +11,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC
 from functools import partial
@@ -43,30 +44,26 @@ from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Limits, Provider
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
-from decathlon_mcp.sandboxes.bubblewrap.provider import NO_NETWORK, UNPACK, BubblewrapProvider
-from decathlon_mcp.sandboxes.docker.image import images_on_engine
-from decathlon_mcp.sandboxes.docker.provider import DEFAULT_NETWORK, DockerProvider
-from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
-from decathlon_mcp.sandboxes.inventory import (
-    BUBBLEWRAP_FOLDER,
-    GVISOR_FOLDER,
-    LOCAL_FOLDER,
-    NAMESPACES_FOLDER,
-)
 from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside, require_descriptors
-from decathlon_mcp.sandboxes.local import LOCAL, LocalProvider
-from decathlon_mcp.sandboxes.local_isolation import LocalIsolation, decide_isolation
-from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin, load_plugin, parse_options
-from decathlon_mcp.settings import BUILT_IN_PROVIDERS, ProviderName, Settings
+from decathlon_mcp.sandboxes.plugins import (
+    Offer,
+    ProviderPlugin,
+    context_of,
+    create_provider,
+    default_provider,
+    image_of,
+    load_provider,
+    offer_of,
+    parse_options,
+)
+from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.disk import DiskSpace, cure_of, is_full
 from decathlon_mcp.storage.file_cache import FileCache
 from decathlon_mcp.storage.instance import Successor, create_state_folder, instance_lock
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.storage.retention import DAY_SECONDS, delete_old_episodes
-from decathlon_mcp.storage.store import SandboxRow, Store
-from decathlon_mcp.suites.loading import STARTER, load_suite
+from decathlon_mcp.storage.store import Store
+from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
@@ -79,20 +76,14 @@ from decathlon_mcp.web.targets import parse_addresses
 
 log = logging.getLogger("decathlon.app")
 
-PLUGIN_FOLDERS = "providers"
-"""In the state folder: the folders of other packages' providers, by name."""
 RETENTION_SECONDS = 3600.0
 """Time between two searches for episodes that are older than `--keep-days`."""
 
 
-def provider_for(suite: Suite, settings: Settings) -> ProviderName:
-    """The provider of a suite: as set, else `local` for the starter suite and `docker` for a checkout.
-
-    No engine can have an image that is a folder, so with one, it is `bubblewrap` for a checkout.
-    """
-    if settings.provider is not None or suite.profile.name == "starter":
-        return settings.provider or "local"
-    return "bubblewrap" if is_image_folder(settings.image) else "docker"
+def provider_for(suite: Suite, settings: Settings) -> str:
+    """The name of a suite's provider: as set, else the default of its kind."""
+    is_starter = suite.profile.name == "starter"
+    return settings.provider or default_provider(settings.image, is_starter=is_starter)
 
 
 def image_for(suite: Suite, settings: Settings) -> str | None:
@@ -100,20 +91,7 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
 
     Raises SettingsError if the setting is not for the provider.
     """
-    name = provider_for(suite, settings)
-    if name == "local":
-        return None
-    if name not in BUILT_IN_PROVIDERS:
-        return settings.image or suite.profile.image
-    if name == "docker":
-        if is_image_folder(settings.image):
-            raise SettingsError(
-                f"--image {settings.image} is a folder, which only --provider bubblewrap and gvisor use"
-            )
-        return settings.image or suite.profile.image
-    if settings.image is not None and not is_image_folder(settings.image):
-        raise SettingsError(f"--image {settings.image} is no folder: {UNPACK}, a path with / or ./ before it")
-    return settings.image and str(Path(settings.image).expanduser().absolute())
+    return image_of(provider_for(suite, settings), settings.image, suite.profile.image)
 
 
 def check_provider(settings: Settings) -> None:
@@ -122,12 +100,11 @@ def check_provider(settings: Settings) -> None:
         raise SettingsError(
             "--prepared saves states of sandboxes, for which --snapshot-mib 0 leaves no space"
         )
-    name = settings.provider
-    if name is not None and name not in BUILT_IN_PROVIDERS:
-        parse_options(name, load_plugin(name), settings.provider_option)
+    if settings.provider is not None:
+        parse_options(settings.provider, settings.provider_option)
     elif settings.provider_option:
         raise SettingsError(
-            f"--provider-option {settings.provider_option[0]}: {name or 'the default provider'} takes none"
+            f"--provider-option {settings.provider_option[0]}: name the provider that takes it: --provider"
         )
 
 
@@ -137,42 +114,31 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
         raise SettingsError(
             f"--web is for sandboxes without a network: leave out --network {settings.network}"
         )
-    providers = {suite.name: (suite, provider_for(suite, settings)) for suite in suites}
-    names = {name: provider for name, (_, provider) in providers.items()}
-    local = frozenset(suite for suite, provider in names.items() if provider == "local")
-    service_images = {
-        name: suite.service_images for name, (suite, provider) in providers.items() if provider == "docker"
-    }
+    suites = list(suites)
+    names = {suite.name: provider_for(suite, settings) for suite in suites}
+    plugins = {name: load_provider(name) for name in names.values()}
+    offers = {name: offer_of(name, settings) for name in plugins}
     without_network = {
-        suite: why for suite, name in names.items() if (why := _why_no_network(name, settings))
+        suite: why for suite, name in names.items() if (why := _why_no_network(offers[name], settings))
     }
     if settings.network == "outbound" and without_network:
         raise SettingsError(f"--network outbound: {next(iter(without_network.values()))}")
-    wanted = frozenset[str]().union(*service_images.values())
-    on_engine = images_on_engine(wanted) if wanted else wanted
     return HostInfo(
         has_network=settings.network != "none",
         has_web=settings.web is not None,
         missing_recording=partial(_missing_recording, settings.state) if settings.web == "replay" else None,
         recorded_launch_time=partial(recorded_launch_time, settings.state) if settings.web else None,
         without_network=without_network,
-        varying_root=local if local and local_isolation(settings).isolation == "none" else frozenset(),
+        varying_root=frozenset(suite for suite, name in names.items() if offers[name].varying_root),
         tool_names=settings.names,
         # Until a sandbox has been looked into: images have no other zone as a rule.
-        zones={suite: UTC for suite, provider in names.items() if provider != "local"},
-        service_images={name: images & on_engine for name, images in service_images.items()},
+        zones={suite: UTC for suite, name in names.items() if plugins[name].image != "none"},
+        service_images={
+            suite.name: found(suite.service_images) if suite.service_images else frozenset()
+            for suite in suites
+            if (found := plugins[names[suite.name]].service_images) is not None
+        },
     )
-
-
-def local_isolation(settings: Settings) -> LocalIsolation:
-    """How sandboxes of the local provider are isolated. Raises as `decide_isolation`."""
-
-    def sandboxes() -> list[SandboxRow]:
-        with suppress(SettingsError), Store.open_read_only(settings.state) as store:
-            return [] if store is None else store.sandboxes()
-        return []  # a server says itself what its store has
-
-    return decide_isolation(settings.isolation, settings.state, sandboxes)
 
 
 def _missing_recording(state: Path, suite: Suite, task: Task) -> str:
@@ -181,32 +147,14 @@ def _missing_recording(state: Path, suite: Suite, task: Task) -> str:
     )
 
 
-def _why_no_network(name: ProviderName, settings: Settings) -> str:
-    """Why no sandbox of that provider gets a network; empty if those of tasks that need one do."""
-    if name in ("bubblewrap", "gvisor"):
-        return NO_NETWORK.format(name)
-    reason = "" if name in BUILT_IN_PROVIDERS else load_plugin(name).without_network
-    if not reason and settings.tokens is None and (cure := _why_shared_network(name, settings)):
+def _why_no_network(offer: Offer, settings: Settings) -> str:
+    """Why no sandbox gets a network; empty if those of tasks that need one do."""
+    if not offer.without_network and settings.tokens is None and offer.shared_network:
         return (
             "it would be this machine's own, in which an agent could reach this server, which has no tokens, "
-            f"and let it evaluate guesses: {cure}, or set --tokens"
+            f"and let it evaluate guesses: {offer.shared_network}, or set --tokens"
         )
-    return reason
-
-
-def _why_shared_network(name: ProviderName, settings: Settings) -> str:
-    """Why sandboxes with a network share this machine's, its loopback interface included, and what to do.
-
-    Empty if they do not, and without isolation, where an agent needs no network to do anything here.
-    """
-    if name == "local":
-        return local_isolation(settings).why_shared or ""
-    if name == "docker":
-        return "choose another --docker-network" if settings.docker_network == "host" else ""
-    for option in settings.provider_option:
-        if option == "network=host" or "allow_host_loopback=true" in option:
-            return f"leave out --provider-option {option}"
-    return ""
+    return offer.without_network
 
 
 def read_catalogue(settings: Settings) -> Catalogue:
@@ -239,9 +187,11 @@ async def bootstrap(
     create_state_folder(settings.state)
     survives = survives and settings.survive_seconds > 0
     names = {provider_for(suite, settings) for suite in catalogue.suites}
-    if LOCAL in names and settings.isolation != "none":
-        await anyio.to_thread.run_sync(lambda: local_isolation(settings).keep(settings.state))
-    survives = survives and all(name in BUILT_IN_PROVIDERS or load_plugin(name).survives for name in names)
+    plugins = {name: load_provider(name) for name in names}
+    for name, plugin in plugins.items():
+        if plugin.begin is not None:
+            await anyio.to_thread.run_sync(plugin.begin, context_of(name, "", settings))
+    survives = survives and all(plugin.survives for plugin in plugins.values())
     async with AsyncExitStack() as stack:
         own_lock = instance_lock(settings.state, names, survives=survives, successor=successor or Successor())
         lock = stack.enter_context(own_lock)
@@ -261,7 +211,7 @@ async def bootstrap(
             tool_lists = create_tool_lists(factory, settings.state)
             factories[name] = replace(
                 factory,
-                survival=_survival(provider_for(factory.suite, settings), survival),
+                survival=_survival(plugins[provider_for(factory.suite, settings)], survival),
                 tool_lists=tool_lists,
                 web=web,
             )
@@ -275,7 +225,7 @@ async def bootstrap(
             archive=None if survives else database,
         )
         registry.metrics.set_generation(1 if store is None else store.generation)
-        swept = [*providers.values(), *([_other_local(lock.name, settings)] if "local" in providers else [])]
+        swept = [*providers.values(), *_other_providers(plugins, lock.name, settings)]
         recovery = Recovery(registry, lock, swept, scratch)
         stack.push_async_callback(run_alone, recovery.finish)
         await stack.enter_async_context(registry.running())
@@ -291,10 +241,18 @@ async def bootstrap(
         yield registry
 
 
-def _survival(name: ProviderName, survival: Survival) -> Survival:
+def _survival(plugin: ProviderPlugin, survival: Survival) -> Survival:
     """How connections to sandboxes of that provider continue, on a server with this setting."""
-    least_seconds = 0 if name in BUILT_IN_PROVIDERS else load_plugin(name).reopen_seconds
-    return replace(survival, seconds=max(survival.seconds, least_seconds))
+    return replace(survival, seconds=max(survival.seconds, plugin.reopen_seconds))
+
+
+def _other_providers(
+    plugins: Mapping[str, ProviderPlugin], owner: str, settings: Settings
+) -> Iterator[Provider]:
+    """The providers of the same names that servers with other settings had."""
+    for name, plugin in plugins.items():
+        if plugin.others is not None:
+            yield from plugin.others(context_of(name, owner, settings))
 
 
 @asynccontextmanager
@@ -306,8 +264,8 @@ async def sandbox_factories(
     Raises SettingsError.
     """
     factories: dict[str, SandboxFactory] = {}
-    providers: dict[ProviderName, Provider] = {}
-    health: dict[ProviderName, ProviderHealth] = {}
+    providers: dict[str, Provider] = {}
+    health: dict[str, ProviderHealth] = {}
     async with AsyncExitStack() as stack:
         for suite in suites:
             name = provider_for(suite, settings)
@@ -501,53 +459,3 @@ def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
         endings=[ending.name.lower() for ending in Ending],
         statuses=get_args(Status),
     )
-
-
-def create_provider(name: ProviderName, owner: str, settings: Settings) -> Provider:
-    """A provider that labels its sandboxes with `owner`."""
-    if name == "local":
-        return _local_provider(owner, settings)
-    image = Path(settings.image).expanduser() if settings.image else None
-    if name == "bubblewrap":
-        return BubblewrapProvider(owner, settings.state / BUBBLEWRAP_FOLDER, image=image)
-    if name == "gvisor":
-        return GvisorProvider(owner, settings.state / GVISOR_FOLDER, image=image)
-    if name not in BUILT_IN_PROVIDERS:
-        folder = settings.state / PLUGIN_FOLDERS / name
-        context = ProviderContext(owner, folder, settings.max_opening)
-        return create_from_plugin(name, context, settings.provider_option)
-    return DockerProvider(
-        owner,
-        network=settings.docker_network or DEFAULT_NETWORK,
-        runtime=settings.docker_runtime,
-        at_once=settings.max_opening,
-    )
-
-
-def _local_provider(owner: str, settings: Settings) -> HostProvider | LocalProvider:
-    found = local_isolation(settings)
-    if found.isolation == "namespaces":
-        return HostProvider(
-            owner,
-            settings.state / NAMESPACES_FOLDER,
-            hidden=answer_folders(settings),
-            why_shared=found.why_shared,
-        )
-    return LocalProvider(owner, settings.state / LOCAL_FOLDER, why=found.why)
-
-
-def answer_folders(settings: Settings) -> list[Path]:
-    """The folders of this machine that have answers or handles in them."""
-    # With the bundled suite, the scripts that solve its tasks.
-    own = [STARTER.parent, settings.state]
-    return own + [Path(where).expanduser() for where in settings.suite if where != "starter"]
-
-
-def _other_local(owner: str, settings: Settings) -> Provider:
-    """The local provider with the other isolation, to remove what a server with that one has left.
-
-    It opens nothing, and is never entered.
-    """
-    if local_isolation(settings).isolation == "namespaces":
-        return LocalProvider(owner, settings.state / LOCAL_FOLDER)
-    return HostProvider(owner, settings.state / NAMESPACES_FOLDER)

@@ -50,10 +50,24 @@ class Plugin:
     by name, whether it is a `dry_run`; they return how many there were."""
 
 
+CORE = Plugin(
+    name="core",
+    providers={
+        "bubblewrap": "decathlon_mcp.sandboxes.bubblewrap.plugin:PROVIDER",
+        "docker": "decathlon_mcp.sandboxes.docker.plugin:PROVIDER",
+        "local": "decathlon_mcp.sandboxes.local_plugin:PROVIDER",
+    },
+)
+"""What the core itself has of what plug-ins add."""
+
+
 @cache
 def plugins() -> tuple[Plugin, ...]:
-    """All plug-ins, those of this package first, by name. Raises SettingsError for one that is broken."""
-    found = {plugin.name: plugin for plugin in _built_in()}
+    """The core's own parts and all plug-ins, those of this package first.
+
+    Raises SettingsError for one that is broken.
+    """
+    found = {plugin.name: plugin for plugin in (CORE, *_built_in())}
     for entry_point in entry_points(group=GROUP):
         try:
             plugin = entry_point.load()
@@ -65,6 +79,18 @@ def plugins() -> tuple[Plugin, ...]:
         if found.setdefault(plugin.name, plugin) != plugin:
             raise SettingsError(f"there are two plug-ins named {plugin.name}; uninstall one of them")
     return tuple(found.values())
+
+
+def providers() -> dict[str, str]:
+    """The part of each provider, by its name. Raises SettingsError, also for a name that is used twice."""
+    found: dict[str, str] = {}
+    for plugin in plugins():
+        for name, part in plugin.providers.items():
+            if found.setdefault(name, part) != part:
+                raise SettingsError(
+                    f"there are two providers named {name}, {found[name]} and {part}: uninstall one package"
+                )
+    return found
 
 
 def load(part: str) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,11 +25,6 @@ from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.types import Language, Names, ServerStart
 from decathlon_mcp.validation import find_problems
 
-ProviderName = Literal["docker", "bubblewrap", "gvisor", "local", "podman", "prime"] | str
-"""One of `BUILT_IN_PROVIDERS`, or the name of a plugin; `podman` and `prime` are plugins."""
-BUILT_IN_PROVIDERS = ("docker", "bubblewrap", "gvisor", "local")
-PROVIDER_GROUP = "decathlon_mcp.providers"
-"""Entry points of packages that add providers."""
 IsolationMode = Literal["auto", "namespaces", "none"]
 RewardPolicy = Literal["visible", "meta", "controller"]
 """Ordered: each policy reveals less of the reward than the one before."""
@@ -74,11 +68,6 @@ LIMITS: Mapping[LimitsName, LimitsPreset] = {
 DEFAULT_EPISODE_SECONDS = 14_400.0
 
 
-def provider_entry_points() -> tuple[EntryPoint, ...]:
-    """The providers that installed packages register."""
-    return tuple(entry_points(group=PROVIDER_GROUP))
-
-
 def default_state() -> Path:
     """`$XDG_STATE_HOME/decathlon-mcp`, by default `~/.local/state/decathlon-mcp`."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -94,7 +83,7 @@ class Settings(BaseModel):
         ("starter",),
         description="A checkout in Toolathlon's layout, or `starter`. Can be given more than once.",
     )
-    provider: ProviderName | None = Field(
+    provider: str | None = Field(
         None,
         description="What runs the sandboxes: `docker`, `bubblewrap` for namespaces without a daemon, "
         "`gvisor` for a kernel of their own besides, or `local` for this machine's own programs; `podman`, "
@@ -103,8 +92,8 @@ class Settings(BaseModel):
     )
     provider_option: tuple[str, ...] = Field(
         (),
-        description="An option of a provider that is not docker, bubblewrap, gvisor or local. Can be given "
-        "more than once.",
+        description="An option of the provider; one that it does not take is refused with the list of those "
+        "that it takes. Can be given more than once.",
     )
     isolation: IsolationMode = Field(
         "auto",

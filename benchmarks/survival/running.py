@@ -18,7 +18,8 @@ import docker
 from docker.errors import APIError
 
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
-from decathlon_mcp.sandboxes.inventory import LOCAL_FOLDER, NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.local_plugin import NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.local_plugin import PLAIN_FOLDER as LOCAL_FOLDER
 from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, read_process
 from decathlon_mcp.storage.database import FILE_NAME
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,17 +23,18 @@ import anyio.to_thread
 
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import ProviderUnavailableError
-from decathlon_mcp.hooks import load, plugins
-from decathlon_mcp.sandboxes.docker.engine import Engine
-from decathlon_mcp.sandboxes.inventory import (
-    DockerInventory,
-    Inventory,
-    ProcessInventory,
-    process_inventories,
-)
+from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
+from decathlon_mcp.hooks import load, plugins, providers
+from decathlon_mcp.sandboxes.inventory import Inventory
+from decathlon_mcp.sandboxes.plugins import load_provider
 from decathlon_mcp.storage.database import FILE_NAME
-from decathlon_mcp.storage.instance import InstanceLock, check_state_folder, instance_lock, server_processes
+from decathlon_mcp.storage.instance import (
+    InstanceLock,
+    check_state_folder,
+    instance_lock,
+    noted_providers,
+    server_processes,
+)
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 
@@ -63,14 +64,14 @@ class Report:
     """What was removed; `kept`: numbers of episodes that are left to the next `serve`, by server.
 
     `restarting`: dead servers that were left alone, each with its supervisor's process, which runs.
-    `unreachable`: why there is no engine; empty if there is one. `tools`: lists of tools that no episode has.
-    `states`: saved states of episodes that are over.
+    `unreachable`: why nobody could say what a provider's sandboxes are, by its name. `tools`: lists of tools
+    that no episode has. `states`: saved states of episodes that are over.
     """
 
     removed: list[Removed] = field(default_factory=list[Removed])
     kept: dict[str, int] = field(default_factory=dict[str, int])
     restarting: dict[str, int | None] = field(default_factory=dict[str, int | None])
-    unreachable: str = ""
+    unreachable: dict[str, str] = field(default_factory=dict[str, str])
     tools: int = 0
     states: int = 0
 
@@ -78,8 +79,9 @@ class Report:
 async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> int:
     """Remove what dead servers have left, or with `dry_run` only say what; print it on stdout.
 
-    That there is no engine to ask for containers is a line on stderr. Episodes that the next `serve` could
-    continue are kept, unless `abandon`. Returns 1 if a sandbox could not be removed. Raises SettingsError.
+    A provider that cannot be asked for its sandboxes is a line on stderr. Episodes that the next `serve`
+    could continue are kept, unless `abandon`. Returns 1 if a sandbox could not be removed. Raises
+    SettingsError.
     """
     check_state_folder(state)
     report = Report()
@@ -98,24 +100,38 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
     else:
         for line in _lines(report, state, dry_run):
             sys.stdout.write(line + "\n")
-        if report.unreachable:
-            sys.stderr.write(f"containers were not looked for: {report.unreachable}\n")
+        for name, why in report.unreachable.items():
+            sys.stderr.write(f"sandboxes of the provider {name} were not looked for: {why}\n")
     return 1 if any(removed.failed for removed in report.removed) else 0
 
 
 @asynccontextmanager
 async def _inventories(state: Path, report: Report) -> AsyncGenerator[list[Inventory]]:
-    inventories: list[Inventory] = [*process_inventories(state)]
-    engine = Engine()
-    try:
-        try:
-            await engine.api()
-            inventories.append(DockerInventory(engine))
-        except ProviderUnavailableError as error:
-            report.unreachable = error.message
+    """The inventories of all providers with sandboxes in the state folder, and of those that were used."""
+    used = await anyio.to_thread.run_sync(_used_providers, state)
+    inventories: list[Inventory] = []
+    async with AsyncExitStack() as stack:
+        for name in sorted(providers().keys() | used):
+            try:
+                plugin = load_provider(name)
+                if plugin.is_remote and name not in used:
+                    continue
+                if plugin.inventory is None:
+                    report.unreachable[name] = "its plug-in does not say what servers leave behind"
+                    continue
+                inventories.append(await stack.enter_async_context(plugin.inventory(state)))
+            except Exception as error:  # noqa: BLE001  (of a plug-in; the other providers are asked all the same)
+                if name in used:
+                    reason = error.message if isinstance(error, DecathlonError) else repr(error)
+                    report.unreachable[name] = reason[:500]
         yield inventories
-    finally:
-        await engine.aclose()
+
+
+def _used_providers(state: Path) -> set[str]:
+    """The names of the providers that servers on the state folder have had. Blocks. Raises SettingsError."""
+    with Store.open_read_only(state) as store:
+        rows = [] if store is None else store.sandboxes()
+    return noted_providers(state) | {row.provider for row in rows}
 
 
 async def _collect(
@@ -123,10 +139,8 @@ async def _collect(
 ) -> None:
     # Listed before the locks: a server has its lock before it has a folder.
     scratch = sorted(folder for folder in (state / "scratch").glob("*-*") if folder.is_dir())
-    local = [inventory for inventory in inventories if isinstance(inventory, ProcessInventory)]
-    owners = {folder.name.partition("-")[0] for folder in scratch}
-    for inventory in local:
-        owners |= await inventory.owners()
+    found = [(inventory, await inventory.owners()) for inventory in inventories]
+    owners = {folder.name.partition("-")[0] for folder in scratch}.union(*(names for _, names in found))
     # Read before the store: what has no file now is not a server that ends meanwhile.
     earlier = server_processes(state).keys()
     with Store.open_read_only(state) as store:
@@ -135,6 +149,7 @@ async def _collect(
         sessions = {} if store is None else store.session_counts()
     continued = {} if abandon else await _continued(episodes, sandboxes, inventories)
     names = [inventory.name for inventory in inventories]
+    unasked = {row.episode for row in sandboxes if row.provider not in names}
     # A server with something to continue keeps its lock file free for the next `serve`.
     with instance_lock(state, names, survives=True, leave=continued) as lock:
         dead, names = lock.dead, lock.names()
@@ -143,10 +158,12 @@ async def _collect(
         lost = (owners | recorded) - names - earlier - {*dead, *continued}
         for owner in (*dead, *sorted(filter(SERVER_NAME.fullmatch, lost))):
             unfinished = [row for row in episodes if row.server == owner]
-            where = inventories if owner in dead or owner in recorded else local
+            is_known = owner in dead or owner in recorded
+            where = [inventory for inventory, names_found in found if is_known or owner in names_found]
             removed = await _remove(owner, where, scratch, dry_run=dry_run)
-            # By its file, the next `gc` finds the sandboxes that could not be removed.
-            if not removed.failed and (abandon or not unfinished):
+            is_complete = not (removed.failed or unasked & {row.id for row in unfinished})
+            # By its file, or its episodes, the next `gc` finds the sandboxes that could not be removed.
+            if is_complete and (abandon or not unfinished):
                 removed = replace(removed, abandoned=len(unfinished), sessions=sessions.get(owner, 0))
                 if not dry_run:
                     _forget(owner, state, unfinished, lock)

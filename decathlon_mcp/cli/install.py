@@ -28,7 +28,6 @@ from cyclopts import Group, Parameter
 from decathlon_mcp.cli.options import Flag
 from decathlon_mcp.cli.usage import check_url, report
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.settings import ProviderName
 
 ProgramName = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
 TITLES: dict[ProgramName, str] = {
@@ -132,7 +131,7 @@ def install(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
     suite: Annotated[tuple[str, ...], Parameter(metavar="PATH", negative=(), show_default=False)] = (),
-    provider: ProviderName | None = None,
+    provider: str | None = None,
     config: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     url: Annotated[str | None, Parameter(metavar="URL", validator=check_url)] = None,
     with_token: Flag = False,

@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict, Env
@@ -18,6 +18,8 @@ from pydantic import Field, create_model
 
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.cli.usage import check_label_texts, check_names, check_not_empty, check_port
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.hooks import CORE, providers
 from decathlon_mcp.settings import PathSetting, Settings
 
 PREFIX = "DECATHLON_"
@@ -152,8 +154,18 @@ def settings_model(name: str, shown: Collection[str] = SHOWN) -> type[_WithFile]
             show_default=_default,
             metavar=UNITS.get(key.rpartition("_")[2]),
         )
-        fields[key] = (Annotated[(field.annotation, *field.metadata, place)], field)
+        kind = _provider_type() if key == "provider" else field.annotation
+        fields[key] = (Annotated[(kind, *field.metadata, place)], field)
     return create_model(name, __base__=_WithFile, **fields)
+
+
+def _provider_type() -> Any:
+    """The names of the providers there are, for the help and for completion; any other is refused later."""
+    try:
+        names = sorted(providers())
+    except SettingsError:  # a plug-in is broken, as every use of a provider says
+        names = sorted(CORE.providers)
+    return Literal[tuple(names)] | str | None
 
 
 def _split(kind: object, value: str, **_: object) -> list[str]:

@@ -17,8 +17,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.suite_probe import probe_suite
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Finding, finding
-from decathlon_mcp.sandboxes.docker.engine import engine_address
-from decathlon_mcp.sandboxes.kernel_limits import check_engine_limits, check_kernel_limits
+from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
 from decathlon_mcp.suites.loading import STARTER
 from decathlon_mcp.telemetry.logs import fields
 
@@ -37,10 +36,6 @@ async def check_readiness(
     recorded in the catalogue.
     """
     yield check_kernel_limits(max_sandboxes)
-    if any(factory.provider.name == "docker" for factory in factories.values()):
-        engine = check_engine_limits(max_sandboxes, engine_address())
-        if engine is not None:
-            yield engine
     can_open: dict[tuple[str, str | None], bool] = {}
     for factory in factories.values():
         place = (factory.provider.name, factory.image)
@@ -52,7 +47,7 @@ async def check_readiness(
         if factory.suite.path != STARTER:
             async for result in probe_suite(factory, catalogue, can_open=can_open[place]):
                 yield result
-        elif factory.provider.name == "local":
+        elif factory.image is None:  # the tasks' servers are this machine's programs
             yield _check_starter_servers()
 
 

@@ -170,13 +170,10 @@ class Sandbox(Protocol):
         ...
 
 
-def program_inside(provider: str) -> str:
-    """The source of a provider's `inside.py`, which runs in its sandboxes."""
-    package = files("decathlon_mcp.sandboxes")
-    return "\n".join(
-        package.joinpath(*parts).read_text("utf-8")
-        for parts in (("inside_archives.py",), (provider, "inside.py"))
-    )
+def program_inside(package: str) -> str:
+    """The source of `inside.py` in a provider's package, which runs in its sandboxes."""
+    parts = (("decathlon_mcp.sandboxes", "inside_archives.py"), (package, "inside.py"))
+    return "\n".join(files(name).joinpath(file).read_text("utf-8") for name, file in parts)
 
 
 def ended_from_inside(error: SandboxLostError) -> bool:

@@ -142,7 +142,7 @@ def check_engine_limits(max_sandboxes: int, address: str) -> Finding | None:
         return None
     needed = ENGINE_DESCRIPTORS + DESCRIPTORS_PER_CONTAINER * max_sandboxes
     return finding(
-        "engine limits",
+        "limits",
         limit >= needed,
         f"the engine may open {limit} files, {needed} are needed",
         f"start it with `ulimit -n {needed}`, or set LimitNOFILE={needed} in its systemd unit",

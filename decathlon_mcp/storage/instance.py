@@ -21,7 +21,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ import msgspec
 from decathlon_sandbox.processes import read_process
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.storage.disk import cure_of, read_kernel_file
+from decathlon_mcp.storage.disk import cure_of, open_regular, read_kernel_file
 
 MAX_DEAD_SERVERS = 64
 """Dead servers that one start takes over; each costs an open file. The next start takes the others."""
@@ -267,6 +267,22 @@ def instance_lock(
         # Removed before it is unlocked: a file without a lock would be that of a dead server.
         (folder / name).unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def noted_providers(state: Path) -> set[str]:
+    """The names of the providers of all servers that have a file, running or dead. Blocks.
+
+    Raises SettingsError if the folder cannot be read.
+    """
+    folder = state / "servers"
+    found: set[str] = set()
+    try:
+        for file in _named_files(folder) if folder.is_dir() else ():
+            with suppress(FileNotFoundError, PermissionError), open_regular(file) as content:
+                found.update(_Record.parse(content.read(RECORD_BYTES)).providers or ())
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    return found
 
 
 def count_running_servers(state: Path) -> int:

@@ -33,7 +33,7 @@ IN_SANDBOX = """
 import sys
 from pathlib import Path, PurePosixPath
 import subprocess
-from decathlon_mcp.app import answer_folders
+from decathlon_mcp.sandboxes.local_plugin import answer_folders
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider, isolated_command
 from decathlon_mcp.settings import read_settings

@@ -10,8 +10,9 @@ import anyio
 import pytest
 from decathlon_client import Decathlon
 
+from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
+from decathlon_mcp.sandboxes.bubblewrap.plugin import FOLDER as BUBBLEWRAP_FOLDER
 from decathlon_mcp.sandboxes.bubblewrap.resources import STATUS_FILE
-from decathlon_mcp.sandboxes.inventory import BUBBLEWRAP_FOLDER, GVISOR_FOLDER
 from tests.cheats.agent import SOLUTIONS, SUITE
 from tests.cheats.test_resources import KILLERS, RAISE_OOM_SCORES
 from tests.probe.leftovers import processes_marked

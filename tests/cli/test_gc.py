@@ -176,10 +176,25 @@ async def test_a_sandbox_that_cannot_be_removed_is_reported_and_removed_by_the_n
 def test_a_missing_engine_is_reported_apart_from_what_was_removed(shell: Shell, tmp_path: Path) -> None:
     state = tmp_path / "state" / "decathlon-mcp"
     (state / "servers").mkdir(parents=True)
-    done = shell.run("gc", DOCKER_HOST=f"unix://{tmp_path}/none.sock")
+    none = f"unix://{tmp_path}/none.sock"
+    assert shell.run("gc", DOCKER_HOST=none).stderr == ""  # no server has used an engine
+    (state / "servers" / "0123456789ab").write_text(json.dumps({"providers": ["docker"]}))
+    done = shell.run("gc", DOCKER_HOST=none)
     assert done.returncode == 0, done
     assert done.stdout == f"nothing is left of servers that died in {state}\n"
-    assert done.stderr.startswith("containers were not looked for: no Docker engine answers at unix://")
+    why = "sandboxes of the provider docker were not looked for: no Docker engine answers at unix://"
+    assert done.stderr.startswith(why)
+    assert (state / "servers" / "0123456789ab").exists()
+
+
+def test_a_provider_that_nobody_can_ask_keeps_what_its_servers_left(shell: Shell, tmp_path: Path) -> None:
+    servers = tmp_path / "state" / "decathlon-mcp" / "servers"
+    servers.mkdir(parents=True)
+    (servers / "0123456789ab").write_text(json.dumps({"providers": ["uninstalled"]}))
+    (servers / "ba9876543210").write_text("x" * 10_000)
+    report = json.loads(shell.run("gc", "--abandon", "--json").stdout)
+    assert "--provider uninstalled: there is no such provider" in report["unreachable"]["uninstalled"]
+    assert [file.name for file in servers.iterdir()] == ["0123456789ab"]
 
 
 def test_a_running_server_is_not_touched(shell: Shell, server: Callable[..., RunningServer]) -> None:

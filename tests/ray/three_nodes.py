@@ -312,9 +312,7 @@ def python_path_with_waiting_provider(folder: Path) -> str:
     package = folder / "waiting-0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: waiting\nVersion: 0\n")
-    (package / "entry_points.txt").write_text(
-        "[decathlon_mcp.providers]\nwaiting = tests.ray.waiting:PLUGIN\n"
-    )
+    (package / "entry_points.txt").write_text("[decathlon_mcp.plugins]\nwaiting = tests.ray.waiting:PLUGIN\n")
     return f"{folder}:{REPOSITORY}"
 
 

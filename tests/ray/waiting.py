@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin
+from decathlon_mcp.hooks import Plugin
+from decathlon_mcp.sandboxes.plugins import NoOptions, ProviderContext, ProviderPlugin
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider, Faults
 
@@ -19,9 +20,10 @@ async def _echo(call: FakeCall) -> str:
     return str(call.arguments.get("text", ""))
 
 
-def _create(context: ProviderContext) -> WaitingProvider:
+def _create(context: ProviderContext[NoOptions]) -> WaitingProvider:
     tools = {"probe": {"echo": _echo}}
     return WaitingProvider(context.owner, tools=tools, faults=Faults(open_seconds=OPEN_SECONDS))
 
 
-PLUGIN = ProviderPlugin(create=_create, survives=False)
+PROVIDER = ProviderPlugin(_create, survives=False)
+PLUGIN = Plugin(name="waiting", providers={"waiting": f"{__name__}:PROVIDER"})

@@ -17,6 +17,8 @@ import pytest
 from anyio.abc import Process
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND
+from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
+from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import (
@@ -28,9 +30,9 @@ from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
-from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER, LOCAL_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.local_plugin import NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.local_plugin import PLAIN_FOLDER as LOCAL_FOLDER
 from decathlon_mcp.types import Network
 from tests.fakes.driver import FakeRun, RunReply
 from tests.fakes.provider import FakeMachine, FakeProvider

@@ -19,18 +19,20 @@ from anyio.abc import TaskGroup
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.driver_client.link import Survival
+from decathlon_mcp.plugins.gvisor import sandbox as gvisor_sandbox
+from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
+from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
+from decathlon_mcp.sandboxes import plugins
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import LastStep
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.gvisor import sandbox as gvisor_sandbox
-from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
-from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER, NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.sandboxes.plugins import ProviderContext, create_from_plugin
+from decathlon_mcp.sandboxes.local_plugin import NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.snapshots import SnapshotProvider, snapshots_of
+from decathlon_mcp.settings import Settings
 
 
 async def main(
@@ -45,7 +47,8 @@ async def main(
         provider = create_provider(owner, folder, next(iter(str(spec["image"] or "") for spec in specs), ""))
     else:
         name, options = plugin
-        provider = create_from_plugin(name, ProviderContext(owner, Path(folder)), options)
+        settings = Settings.model_validate({"provider": name, "provider_option": options, "state": folder})
+        provider = plugins.create_provider(name, owner, settings)
     saved = Path(folder).with_name("saved-by-server")
     async with provider, AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         report("opening")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import anyio
 
-from decathlon_mcp.sandboxes.inventory import process_inventories
+from decathlon_mcp.hooks import providers
+from decathlon_mcp.sandboxes.plugins import load_provider
 from tests.sandboxes.conftest import local_bench
 
 
@@ -18,8 +19,10 @@ async def main(folder: Path) -> None:
         async with bench.provider.open(bench.spec()):
             before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         await bench.provider.sweep(bench.owner)
-        for inventory in process_inventories(folder):
-            await inventory.sandboxes(bench.owner)
+        for plugin in map(load_provider, providers()):
+            if plugin.inventory is not None and not plugin.is_remote:
+                async with plugin.inventory(folder) as inventory:
+                    await inventory.sandboxes(bench.owner)
     after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sys.stdout.write(f"{(after_kib - before_kib) >> 10}\n")
 

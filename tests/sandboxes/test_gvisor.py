@@ -22,19 +22,19 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, ended_from_inside
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import CONFIG_FILE, ROOT_FOLDER, ImageFolder
-from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
-from decathlon_mcp.sandboxes.conformance.probe import receive_all
-from decathlon_mcp.sandboxes.conformance.target import LastStep
-from decathlon_mcp.sandboxes.gvisor.command import inside_command
-from decathlon_mcp.sandboxes.gvisor.provider import (
+from decathlon_mcp.plugins.gvisor.command import inside_command
+from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
+from decathlon_mcp.plugins.gvisor.provider import (
     TIMER_SLACK_NS,
     GvisorProvider,
     find_runsc,
     runsc_version,
 )
-from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER
+from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, ended_from_inside
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import CONFIG_FILE, ROOT_FOLDER, ImageFolder
+from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
+from decathlon_mcp.sandboxes.conformance.probe import receive_all
+from decathlon_mcp.sandboxes.conformance.target import LastStep
 from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, living_sandboxes, read_process
 from tests.sandboxes.conftest import Bench, killed_server
 from tests.sandboxes.test_bubblewrap import REFUSED_CALLS, output_of
@@ -231,7 +231,7 @@ async def test_outbound_network_and_unsuitable_images_are_refused(gvisor: Bench,
 async def test_sandbox_that_gvisor_does_not_start_is_the_machines_fault(
     gvisor: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decathlon_mcp.sandboxes.gvisor.provider.find_runsc", lambda: Path("/bin/false"))
+    monkeypatch.setattr("decathlon_mcp.plugins.gvisor.provider.find_runsc", lambda: Path("/bin/false"))
     async with gvisor.create_second() as provider:
         with pytest.raises(ProviderUnavailableError, match="created no sandbox"):
             async with provider.open(gvisor.new_spec()):

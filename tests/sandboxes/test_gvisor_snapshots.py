@@ -15,14 +15,14 @@ import pytest
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, Survival, connect
 from decathlon_mcp.episodes.records import SandboxRecords, sandbox_spec
 from decathlon_mcp.errors import SnapshotError
+from decathlon_mcp.plugins.gvisor import saving
+from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
+from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
+from decathlon_mcp.plugins.gvisor.resources import SAVED_FOLDER
 from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.mounts import SandboxUser
 from decathlon_mcp.sandboxes.conformance.probe import Probe, receive_line
-from decathlon_mcp.sandboxes.gvisor import saving
-from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
-from decathlon_mcp.sandboxes.gvisor.resources import SAVED_FOLDER
-from decathlon_mcp.sandboxes.inventory import GVISOR_FOLDER
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import Network

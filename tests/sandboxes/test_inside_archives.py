@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from decathlon_mcp.plugins.gvisor.inside import FAILED
 from decathlon_mcp.sandboxes.base import program_inside
-from decathlon_mcp.sandboxes.gvisor.inside import FAILED
 from decathlon_mcp.sandboxes.inside_archives import MAX_LEVELS
 
 ENOUGH = 10_000, 100_000
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Generator[Path]:
 
 def run(command: str, folder: Path, *limits: int, archive: bytes = b"") -> tuple[int, bytes]:
     arguments = [command, str(folder), *map(str, limits)]
-    program = [sys.executable, "-I", "-S", "-c", program_inside("gvisor"), *arguments]
+    program = [sys.executable, "-I", "-S", "-c", program_inside("decathlon_mcp.plugins.gvisor"), *arguments]
     result = subprocess.run(program, input=archive, capture_output=True, timeout=60, check=False)
     return result.returncode, result.stdout
 

@@ -19,7 +19,7 @@ from decathlon_mcp.sandboxes.bubblewrap.mount_view import device_launcher
 from decathlon_mcp.sandboxes.bubblewrap.network import TUN, OwnNetwork
 from decathlon_mcp.sandboxes.bubblewrap.resources import HELPER_FILE
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
-from decathlon_mcp.sandboxes.inventory import NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.local_plugin import NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, read_process
 from decathlon_mcp.sandboxes.processes.table import ProcessId
 from tests.sandboxes.conftest import Bench, open_bench, open_to_everyone

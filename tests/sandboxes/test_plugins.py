@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import shutil
+import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from decathlon_mcp.app import bootstrap, check_provider, create_provider, host_info, read_catalogue
+import decathlon_mcp
+from decathlon_mcp.app import bootstrap, check_provider, host_info, read_catalogue
+from decathlon_mcp.cli.gc import collect
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.settings import PROVIDER_GROUP, Settings
+from decathlon_mcp.hooks import GROUP, plugins
+from decathlon_mcp.sandboxes.plugins import context_of, create_provider, load_provider
+from decathlon_mcp.settings import Settings
 from tests.docs.pages import block
 from tests.probe.serving import SUITE
 
 PAGE = "docs/write-a-provider.md"
+PACKAGE = Path(decathlon_mcp.__file__).parent
 PLUGINS = """
+from contextlib import asynccontextmanager
 from pathlib import Path
 from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.sandboxes.plugins import ProviderPlugin
+from pydantic import BaseModel, Field
+from decathlon_mcp.hooks import Plugin
+from decathlon_mcp.sandboxes.plugins import Offer, ProviderPlugin
+
+class Options(BaseModel):
+    note: str = Field(description="a file to write")
+    level: int = Field(1, ge=1, description="a number")
 
 class Mine(LocalProvider):
     name = "mine"
@@ -33,20 +49,35 @@ class Renamed(LocalProvider):
     name = "other"
 
 def create(context):
-    Path(context.options["note"]).write_text(str(context.folder))
+    Path(context.options.note).write_text(str(context.folder))
     return Mine(context.owner, context.folder)
 
 MINE = ProviderPlugin(
-    create, options={"note": "a file to write"}, survives=False, without_network="it is offline"
+    create, Options, survives=False, offer=lambda context: Offer(without_network="it is offline")
 )
+@asynccontextmanager
+async def broken(state):
+    raise ValueError("a fault of the plug-in")
+    yield
+
+FAULTY = ProviderPlugin(create, Options, inventory=broken)
 RENAMED = ProviderPlugin(lambda context: Renamed(context.owner, context.folder))
 CLASS = Mine
+
+def plugin(name, **providers):
+    return Plugin(name=name, providers={name: f"{__name__}:{part}" for name, part in providers.items()})
+
+PLUGIN = plugin("mine", mine="MINE")
+BROKEN = plugin("broken", mine="MINE", broken="MISSING", **{"class": "CLASS"})
+RENAMING = plugin("renaming", mine="RENAMED")
+TAKEN = plugin("taken", docker="MINE")
+ASKED = plugin("asked", silent="MINE", faulty="FAULTY")
 """
 Install = Callable[[str, str, dict[str, str]], None]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Install a module and its entry points as a package, until the test ends."""
 
     def install(module: str, code: str, entry_points: dict[str, str]) -> None:
@@ -56,12 +87,15 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (site / f"{module}.py").write_text(code)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
         lines = [f"{name} = {value}" for name, value in entry_points.items()]
-        (info / "entry_points.txt").write_text("\n".join([f"[{PROVIDER_GROUP}]", *lines]) + "\n")
+        (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines]) + "\n")
         monkeypatch.setattr(sys, "path", [str(site), *sys.path])
         monkeypatch.delitem(sys.modules, module, raising=False)
         importlib.invalidate_caches()
+        plugins.cache_clear()
 
-    return install
+    yield install
+    monkeypatch.undo()
+    plugins.cache_clear()
 
 
 def settings(**values: Any) -> Settings:
@@ -70,7 +104,7 @@ def settings(**values: Any) -> Settings:
 
 @pytest.mark.anyio
 async def test_the_provider_of_another_package_runs_an_episode(install: Install, tmp_path: Path) -> None:
-    install("mine_package", PLUGINS, {"mine": "mine_package:MINE"})
+    install("mine_package", PLUGINS, {"mine": "mine_package:PLUGIN"})
     note, state = tmp_path / "note", tmp_path / "state"
     folder = state / "providers" / "mine"
     configured = settings(provider="mine", provider_option=(f"note={note}",), state=state)
@@ -86,8 +120,8 @@ async def test_the_provider_of_another_package_runs_an_episode(install: Install,
 
 
 def test_tasks_that_need_a_network_cannot_run_where_a_plugin_has_none(install: Install) -> None:
-    install("mine_package", PLUGINS, {"mine": "mine_package:MINE"})
-    configured = settings(provider="mine")
+    install("mine_package", PLUGINS, {"mine": "mine_package:PLUGIN"})
+    configured = settings(provider="mine", provider_option=("note=none",))
     suites = read_catalogue(configured).suites
     assert host_info(suites, configured).without_network == {suites[0].name: "it is offline"}
 
@@ -99,47 +133,122 @@ def test_tasks_that_need_a_network_cannot_run_where_a_plugin_has_none(install: I
             {"provider": "nope"},
             r"no such provider, only broken, bubblewrap, class, docker, gvisor, local, mine, podman",
         ),
-        ({"provider": "broken"}, r"cannot be loaded \(ModuleNotFoundError"),
+        ({"provider": "broken"}, r"MISSING cannot be loaded \(AttributeError"),
         ({"provider": "class"}, "is a ABCMeta, and not a ProviderPlugin"),
         ({"provider": "mine", "provider_option": ("note",)}, "expected NAME=VALUE"),
         ({"provider": "mine", "provider_option": ("colour=red",)}, "takes these options: note: a file"),
         ({"provider": "mine", "provider_option": ("note=a", "note=b")}, "given twice"),
-        ({"provider": "local", "provider_option": ("note=a",)}, "local takes none"),
-        ({"provider_option": ("note=a",)}, "the default provider takes none"),
+        ({"provider": "mine"}, "^--provider mine needs --provider-option note=VALUE: a file to write$"),
+        ({"provider": "mine", "provider_option": ("note=a", "level=0")}, "^--provider-option level: .*than"),
+        (
+            {"provider": "mine", "provider_option": ("note=a", "level=x")},
+            "^--provider-option level: .*int",
+        ),
+        ({"provider": "local", "provider_option": ("note=a",)}, "the provider local takes no options"),
+        ({"provider_option": ("note=a",)}, "name the provider that takes it"),
     ],
 )
 def test_a_provider_or_option_that_cannot_be_used_is_an_error_that_says_why(
     values: dict[str, Any], message: str, install: Install
 ) -> None:
-    names = {"mine": "mine_package:MINE", "broken": "no_such_module:PLUGIN", "class": "mine_package:CLASS"}
-    install("mine_package", PLUGINS, names)
+    install("mine_package", PLUGINS, {"broken": "mine_package:BROKEN"})
     with pytest.raises(SettingsError, match=message):
         check_provider(settings(**values))
 
 
 def test_two_packages_with_providers_of_one_name_are_ambiguous(install: Install) -> None:
-    install("mine_package", PLUGINS, {"mine": "mine_package:MINE"})
-    install("second_package", PLUGINS, {"mine": "second_package:MINE"})
-    with pytest.raises(SettingsError, match="ambiguous: mine_package:MINE, second_package:MINE"):
+    install("mine_package", PLUGINS, {"mine": "mine_package:PLUGIN"})
+    install("second_package", PLUGINS, {"renaming": "second_package:RENAMING"})
+    with pytest.raises(SettingsError, match="two providers named mine, mine_package:MINE and second_"):
         check_provider(settings(provider="mine"))
 
 
-def test_a_provider_must_have_the_name_of_its_entry_point(install: Install, tmp_path: Path) -> None:
-    install("mine_package", PLUGINS, {"mine": "mine_package:RENAMED"})
+def test_a_plug_in_cannot_replace_a_provider_of_the_core(install: Install) -> None:
+    install("mine_package", PLUGINS, {"taken": "mine_package:TAKEN"})
+    with pytest.raises(SettingsError, match="two providers named docker"):
+        check_provider(settings(provider="docker"))
+
+
+def test_a_provider_must_have_the_name_that_its_plug_in_gives_it(install: Install, tmp_path: Path) -> None:
+    install("mine_package", PLUGINS, {"renaming": "mine_package:RENAMING"})
     with pytest.raises(SettingsError, match="named other"):
         create_provider("mine", "owner", settings(provider="mine", state=tmp_path))
 
 
 @pytest.mark.anyio
-async def test_the_package_on_the_page_works_as_printed(install: Install, tmp_path: Path) -> None:
+async def test_gc_asks_the_other_providers_if_a_plug_in_cannot_say_what_is_left(
+    install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("mine_package", PLUGINS, {"asked": "mine_package:ASKED"})
+    dead = {"0123456789ab": "faulty", "1123456789ab": "silent", "2123456789ab": "local"}
+    (tmp_path / "servers").mkdir()
+    (tmp_path / "sandboxes").mkdir(mode=0o700)
+    for server, name in dead.items():
+        (tmp_path / "servers" / server).write_text(json.dumps({"providers": [name]}))
+        (tmp_path / "sandboxes" / f"box-{server}").mkdir()
+        (tmp_path / "sandboxes" / f"box-{server}" / "owner").write_text(server)
+    assert await collect(tmp_path, dry_run=False, abandon=True, as_json=True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["unreachable"] == {
+        "faulty": "ValueError('a fault of the plug-in')",
+        "silent": "its plug-in does not say what servers leave behind",
+    }
+    assert {file.name for file in (tmp_path / "servers").iterdir()} == {"0123456789ab", "1123456789ab"}
+    assert "2123456789ab" in {removed["server"] for removed in report["removed"]}
+
+
+@pytest.mark.anyio
+async def test_gc_asks_each_podman_service_that_servers_have_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin = load_provider("podman")
+    assert plugin.begin is not None
+    for socket in ("/nowhere/one.sock", "/nowhere/two.sock", "/nowhere/one.sock"):
+        configured = settings(provider="podman", provider_option=(f"socket={socket}",), state=tmp_path)
+        plugin.begin(context_of("podman", "", configured))
+    noted = tmp_path / "providers" / "podman" / "sockets"
+    assert noted.read_text() == "/nowhere/one.sock\n/nowhere/two.sock\n"
+    (tmp_path / "servers").mkdir()
+    (tmp_path / "servers" / "0123456789ab").write_text(json.dumps({"providers": ["podman"]}))
+    assert await collect(tmp_path, dry_run=False, abandon=True, as_json=True) == 0
+    assert "/nowhere/one.sock" in json.loads(capsys.readouterr().out)["unreachable"]["podman"]
+    assert (tmp_path / "servers" / "0123456789ab").exists()
+
+
+def test_the_core_has_its_providers_without_the_plug_ins(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "decathlon_mcp", ignore=shutil.ignore_patterns("plugins", "starter"))
+    program = (
+        "from decathlon_mcp.sandboxes.plugins import load_provider, providers, saving_providers\n"
+        "print(*sorted(providers()), *(load_provider(name).image for name in sorted(providers())))\n"
+        "print(saving_providers())\n"
+        "import decathlon_mcp.cli.gc"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["bubblewrap docker local folder name none", "another provider"], done
+
+
+@pytest.mark.anyio
+async def test_the_package_on_the_page_works_as_printed(
+    install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     project = tomllib.loads(block(PAGE, "A package", "ini").text)["project"]
     code = block(PAGE, "A package", "python").text
-    install("second_engine", code, project["entry-points"][PROVIDER_GROUP])
+    install("second_engine", code, project["entry-points"][GROUP])
     address = f"unix://{tmp_path}/none.sock"
     with pytest.raises(SettingsError, match="--provider-option address="):
         create_provider("second-engine", "owner", settings(provider="second-engine", state=tmp_path))
     configured = settings(provider="second-engine", provider_option=(f"address={address}",), state=tmp_path)
+    plugin = load_provider("second-engine")
+    assert plugin.begin is not None
+    plugin.begin(context_of("second-engine", "owner", configured))
     async with create_provider("second-engine", "owner", configured) as provider:
         (engine,) = await provider.check(None)
     assert not engine.ok
     assert f"no Docker engine answers at {address}" in engine.detail
+    (tmp_path / "servers").mkdir()
+    (tmp_path / "servers" / "0123456789ab").write_text(json.dumps({"providers": ["second-engine"]}))
+    assert await collect(tmp_path, dry_run=False, abandon=False, as_json=True) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert f"no Docker engine answers at {address}" in report["unreachable"]["second-engine"]

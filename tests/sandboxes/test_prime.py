@@ -9,14 +9,20 @@ import secrets
 import shutil
 from collections.abc import AsyncGenerator, Collection, Generator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio
 import pytest
 
+from decathlon_mcp.cli.gc import collect
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, Survival, connect
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.plugins.prime import provider as prime_provider
+from decathlon_mcp.plugins.prime import sandbox as prime_sandbox
+from decathlon_mcp.plugins.prime import stream as prime_stream
+from decathlon_mcp.plugins.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeProvider
 from decathlon_mcp.sandboxes.base import SandboxSpec, ended_from_inside
 from decathlon_mcp.sandboxes.conformance import (
     ALL_CHECKS,
@@ -29,10 +35,8 @@ from decathlon_mcp.sandboxes.conformance import (
 )
 from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import Probe, receive_all, receive_line
-from decathlon_mcp.sandboxes.prime import provider as prime_provider
-from decathlon_mcp.sandboxes.prime import sandbox as prime_sandbox
-from decathlon_mcp.sandboxes.prime import stream as prime_stream
-from decathlon_mcp.sandboxes.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeProvider
+from decathlon_mcp.storage.instance import create_state_folder
+from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from tests.probe.clients import playing
 from tests.probe.serving import SUITE, Served, serving
 from tests.sandboxes.conftest import Bench, bench_of, former
@@ -323,6 +327,69 @@ async def test_an_episode_survives_cuts_in_calls_and_in_gradings_on_a_server_tha
         verdict = (await player.call("evaluate")).structured_content
         assert verdict["reward"] == 1.0
         assert verdict["status"] == "scored"
+
+
+async def test_gc_removes_the_machines_of_a_dead_server_and_no_others(
+    prime: Bench, service: PrimeService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, dead = tmp_path / "state", "0123456789ab"
+    (state / "servers").mkdir(parents=True)
+    (state / "servers" / dead).write_text(json.dumps({"providers": ["prime"]}))
+    async with PrimeProvider(dead, tmp_path / "prime", per_minute=6000) as server:
+        async with prime.provider.open(prime.new_spec()), server.open(prime.new_spec(survives=True)) as left:
+            assert await server.sandboxes(dead) == {left.spec.name: True}
+            assert await collect(state, dry_run=True, abandon=False, as_json=False) == 0
+            assert service.living(f"{OWNER_LABEL}={dead}")
+            assert await collect(state, dry_run=False, abandon=False, as_json=False) == 0
+            assert not service.living(f"{OWNER_LABEL}={dead}")
+            assert len(await prime.resources()) == 1
+    would, removed = capsys.readouterr().out.splitlines()
+    assert removed == f"removed 1 sandbox of server {dead}, which died"
+    assert would == removed.replace("removed", "would remove")
+    assert not (state / "servers" / dead).exists()
+
+
+async def test_gc_removes_machines_of_episodes_only_if_they_are_abandoned(
+    prime: Bench,
+    service: PrimeService,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, dead = tmp_path / "state", "0123456789ab"
+    create_state_folder(state)
+    (state / "servers").mkdir()
+    with Store.open(state, dead) as store:
+        for number, name in enumerate(("running", "gone")):
+            store.insert_episode(episode_row(dead, f"{name}-handle-of-an-episode", number))
+            row = SandboxRow(
+                name=name, owner=dead, episode=f"{name}-handle-of-an-episode", role="agent", provider="prime",
+                isolation="container", wire_version=1, spec={},
+            )  # fmt: skip
+            store.insert_sandbox(row)
+    async with PrimeProvider(dead, tmp_path / "prime", per_minute=6000) as server:
+        async with server.open(replace(prime.new_spec(survives=True), name="running")):
+            with monkeypatch.context() as patch:
+                patch.delenv("PRIME_API_KEY")
+                assert await collect(state, dry_run=False, abandon=True, as_json=True) == 0
+                report = json.loads(capsys.readouterr().out)
+                assert (report["removed"], report["kept"]) == ([], {dead: 2})
+                assert list(report["unreachable"]) == ["prime"]
+            assert await collect(state, dry_run=False, abandon=False, as_json=True) == 0
+            report = json.loads(capsys.readouterr().out)
+            assert (report["removed"], report["kept"], report["unreachable"]) == ([], {dead: 2}, {})
+            assert service.living(f"{OWNER_LABEL}={dead}")
+            assert await collect(state, dry_run=False, abandon=True, as_json=True) == 0
+            (removed,) = json.loads(capsys.readouterr().out)["removed"]
+            assert (removed["sandboxes"], removed["abandoned"]) == (1, 2)
+            assert not service.living(f"{OWNER_LABEL}={dead}")
+
+
+def episode_row(server: str, handle: str, number: int) -> EpisodeRow:
+    return EpisodeRow(
+        id=handle, agent_id=f"agent-{number}-of-an-episode", server=server, suite="starter",
+        task="tune-reactor", token=None, phase="ready", started_at=1.0, spec={}, progress={},
+    )  # fmt: skip
 
 
 async def test_a_token_that_expires_is_renewed(prime: Bench, service: PrimeService) -> None:

@@ -15,10 +15,10 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.bubblewrap.resources import GROUPS_FILE
-from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.inventory import ProcessInventory
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.processes import resources
@@ -67,7 +67,7 @@ async def test_text_in_an_environment_names_no_folder_and_no_process(
         record_of(victim, named)
         for name in ("../named", str(named), f"/{named}"):
             with stranger({"DECATHLON_SANDBOX": f"{OWNER}{label}/{name}"}) as forger:
-                inventory = ProcessInventory({provider: sandboxes})
+                inventory = ProcessInventory("local", {provider: sandboxes})
                 assert await inventory.sandboxes(OWNER) == {}
                 assert await inventory.owners() == set()
                 assert await provider("own", sandboxes).sweep(OWNER) == 0
@@ -94,7 +94,7 @@ async def test_entries_that_no_server_made_are_no_sandboxes(tmp_path: Path, prov
         record_of(victim, elsewhere)
         with anyio.fail_after(10):
             assert await provider("own", sandboxes).sweep(OWNER) == 0
-            assert await ProcessInventory({provider: sandboxes}).sandboxes(OWNER) == {}
+            assert await ProcessInventory("local", {provider: sandboxes}).sandboxes(OWNER) == {}
         assert victim.poll() is None
     assert len([*elsewhere.iterdir()]) == 2
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 
+from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import (
@@ -29,7 +30,6 @@ from decathlon_mcp.sandboxes.conformance import (
     snapshots,
     streams,
 )
-from decathlon_mcp.sandboxes.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
 
 USER = 1_000_000

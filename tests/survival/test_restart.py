@@ -24,7 +24,7 @@ from decathlon_mcp.http.listening import listen
 from decathlon_mcp.protocol.messages import OPERATION_KEY
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
-from decathlon_mcp.sandboxes.inventory import process_inventories
+from decathlon_mcp.sandboxes.local_plugin import PROVIDER
 from decathlon_mcp.storage.store import Store
 from tests.probe.clients import connected
 from tests.probe.leftovers import processes_marked
@@ -223,10 +223,11 @@ async def test_hand_over_leaves_the_episode_to_the_next_server(tmp_path: Path) -
 
 async def alive(state: Path) -> set[str]:
     """Names of the local sandboxes that have processes, of servers of this folder."""
-    local = next(inventory for inventory in process_inventories(state) if inventory.name == "local")
+    assert PROVIDER.inventory is not None
     found: set[str] = set()
-    for owner in await local.owners():
-        found |= {name for name, is_alive in (await local.sandboxes(owner)).items() if is_alive}
+    async with PROVIDER.inventory(state) as local:
+        for owner in await local.owners():
+            found |= {name for name, is_alive in (await local.sandboxes(owner)).items() if is_alive}
     return found
 
 

@@ -21,7 +21,7 @@ from decathlon_client.shutdown import shutdown_on_signal
 from decathlon_client.values import Verdict
 from starlette.types import ASGIApp
 
-from decathlon_mcp.app import answer_folders, read_catalogue
+from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
 from decathlon_mcp.cli.episode import NO_VERDICT, NOT_PASSED
 from decathlon_mcp.cli.output import print_json, printed
@@ -44,6 +44,7 @@ from decathlon_mcp.plugins.agents.verdict_socket import ask_for_verdict, giving_
 from decathlon_mcp.plugins.play.play import connect, redirect_logs
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
+from decathlon_mcp.sandboxes.local_plugin import answer_folders
 from decathlon_mcp.settings import Settings, default_state
 
 AGENT_LABEL, ISOLATION_LABEL, AGAIN_LABEL = "agent", "agent_isolation", "again"

@@ -27,6 +27,7 @@ from decathlon_mcp.types import JsonObject, as_object
 
 CONFIG_FILE = "image.json"
 ROOT_FOLDER = "rootfs"
+UNPACK = "decathlon-mcp image unpack IMAGE DIR, then --image DIR"
 CONFIG_VERSION = 1
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SANDBOX_USER = 1_900_000_000

@@ -22,7 +22,7 @@ from anyio import to_thread
 
 from decathlon_mcp.errors import DecathlonError, ImageError, NotRunnableError
 from decathlon_mcp.sandboxes.base import PYTHON_CURE, Finding, SandboxSpec, check_python, limited_check
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.bubblewrap.image_folder import UNPACK, ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
     ALLOW,
     INSTALL,
@@ -32,7 +32,6 @@ from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import (
 )
 from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 
-UNPACK = "decathlon-mcp image unpack IMAGE DIR, then --image DIR"
 NO_NETWORK = "the {} provider gives sandboxes no outbound network: use --provider docker"
 OR_DOCKER = f"{INSTALL}, or use --provider docker"
 

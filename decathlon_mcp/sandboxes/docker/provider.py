@@ -44,6 +44,7 @@ from decathlon_mcp.sandboxes.docker.engine import RESTART_SECONDS, Api, Engine, 
 from decathlon_mcp.sandboxes.docker.events import EXIT_EVENTS, OWNER_LABEL, SANDBOX_LABEL, EventWatch
 from decathlon_mcp.sandboxes.docker.image import find_image, install_hint
 from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
+from decathlon_mcp.sandboxes.kernel_limits import check_engine_limits
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -66,7 +67,8 @@ class DockerProvider(BaseProvider):
     `network` is the engine's network for sandboxes with outbound access; one that an operator created also
     resolves the names of the containers on it. `runtime`: the engine's runtime for them, by its name there;
     None for the engine's default. `at_once` bounds how many sandboxes are being opened, and how
-    many removed, at the same time. `engine`: another than DOCKER_HOST names.
+    many removed, at the same time. `engine`: another than DOCKER_HOST names. `max_sandboxes`: for how many
+    the engine must be able to open files.
 
     A subclass for an engine that differs replaces `sandbox_type`, `exit_events` and the checks.
     """
@@ -86,10 +88,12 @@ class DockerProvider(BaseProvider):
         runtime: str | None = None,
         at_once: int = 4,
         engine: Engine | None = None,
+        max_sandboxes: int = 1,
     ) -> None:
         super().__init__(owner)
         self.network = network
         self.runtime = runtime
+        self._max_sandboxes = max_sandboxes
         self.engine = engine or Engine()
         self._events = EventWatch(self.engine, self.exit_events)
         self._openings = CapacityLimiter(at_once)
@@ -296,7 +300,13 @@ class DockerProvider(BaseProvider):
         """Whether the engine that answers can be used. Runs in a thread."""
         version = Finding("engine", True, f"Docker {api.version().get('Version')} at {self.engine.address}")
         facts = api.info()
-        return [version, *check_runtime(facts, self.runtime), *check_disk(facts)]
+        limits = check_engine_limits(self._max_sandboxes, self.engine.address)
+        return [
+            version,
+            *([] if limits is None else [limits]),
+            *check_runtime(facts, self.runtime),
+            *check_disk(facts),
+        ]
 
     def check_network(self, api: Api) -> Finding:
         """Whether there is the network for sandboxes with outbound access. Runs in a thread."""

@@ -25,6 +25,8 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
+from decathlon_mcp.plugins.prime.sdk import ENDED, Client, CommandResult, Sdk
+from decathlon_mcp.plugins.prime.stream import AttachmentStream
 from decathlon_mcp.sandboxes.base import (
     CAUSE_SECONDS,
     OUT_OF_MEMORY,
@@ -32,8 +34,6 @@ from decathlon_mcp.sandboxes.base import (
     check_folder,
     program_inside,
 )
-from decathlon_mcp.sandboxes.prime.sdk import ENDED, Client, CommandResult, Sdk
-from decathlon_mcp.sandboxes.prime.stream import AttachmentStream
 from decathlon_mcp.sandboxes.streams import EndedStream, LogTail
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -92,7 +92,7 @@ class PrimeSandbox:
 
     async def start(self) -> None:
         """Start the first process. Raises ImageError, ProviderUnavailableError."""
-        program = program_inside("prime").encode()
+        program = program_inside("decathlon_mcp.plugins.prime").encode()
         spec, limits = self.spec, self.spec.limits
         memory = limits.memory_mib
         config = {

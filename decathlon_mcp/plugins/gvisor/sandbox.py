@@ -25,15 +25,15 @@ from decathlon_mcp.errors import (
     SandboxLostError,
     SnapshotError,
 )
+from decathlon_mcp.plugins.gvisor import saving
+from decathlon_mcp.plugins.gvisor.command import CONTAINER, SAVED, inner_command, inside_command
+from decathlon_mcp.plugins.gvisor.inside import FAILED, FULL, STOP_SECONDS, STOPPED
+from decathlon_mcp.plugins.gvisor.resources import OVERHEAD_MIB, GvisorResources, close_program
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.mounts import DEFAULT_MEMORY_MIB, writable_folders
 from decathlon_mcp.sandboxes.bubblewrap.resources import as_user, user_of
 from decathlon_mcp.sandboxes.bubblewrap.sandbox import BubblewrapSandbox, files_do_not_fit
-from decathlon_mcp.sandboxes.gvisor import saving
-from decathlon_mcp.sandboxes.gvisor.command import CONTAINER, SAVED, inner_command, inside_command
-from decathlon_mcp.sandboxes.gvisor.inside import FAILED, FULL, STOP_SECONDS, STOPPED
-from decathlon_mcp.sandboxes.gvisor.resources import OVERHEAD_MIB, GvisorResources, close_program
 from decathlon_mcp.sandboxes.processes.signals import SIGNAL_SECONDS, ProcessSignaller
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.telemetry.logs import fields

@@ -15,24 +15,31 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import anyio.to_thread
 from msgspec.structs import replace
+from pydantic import AfterValidator, BaseModel, Field
 
 from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
 from decathlon_mcp.archives.writing import Entry, archive_chunks, empty_archive, save
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.docker.engine import Api, Engine, is_no_folder
+from decathlon_mcp.sandboxes.docker.plugin import EngineInventory, engine_inventory
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider, check_disk
 from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
-from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin
+from decathlon_mcp.sandboxes.plugins import Offer, ProviderContext, ProviderPlugin, provider_folder
+from decathlon_mcp.storage.disk import open_regular
 
 API_VERSION = "1.41"
 """Of Docker's API; Podman 4 and 5 have it."""
+SOCKETS_FILE = "sockets"
+"""In the provider's folder: the sockets that servers have used, one a line."""
+MAX_SOCKETS_BYTES = 64 << 10
 OWN_STACK = "slirp4netns"
 """Network mode with a network stack in user space for each container."""
 
@@ -116,20 +123,72 @@ def default_socket() -> str:
     return f"{runtime}/podman/podman.sock"
 
 
-def create(context: ProviderContext) -> PodmanProvider:
-    """The provider of one server."""
-    socket = context.options.get("socket")
+def _check_socket(socket: str | None) -> str | None:
     if socket is not None and not Path(socket).is_absolute():
-        raise SettingsError(f"--provider-option socket={socket}: expected an absolute path")
-    network = context.options.get("network", OWN_STACK)
-    return PodmanProvider(context.owner, socket=socket, network=network, at_once=context.max_opening)
+        raise ValueError("expected an absolute path")
+    return socket
 
 
-PLUGIN = ProviderPlugin(
-    create,
-    options={
-        "socket": "path of the Podman service's socket, by default that of this user",
-        "network": f"network of sandboxes with outbound access, by default {OWN_STACK}",
-    },
-    survives=False,
+class PodmanOptions(BaseModel):
+    """See `ProviderPlugin.options`."""
+
+    socket: Annotated[str | None, AfterValidator(_check_socket)] = Field(
+        None, description="path of the Podman service's socket, by default that of this user"
+    )
+    network: str = Field(
+        OWN_STACK, description=f"network of sandboxes with outbound access, by default {OWN_STACK}"
+    )
+
+
+def create(context: ProviderContext[PodmanOptions]) -> PodmanProvider:
+    """The provider of one server."""
+    options = context.options
+    return PodmanProvider(
+        context.owner, socket=options.socket, network=options.network, at_once=context.max_opening
+    )
+
+
+def offer(context: ProviderContext[PodmanOptions]) -> Offer:
+    """See `ProviderPlugin.offer`."""
+    network = context.options.network
+    is_shared = network == "host" or "allow_host_loopback=true" in network
+    return Offer(shared_network=f"leave out --provider-option network={network}" if is_shared else "")
+
+
+def begin(context: ProviderContext[PodmanOptions]) -> None:
+    """Note the socket for `inventory`, which gets no options."""
+    socket = str(Path(context.options.socket or default_socket()))
+    if socket in _noted_sockets(context.folder):
+        return
+    try:
+        context.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (context.folder / SOCKETS_FILE).open("a", encoding="utf-8") as file:
+            file.write(f"{socket}\n")
+    except OSError as error:
+        raise SettingsError(f"--state: {context.folder} cannot be written: {error.strerror}") from None
+
+
+def _noted_sockets(folder: Path) -> list[str]:
+    """The sockets that servers have used. Raises SettingsError."""
+    file = folder / SOCKETS_FILE
+    try:
+        with open_regular(file) as content:
+            lines = content.read(MAX_SOCKETS_BYTES).decode("utf-8", "replace").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise SettingsError(f"--state: {file} cannot be read: {error.strerror}") from None
+    return list(dict.fromkeys(lines))
+
+
+@asynccontextmanager
+async def inventory(state: Path) -> AsyncGenerator[EngineInventory]:
+    """The containers of the services that servers on the state folder have used."""
+    sockets = _noted_sockets(provider_folder(state, PodmanProvider.name)) or [default_socket()]
+    async with engine_inventory(*(PodmanProvider("gc", socket=socket) for socket in sockets)) as found:
+        yield found
+
+
+PROVIDER = ProviderPlugin(
+    create, options=PodmanOptions, inventory=inventory, survives=False, offer=offer, begin=begin
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from typing import Self
 import anyio
 import anyio.to_thread
 from anyio import CancelScope, CapacityLimiter
+from pydantic import BaseModel, Field
 
 from decathlon_mcp.background import finish, run_alone
 from decathlon_mcp.errors import (
@@ -25,8 +26,9 @@ from decathlon_mcp.errors import (
     ImageError,
     ProviderUnavailableError,
     SandboxLostError,
-    SettingsError,
 )
+from decathlon_mcp.plugins.prime.sandbox import PrimeSandbox
+from decathlon_mcp.plugins.prime.sdk import ENDED, Client, Facts, Sdk
 from decathlon_mcp.sandboxes.base import (
     CHECK_SECONDS,
     BaseProvider,
@@ -37,9 +39,7 @@ from decathlon_mcp.sandboxes.base import (
     check_swept,
     finding,
 )
-from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin
-from decathlon_mcp.sandboxes.prime.sandbox import PrimeSandbox
-from decathlon_mcp.sandboxes.prime.sdk import ENDED, Client, Facts, Sdk
+from decathlon_mcp.sandboxes.plugins import ProviderContext, ProviderPlugin, provider_folder
 from decathlon_mcp.telemetry.logs import fields
 
 OWNER_LABEL, SANDBOX_LABEL = "decathlon-owner", "decathlon-sandbox"
@@ -47,6 +47,8 @@ PAGE = 100
 MAX_PAGES = 100
 BULK = 100
 """Sandboxes of one request, as many as the service takes."""
+LIST_SECONDS = 30.0
+"""How long a list of sandboxes may take that nobody waits for in an episode."""
 REMOVE_SECONDS = 60.0
 """Limit on all tries to remove one sandbox. A sweep tries again."""
 REMOVE_RETRY_SECONDS = (0.2, 1.0, 5.0, 10.0)
@@ -280,6 +282,12 @@ class PrimeProvider(BaseProvider):
         check_swept(set(doomed) - removed)
         return len(doomed)
 
+    async def sandboxes(self, owner: str) -> dict[str, bool]:
+        """The sandboxes of an owner: whether each runs, by name. Raises ProviderUnavailableError."""
+        with anyio.move_on_after(LIST_SECONDS):
+            return {_name_of(facts): facts.status not in ENDED for facts in await self._find(owner)}
+        raise ProviderUnavailableError(f"Prime did not list its sandboxes within {LIST_SECONDS:g} s")
+
     async def check(self, image: str | None) -> list[Finding]:
         key = bool(self.client.client.api_key)
         cure = "set PRIME_API_KEY, or log in with `prime login`"
@@ -322,38 +330,59 @@ def _labels(owner: str, name: str | None = None) -> list[str]:
     return labels if name is None else [*labels, f"{SANDBOX_LABEL}={name}"]
 
 
-OPTIONS: Mapping[str, str] = {
-    "per_minute": "largest number of sandboxes created in a minute, by default 60",
-    "lifetime_minutes": "age at which the service removes a sandbox, by default 360",
-    "disk_gib": "size of each sandbox's disk, by default 10",
-    "region": "where sandboxes run, by default the service's choice",
-}
+def _name_of(facts: Facts) -> str:
+    prefix = f"{SANDBOX_LABEL}="
+    return next((label.removeprefix(prefix) for label in facts.labels if label.startswith(prefix)), facts.id)
 
 
-def create(context: ProviderContext) -> PrimeProvider:
+class PrimeOptions(BaseModel):
+    """See `ProviderPlugin.options`."""
+
+    per_minute: float = Field(
+        60, ge=1, le=6000, description="largest number of sandboxes created in a minute, by default 60"
+    )
+    lifetime_minutes: int = Field(
+        360, ge=1, le=24 * 60, description="age at which the service removes a sandbox, by default 360"
+    )
+    disk_gib: float = Field(10, ge=1, le=1000, description="size of each sandbox's disk, by default 10")
+    region: str | None = Field(None, description="where sandboxes run, by default the service's choice")
+
+
+def create(context: ProviderContext[PrimeOptions]) -> PrimeProvider:
     """The provider of one server. Raises SettingsError."""
-
-    def number(name: str, default: float, least: float, most: float) -> float:
-        text = context.options.get(name)
-        try:
-            value = default if text is None else float(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise SettingsError(
-                f"--provider-option {name}={text}: expected a number from {least:g} to {most:g}"
-            )
-        return value
-
     return PrimeProvider(
-        context.owner,
-        context.folder,
-        at_once=context.max_opening,
-        per_minute=number("per_minute", 60, 1, 6000),
-        lifetime_minutes=int(number("lifetime_minutes", 360, 1, 24 * 60)),
-        disk_gib=number("disk_gib", 10, 1, 1000),
-        region=context.options.get("region"),
+        context.owner, context.folder, at_once=context.max_opening, **context.options.model_dump()
     )
 
 
-PLUGIN = ProviderPlugin(create, options=OPTIONS, reopen_seconds=REOPEN_SECONDS)
+class PrimeInventory:
+    """The account's sandboxes. `provider`: one that opens none, and is entered."""
+
+    name = PrimeProvider.name
+
+    def __init__(self, provider: PrimeProvider) -> None:
+        self._provider = provider
+
+    async def sandboxes(self, owner: str) -> dict[str, bool]:
+        return await self._provider.sandboxes(owner)
+
+    async def owners(self) -> set[str]:
+        return set()  # the account's other sandboxes can belong to servers on other state folders
+
+    async def remove(self, owner: str) -> None:
+        await self._provider.sweep(owner)
+
+
+@asynccontextmanager
+async def inventory(state: Path) -> AsyncGenerator[PrimeInventory]:
+    """The sandboxes of the account that is configured here.
+
+    Raises SettingsError without the SDK, ProviderUnavailableError if the service does not answer.
+    """
+    owner = f"gc-{os.getpid()}"
+    async with PrimeProvider(owner, provider_folder(state, PrimeProvider.name)) as provider:
+        await provider.sandboxes(owner)  # has none: this asks whether the service answers
+        yield PrimeInventory(provider)
+
+
+PROVIDER = ProviderPlugin(create, options=PrimeOptions, inventory=inventory, reopen_seconds=REOPEN_SECONDS)

@@ -42,7 +42,7 @@ OPTIONS = (
 PYTHON = "python3"
 OPEN_FILES = 1 << 20
 """As in a container."""
-_PROGRAM = program_inside("gvisor")
+_PROGRAM = program_inside("decathlon_mcp.plugins.gvisor")
 _NAMESPACES = ("user", "pid", "ipc", "uts", "net")
 
 

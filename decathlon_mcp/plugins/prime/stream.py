@@ -10,7 +10,7 @@ from anyio import CancelScope
 from anyio.abc import ByteStream
 
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.sandboxes.prime.sdk import Sdk
+from decathlon_mcp.plugins.prime.sdk import Sdk
 from decathlon_mcp.sandboxes.streams import LogTail
 
 WRITE_BYTES = 1 << 18

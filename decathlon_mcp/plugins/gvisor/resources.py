@@ -18,14 +18,14 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor
 from decathlon_mcp.errors import SandboxLostError
+from decathlon_mcp.plugins.gvisor.command import STATE_FILE, outer_command
+from decathlon_mcp.plugins.gvisor.inside import NOT_STARTED
+from decathlon_mcp.plugins.gvisor.saving import open_files
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, SandboxSpec
 from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.bubblewrap.mounts import RootFiles
 from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources, Host, user_of
-from decathlon_mcp.sandboxes.gvisor.command import STATE_FILE, outer_command
-from decathlon_mcp.sandboxes.gvisor.inside import NOT_STARTED
-from decathlon_mcp.sandboxes.gvisor.saving import open_files
 from decathlon_mcp.sandboxes.processes.resources import closing_descriptor
 from decathlon_mcp.sandboxes.processes.table import ProcessId
 from decathlon_mcp.sandboxes.snapshots import Snapshot

@@ -29,16 +29,21 @@ import anyio
 from anyio import to_thread
 
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError, SnapshotError
+from decathlon_mcp.plugins.gvisor import saving
+from decathlon_mcp.plugins.gvisor.resources import GvisorResources
+from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes.base import Finding, LimitName, SandboxSpec, finding
 from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import PROBE_SECONDS, SET_UP_SECONDS
-from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
+from decathlon_mcp.sandboxes.bubblewrap.plugin import image_setting
+from decathlon_mcp.sandboxes.bubblewrap.provider import NO_NETWORK, BubblewrapProvider
 from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
-from decathlon_mcp.sandboxes.gvisor import saving
-from decathlon_mcp.sandboxes.gvisor.resources import GvisorResources
-from decathlon_mcp.sandboxes.gvisor.sandbox import GvisorSandbox
+from decathlon_mcp.sandboxes.inventory import process_inventory
+from decathlon_mcp.sandboxes.plugins import NoOptions, Offer, ProviderContext, ProviderPlugin
 from decathlon_mcp.sandboxes.processes.table import ProcessId
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 
+FOLDER = "gvisor"
+"""In the state folder."""
 RUNSC = "runsc"
 MINIMAL_VERSION = 20240729
 """The release that was tried, and the oldest one with all options."""
@@ -186,3 +191,19 @@ def runsc_version(program: Path) -> tuple[str, bool]:
     # "runsc version release-20240729.0", or Debian's "0.0~20240729.0".
     dates = re.findall(r"\d{8}", lines[0]) if lines else []
     return lines[0] if lines else "of unknown version", bool(dates) and int(dates[0]) >= MINIMAL_VERSION
+
+
+def create(context: ProviderContext[NoOptions]) -> GvisorProvider:
+    """The provider of one server."""
+    folder = context.settings.state / FOLDER
+    return GvisorProvider(context.owner, folder, image=image_setting(context))
+
+
+PROVIDER = ProviderPlugin(
+    create,
+    image="folder",
+    inventory=process_inventory(GvisorProvider.name, {GvisorProvider: FOLDER}),
+    is_remote=False,
+    snapshots=True,
+    offer=lambda context: Offer(without_network=NO_NETWORK.format(GvisorProvider.name)),
+)

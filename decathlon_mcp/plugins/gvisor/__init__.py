@@ -1,0 +1,5 @@
+"""Sandboxes that each have a kernel of their own, gVisor's."""
+
+from decathlon_mcp.hooks import Plugin
+
+PLUGIN = Plugin(name="gvisor", providers={"gvisor": "decathlon_mcp.plugins.gvisor.provider:PROVIDER"})

@@ -1,1 +1,0 @@
-"""Sandboxes with a kernel of their own in user space, gVisor's, without a daemon and without being root."""

@@ -1,1 +1,0 @@
-"""Sandboxes of Prime Intellect's service."""
