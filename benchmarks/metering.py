@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.samples import Samples, measure_in_turns
 from decathlon_mcp.http.metering import MeteredResponses
-from decathlon_mcp.protocol.context import SCOPE_KEY, RequestContext
+from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext
 from decathlon_mcp.telemetry.metrics import Metrics
 
 CALLS = 2_000

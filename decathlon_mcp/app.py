@@ -1,7 +1,7 @@
 """Composition root: builds everything below the protocol from the settings.
 
 Nothing below this module takes `Settings`: each part gets the values it needs. This module must stay cheap to
-import: `mcp.server` and starlette take about a second, so the command line imports them only after
+import: starlette and the front end take about a second, so the command line imports them only after
 `bootstrap`, and reports a missing engine without that delay.
 """
 

@@ -23,6 +23,13 @@ _MAX_DIGITS = 200
 """Digits in a row that need no closer look: with an exponent of two digits, the number is below the largest
 `float`, which has 309 digits. Python reads integers of up to 4,300."""
 
+MAX_LONG_NUMBERS = 100
+"""How many times a message may have `_MAX_DIGITS` digits in a row outside of strings. The time that Python
+takes for an integer grows with the square of its digits: 4 MiB of the longest take a quarter of a second, in
+which no other thread runs."""
+_FEW_BYTES = 1 << 16
+"""A shorter text cannot have so many long numbers that decoding it takes more than some milliseconds."""
+
 _DECODED_BYTES = 1 << 18
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -55,6 +62,7 @@ def check_json(
     if b"\0" in text:
         raise JsonLimitError("the JSON text is not in UTF-8: it contains a NUL byte")
     # Few structural characters, whether in strings or not, settle both limits in one pass.
+    _check_numbers(text, max_nodes)
     upper_bound = text.translate(None, _NOT_NODES)
     if len(upper_bound) < max_nodes and _openings(upper_bound) <= max_depth:
         return 1 + len(upper_bound)
@@ -70,6 +78,19 @@ def check_json(
     if max(accumulate(steps)) > max_depth:
         raise JsonLimitError(f"the JSON text is nested deeper than {max_depth} levels")
     return nodes
+
+
+def _check_numbers(text: bytes | bytearray, max_nodes: int) -> None:
+    if len(text) <= _FEW_BYTES:
+        return
+    forms = text.translate(_NUMBER_FORMS)
+    if forms.count(_MANY_DIGITS) <= MAX_LONG_NUMBERS:
+        return
+    unescaped = _without_escapes(forms)
+    if unescaped.count(b'"') > 2 * max_nodes:
+        raise _too_many(max_nodes)
+    if b" ".join(unescaped.split(b'"')[::2]).count(_MANY_DIGITS) > MAX_LONG_NUMBERS:
+        raise JsonLimitError("the JSON text has too many long numbers")
 
 
 def check_undecoded(data: bytes) -> None:
@@ -107,14 +128,19 @@ def _count(structure: bytes | bytearray) -> int:
 
 def _outside_strings(text: bytes | bytearray, max_nodes: int) -> bytes | bytearray:
     """The structural characters of a JSON text without those inside of its strings."""
-    if b"\\" in text:
-        # First the escaped backslashes, so that every backslash which remains escapes what follows it.
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    structure = text.translate(None, _NOT_STRUCTURE)
+    structure = _without_escapes(text).translate(None, _NOT_STRUCTURE)
     # Each string is a node, so the number of parts below is limited too.
     if structure.count(b'"') > 2 * max_nodes:
         raise _too_many(max_nodes)
     return b"".join(structure.split(b'"')[::2])
+
+
+def _without_escapes(text: bytes | bytearray) -> bytes | bytearray:
+    """The text without escaped quotation marks: every one that is left begins or ends a string."""
+    if b"\\" not in text:
+        return text
+    # First the escaped backslashes, so that every backslash which remains escapes what follows it.
+    return text.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
 def _openings(text: bytes | bytearray) -> int:

@@ -49,6 +49,14 @@ def as_object(value: object) -> JsonObject | None:
     return cast("JsonObject", value) if isinstance(value, dict) else None
 
 
+def json_kind(value: object) -> str:
+    """What JSON calls the kind of a value, for messages: `an object`, `null`."""
+    if value is None:
+        return "null"
+    kinds = ((bool, "a boolean"), (str, "a string"), (int | float, "a number"), (dict, "an object"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "an array")
+
+
 def read_object(text: str | bytes) -> JsonObject | None:
     """The JSON object that a text is; None for anything else."""
     try:

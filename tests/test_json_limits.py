@@ -139,3 +139,21 @@ def test_deep_text_is_refused_before_a_decoder_could_recurse() -> None:
             check_json(opening * 100_000)
         with pytest.raises(JsonLimitError, match="deeper than 128"):
             check_json(opening * 200)
+
+
+LONG = "1" * 4_200
+
+
+@pytest.mark.parametrize("between", ["", '"', '\\"', '"\\\\"', '"\\"1"'])
+def test_integers_whose_decoding_takes_long_are_refused(between: str) -> None:
+    """A thousand of them took 250 ms, in which no other thread ran."""
+    string = json.dumps(between)
+    data = f"[{', '.join(f'{string}, {LONG}' for _ in range(1_000))}]".encode()
+    with pytest.raises(JsonLimitError, match="long numbers"):
+        check_json(data)
+
+
+def test_digits_in_strings_and_some_long_integers_are_no_long_numbers() -> None:
+    text = json.dumps([LONG * 200, f'"{LONG}' * 200, f"\\\\{LONG}\\" * 200, *[int(LONG)] * 4]).encode()
+    check_json(text)
+    assert json.loads(text)[-1] == int(LONG)

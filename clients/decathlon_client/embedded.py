@@ -6,12 +6,13 @@ The only module of this package that imports the server, and only once it runs: 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from mcp.shared.memory import create_client_server_memory_streams
+from mcp.shared.message import SessionMessage
 
 from decathlon_client.errors import ClientError, error_from_code
 from decathlon_client.sdk import Session
@@ -63,19 +64,20 @@ class EmbeddedEndpoint:
     @asynccontextmanager
     async def open_session(self, owner: SessionOwner, episode: str | None) -> AsyncGenerator[Session]:
         from decathlon_mcp.errors import DecathlonError
-        from decathlon_mcp.protocol.streams import serve_streams
+        from decathlon_mcp.protocol.stdio import serve_lines
 
         registry, ended = self.registry, anyio.Event()
         async with create_client_server_memory_streams() as ((read, write), server_streams):
 
             async def serve() -> None:
+                received, sent = server_streams
                 try:
-                    await serve_streams(registry, *server_streams, episode=episode)
+                    await serve_lines(registry, lines_of(received), line_writer(sent), episode=episode)
                 except DecathlonError as error:
                     owner.lose(error_from_code(error.code, error.message, error.data))
                 finally:
                     ended.set()
-                    await server_streams[1].aclose()
+                    await sent.aclose()
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(serve)
@@ -86,3 +88,25 @@ class EmbeddedEndpoint:
                 with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                     await ended.wait()
                 tasks.cancel_scope.cancel()
+
+
+async def lines_of(received: Any) -> AsyncGenerator[bytes]:
+    """The messages of one of the SDK's streams as lines of JSON."""
+    async for item in received:
+        if not isinstance(item, Exception):
+            yield item.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+
+
+def line_writer(sent: Any) -> Callable[[bytes], Awaitable[None]]:
+    """A function that sends lines of JSON on one of the SDK's streams. It raises OSError on a closed one."""
+    # mcp 1.x has no such package; but the server, which is here, requires 2.0.
+    from mcp_types.jsonrpc import jsonrpc_message_adapter
+
+    async def write(line: bytes) -> None:
+        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        try:
+            await sent.send(SessionMessage(message))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+            raise OSError("the session has ended") from error
+
+    return write

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Self
 
+from anyio import CancelScope
 from decathlon_client.stdin import StdinPump, stop_on_signal
 
 from decathlon_mcp import __version__
@@ -237,26 +238,35 @@ async def stdio(settings: Settings, task: str | None, labels: Mapping[str, str])
     A second signal ends the process at once. `labels`: of each episode.
     """
     configure_logging(settings.log_level, settings.log_format)
-    with _closable_stdin() as pump:
+    with _pumped_stdin() as (pump, stdin):
         async with bootstrap(settings) as episodes, background_tasks() as tasks:
             await require_ready(episodes, settings.max_sandboxes)
-            # Imported late: it takes a second, and a missing engine is reported before that.
-            from decathlon_mcp.protocol.streams import serve_stdio
+            # Imported late: a missing engine is reported before that.
+            from decathlon_mcp.protocol.stdio import serve_stdio
 
-            tasks.start_soon(stop_on_signal, pump)
-            await serve_stdio(episodes, task=task, labels=labels)
+            with CancelScope() as serving:
+                tasks.start_soon(_end_at_signal, pump, serving)
+                await serve_stdio(episodes, stdin, task=task, labels=labels)
     return 0
 
 
+async def _end_at_signal(pump: StdinPump, serving: CancelScope) -> None:
+    """End serving at the first SIGTERM or SIGINT."""
+    await stop_on_signal(pump)
+    serving.cancel()
+
+
 @contextmanager
-def _closable_stdin() -> Generator[StdinPump]:
-    """Replace descriptor 0 by a socket whose end the returned object can close."""
-    # `serve_stdio` reads stdin in a thread, and a thread that blocks in a read cannot be cancelled.
+def _pumped_stdin() -> Generator[tuple[StdinPump, socket.socket]]:
+    """A socket with what comes over stdin, which no other program reads then."""
+    # A thread that blocks in a read of stdin cannot be cancelled.
     pump_socket, stdin_socket = socket.socketpair()
     with stdin_socket, pump_socket:
         pump = StdinPump(os.dup(0), pump_socket)
-        os.dup2(stdin_socket.fileno(), 0)
-        yield pump
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        yield pump, stdin_socket
 
 
 def _banner(episodes: EpisodeRegistry, url: str, page: str | None) -> str:

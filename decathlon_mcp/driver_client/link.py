@@ -246,8 +246,10 @@ class DriverLink:
         self._ids = itertools.count(first_id + 1)
         self._pending: dict[int, Request] = {}
         self._pending_bytes = 0
-        # The pending requests that the last `attach` named, while the driver has not answered it.
+        # The pending requests that the last `attach` named, while the driver has not answered it; then those
+        # of which the driver has not said since that it never received them.
         self._named: set[int] = set()
+        self._resendable: set[int] = set()
         # Ids of requests that wait for room, and of those whose reply is read in a thread.
         self._waiting_for_room: set[int] = set()
         self._in_thread: set[int] = set()
@@ -484,6 +486,7 @@ class DriverLink:
         self.ready = True
         self.ready_or_closed.set()
         named, self._named = self._named, set[int]()
+        self._resendable = named & self._pending.keys()
         for request_id in named - self._pending.keys() - self._unanswered.keys():
             self._write(wire.CANCEL, {"id": request_id})
         for request_id in self._pending.keys() - named - self._in_thread:
@@ -496,7 +499,11 @@ class DriverLink:
         if (unknown := ids_of_body(body, b"unknown")) is None:
             self._on_message(body)
             return
-        for request_id in dict.fromkeys(unknown):
+        for request_id in unknown:
+            # Once for each attachment, whose rate is limited: ten bytes can ask for a request of 64 MiB.
+            if request_id not in self._resendable:
+                continue
+            self._resendable.discard(request_id)
             if (request := self._pending.get(request_id)) is not None:
                 self.stream.write(request.message(), again=True)
 

@@ -108,18 +108,22 @@ class ViolationError(Exception):
 
 
 class AttachedClock:
-    """A clock that stops while the driver is not attached, and reports a driver that stays away."""
+    """A clock that stops from the loss of a stream until the driver is attached to another.
+
+    It also reports a driver that stays away. It does not stop while the driver is attached again over a
+    stream that is open: the driver can demand that without end.
+    """
 
     def __init__(self) -> None:
         self.detached_at: float | None = time.monotonic()
-        """Since when the driver has not been attached."""
+        """Since when the clock has been stopped."""
         self._detached_seconds = 0.0
         self._on_absent: Callable[[float], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def detached_seconds(self) -> float:
-        """For how long, in all, the driver has not been attached."""
+        """For how long, in all, the clock has been stopped."""
         current = 0.0 if self.detached_at is None else time.monotonic() - self.detached_at
         return self._detached_seconds + current
 
@@ -197,6 +201,8 @@ class DriverStream:
         # Whether the stream is open; it is broken if it cannot be written to, and still read.
         self._is_open = True
         self._is_broken = False
+        # Whether the last attempt to open it again has succeeded, without an answer from the driver since.
+        self._is_unanswered = False
         self._may_attach = self._must_attach = False
         self._work = anyio.Event()
         """Wakes `_maintain`."""
@@ -319,7 +325,9 @@ class DriverStream:
                 self._attach_again()
         elif line.kind == b"refused":
             if line.numbers[0] > self._generation:
-                self.lose(Loss("another server process has taken the driver over"))
+                # No other one can have: it would need the state folder, which this one has locked.
+                reason = "it says that another server process has taken it over"
+                self.lose(Loss(reason, by_driver=True))
         elif line.kind == b"attached" and not self._lines.reads:
             if line.numbers[0] != wire.VERSION:
                 raise ViolationError(
@@ -327,7 +335,7 @@ class DriverStream:
                 )
             self._lines.begin_reading(self._nonce)
             self._must_attach = False
-            self._was_attached = True
+            self._was_attached, self._is_unanswered = True, False
             self._unanswered_since, self._answer_seconds = -math.inf, ANSWER_SECONDS[0]
             self.clock.attach()
             self._handler.on_attached()
@@ -341,6 +349,7 @@ class DriverStream:
         """Open the stream again, or set `loss`."""
         was_attached, seconds = self._lines.reads, REOPEN_SECONDS[0]
         self._detach()
+        self.clock.detach()
         self._lines.stream_lost()
         self._is_open = self._is_broken = False
         if self._may_attach:
@@ -360,6 +369,7 @@ class DriverStream:
                 with anyio.move_on_after(deadline - time.monotonic()) as scope:
                     await self._source.reopen()
             except ProviderUnavailableError:
+                self._is_unanswered = False
                 continue
             except SandboxLostError as error:
                 cause = error.data.get("cause")
@@ -367,12 +377,14 @@ class DriverStream:
                 return
             if not scope.cancelled_caught:
                 self._stream = self._source.stream
-                self._is_open = True
+                self._is_open = self._is_unanswered = True
                 self._unanswered_since = -math.inf
                 self._must_attach = self._may_attach
                 self._work.set()
                 return
-        self.lose(Loss(f"its stream could not be opened again within {self._survive_seconds} s"))
+        # A driver can end each of its streams.
+        reason = f"its stream could not be opened again within {self._survive_seconds} s"
+        self.lose(Loss(reason, by_driver=self._is_unanswered))
 
     # attaching and writing
 
@@ -425,7 +437,6 @@ class DriverStream:
     def _detach(self) -> None:
         if self._lines.reads:
             self._lines.stop_reading()
-            self.clock.detach()
             self._handler.on_detached()
 
     def _is_usable(self, stream: ByteStream) -> bool:

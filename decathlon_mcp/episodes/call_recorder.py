@@ -22,7 +22,7 @@ from decathlon_mcp.storage.logged_calls import (
     NOT_KEPT_MESSAGE,
     CallPositions,
     LoggedCalls,
-    Origin,
+    RequestKeys,
 )
 from decathlon_mcp.storage.trajectory import TrajectoryCalls
 from decathlon_mcp.types import JsonObject, as_json, as_object
@@ -85,9 +85,9 @@ class CallRecorder:
         self._positions.set_call(call.seq, position)
         return True
 
-    def add_joined(self, call: RunningCall, origin: Origin) -> None:
+    def add_joined(self, call: RunningCall, keys: RequestKeys) -> None:
         """Write that a further request gets the reply of this call."""
-        self._journal.add_joined(seq=call.seq, digest=call.digest, **msgspec.to_builtins(origin))
+        self._journal.add_joined(seq=call.seq, digest=call.digest, **msgspec.to_builtins(keys))
 
     def add_reply(self, call: RunningCall, outcome: Outcome) -> bool:
         """Write a call's reply or the error that it failed with; False if it cannot be kept.
@@ -170,7 +170,7 @@ class CallRecorder:
         self._positions = CallPositions()
 
 
-_OTHERS = ("event", "time", "replayed", "request", *Origin.__struct_fields__)
+_OTHERS = ("event", "time", "replayed", "request", *RequestKeys.__struct_fields__)
 """Members of a call's lines that are not those of its copy."""
 
 
@@ -187,7 +187,7 @@ def _call_members(call: RunningCall) -> JsonObject:
         # None if the client sent no arguments, so that a later server can send the same call.
         "arguments": None if arguments is None else Raw(arguments),
         **({"meta": meta} if meta else {}),
-        **msgspec.to_builtins(call.origin),
+        **msgspec.to_builtins(call.keys),
         "digest": call.digest,
         "started_at": call.started_at,
     }
@@ -204,9 +204,8 @@ def unanswered_call(event: JsonObject) -> RunningCall:
         params=params,
         digest=str(event["digest"]),
         started_at=float(event["started_at"]),
-        origin=msgspec.convert(event, Origin),
+        keys=msgspec.convert(event, RequestKeys),
         route=None if request is None else ToolRoute(str(event["server"]), str(event["tool"])),
         request=request,
         state=CallState.WAITING if request is None else CallState.RESTORED,
-        resumed=True,
     )

@@ -21,11 +21,11 @@ from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.call_recorder import CallRecorder, unanswered_call
 from decathlon_mcp.episodes.operations import (
-    Caller,
     CallState,
     Operations,
     Outcome,
     RunningCall,
+    Waiter,
     call_digest_of_any_size,
 )
 from decathlon_mcp.episodes.state import NOT_READY, Phase, State
@@ -42,9 +42,7 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.storage.logged_calls import (
-    Origin,
-)
+from decathlon_mcp.storage.logged_calls import RequestKeys
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
 from decathlon_mcp.types import JsonObject
@@ -136,33 +134,49 @@ class EpisodeCalls:
                     if call.state is not CallState.RESTORED:
                         self._end(call, _episode_ended())
 
-    async def accept(self, name: str, params: CallParams, origin: Origin) -> RunningCall | int:
+    async def accept(
+        self, name: str, params: CallParams, keys: RequestKeys, waiter: Waiter | None = None
+    ) -> RunningCall | int:
         """Accept a call of one of the task's tools; returns its handle for `reply_of`.
 
         The call is in the trajectory then, and runs whatever becomes of its client; before the episode is
-        ready, it waits. If the request repeats or joins an earlier call (see `operations`), that one is
-        returned, and nothing runs. Raises UnknownToolError, EpisodeClaimedError, EpisodeEndedError, the cause
-        of a failed set-up, and BadRequestError for arguments that are no JSON object, or an operation that
-        was another call.
+        ready, it waits. If the request repeats an earlier call (see `operations`), that one is returned, and
+        nothing runs. `waiter`: the request, which ends with `response_over`. Raises UnknownToolError,
+        EpisodeClaimedError, EpisodeEndedError, the cause of a failed set-up, and BadRequestError for
+        arguments that are no JSON object, or an operation that was another call.
         """
         digest = await call_digest_of_any_size(name, params.arguments)
         await self._known.wait()
-        call = await self._operations.find(origin, digest)
+        call = await self._operations.find(keys, digest)
         if call is None:
             if self._damage is not None:
                 # What it repeats may be missing. The episode is about to end, and says why.
                 await self._state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
-            return self._begin(name, params.on_one_line(), origin, digest)
-        if isinstance(call, RunningCall) and self._operations.remember_all(call, origin):
-            self.recorder.add_joined(call, origin)
+            call = self._begin(name, params.on_one_line(), keys, digest)
+        elif isinstance(call, RunningCall) and self._operations.remember_all(call, keys):
+            self.recorder.add_joined(call, keys)
+        self._attach(call, waiter, digest)
         return call
 
-    async def find(self, origin: Origin) -> RunningCall | int | None:
+    async def find(self, keys: RequestKeys, waiter: Waiter | None = None) -> RunningCall | int | None:
         """The call of a request that has come before, for `reply_of`; None if it was not accepted."""
         await self._known.wait()
-        return self._operations.known(origin)
+        call = self._operations.known(keys)
+        self._attach(call, waiter, "")
+        return call
 
-    async def reply_of(self, call: RunningCall | int, caller: Caller) -> Reply:
+    @staticmethod
+    def _attach(call: RunningCall | int | None, waiter: Waiter | None, digest: str) -> None:
+        if waiter is not None:
+            waiter.digest = digest
+            if isinstance(call, RunningCall) and not call.is_ended:
+                call.add(waiter)
+
+    def response_over(self, call: RunningCall | int, waiter: Waiter, *, handed_over: bool) -> None:
+        """The response to a request is over. `handed_over`: the transport took all of it."""
+        self._operations.response_over(call, waiter, handed_over=handed_over)
+
+    async def reply_of(self, call: RunningCall | int, waiter: Waiter) -> Reply:
         """Wait for the reply of a call that was accepted.
 
         Raises the error that it failed with: CallTimeoutError, DriverError, LimitExceededError,
@@ -172,16 +186,20 @@ class EpisodeCalls:
         """
         if not isinstance(call, RunningCall):
             return await self._first_reply(call)
-        outcome = await call.wait(caller)
+        outcome = await call.wait(waiter)
         if isinstance(outcome, DecathlonError):
-            # A copy: each caller adds its frames to the error that it raises.
+            # A copy: each request adds its frames to the error that it raises.
             raise await self._explain(type(outcome)(outcome.message, **outcome.data))
         return outcome
 
-    async def call(self, name: str, params: CallParams, *, caller: Caller | None = None) -> Reply:
+    async def call(self, name: str, params: CallParams, *, waiter: Waiter | None = None) -> Reply:
         """Call a tool of the task and return its server's reply. Raises what the two halves raise."""
-        caller = caller or Caller()
-        return await self.reply_of(await self.accept(name, params, caller.origin), caller)
+        waiter = waiter or Waiter()
+        call = await self.accept(name, params, waiter.keys, waiter)
+        try:
+            return await self.reply_of(call, waiter)
+        finally:
+            self.response_over(call, waiter, handed_over=True)
 
     async def replay(self, session: ToolSession, seq: int, name: str, params: CallParams) -> Outcome:
         """Make a call of another episode again under its number, before the tools can be called.
@@ -191,8 +209,8 @@ class EpisodeCalls:
         digest = await call_digest_of_any_size(name, params.arguments)
         self._use(session)
         self._tools.route(name)
-        call = self._begin(name, params.on_one_line(), Origin(), digest, replayed=seq)
-        return await call.wait(Caller())
+        call = self._begin(name, params.on_one_line(), RequestKeys(), digest, replayed=seq)
+        return await call.wait(Waiter())
 
     def copy(self, call: JsonObject, reply: JsonObject) -> None:
         """Write a call of another episode, of whose state this one is a copy, from its two lines.
@@ -264,7 +282,7 @@ class EpisodeCalls:
         calls = [unanswered_call(line) for line in logged.unanswered]
         for call in calls:
             call.cancel = self._cancel
-        self._operations.restore(logged.operations, calls)
+        self._operations.restore(logged.keys, calls)
         self._damage = logged.damage
         self._known.set()
 
@@ -336,7 +354,7 @@ class EpisodeCalls:
     # from the acceptance to the driver
 
     def _begin(
-        self, name: str, params: CallParams, origin: Origin, digest: str, *, replayed: int | None = None
+        self, name: str, params: CallParams, keys: RequestKeys, digest: str, *, replayed: int | None = None
     ) -> RunningCall:
         """Begin a new call; if this raises, nothing has happened. `replayed`: its number, see `replay`."""
         route = None if self._tools.router is None else self._tools.route(name)
@@ -350,7 +368,7 @@ class EpisodeCalls:
             params=params,
             digest=digest,
             started_at=time.time(),
-            origin=origin,
+            keys=keys,
             cancel=self._cancel,
             replayed=replayed is not None,
         )

@@ -29,6 +29,7 @@ from decathlon_mcp.episodes.specification import Claim, EpisodeLimits
 from decathlon_mcp.errors import DecathlonError, DiskFullError, LimitExceededError
 from decathlon_mcp.grading.attempt import Attempt, BranchPoint
 from decathlon_mcp.grading.evaluation import grade
+from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.kept_attempt import (
     ATTEMPT_FILE,
@@ -40,6 +41,7 @@ from decathlon_mcp.grading.kept_attempt import (
 from decathlon_mcp.grading.traj_log import TrajectoryLog, eval_res
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.sandboxes.usage import fills_disk
 from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.telemetry.logs import fields
@@ -59,10 +61,13 @@ WORKSPACE_FILE = "workspace.tar"
 """Archive of the agent's workspace in the episode's scratch folder."""
 
 
-async def with_room(episode: Episode, step: Callable[[], Awaitable[_T]]) -> _T:
+async def with_room(
+    episode: Episode, step: Callable[[], Awaitable[_T]], sandbox: Sandbox | None = None
+) -> _T:
     """The result of a step of grading, done again while the server's disk has no room for it.
 
-    Raises what the step raises; DiskFullError only after ROOM_SECONDS.
+    Raises what the step raises; DiskFullError only after ROOM_SECONDS, and AgentsFaultError instead if it is
+    the agent's `sandbox` that has taken more than its share of the disk.
     """
     deadline, is_logged = anyio.current_time() + ROOM_SECONDS, False
     while True:
@@ -70,6 +75,11 @@ async def with_room(episode: Episode, step: Callable[[], Awaitable[_T]]) -> _T:
             return await step()
         except DiskFullError as error:
             if anyio.current_time() >= deadline:
+                if sandbox is not None and await fills_disk(
+                    sandbox, episode.sandbox_factory.health.sandboxes
+                ):
+                    message = f"{error.message} (this sandbox is over its share of disk)"
+                    raise AgentsFaultError(message) from error
                 raise
             if not is_logged:
                 is_logged = True

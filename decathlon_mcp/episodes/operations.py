@@ -1,11 +1,14 @@
-"""Calls that run exactly once: a request that is sent again gets the reply of the first one.
+"""Calls that run exactly once: a request that repeats an earlier one gets the reply of the first.
 
-A request has an *operation*, an id that its client gives it; a request that is sent again has the same one.
-A call does not belong to the request that began it. The requests that wait for it are its callers: that one,
-those with the same operation, and those with the same tool and arguments whose predecessor lost its
-connection. A call ends early only if all its callers have cancelled it.
+A request repeats a call only if it (a) names the call's operation, an id that its client has chosen, (b) has
+an event id that this server has made for a response of the call, or (c) has the tool and the arguments of a
+call of its session whose response was not handed over: there is no reply and its connections broke, or a
+reply and they broke before the transport had its last byte, or the server died before the reply's line. A
+JSON-RPC id is no key: clients use one again.
 
-Of calls that have ended only digests and numbers are kept here; their replies are read from the trajectory.
+A call does not belong to the request that began it. It ends early only if all requests that wait for it have
+cancelled it. Of calls that have ended only digests and numbers are kept here; their replies are read from the
+trajectory.
 """
 
 from __future__ import annotations
@@ -35,16 +38,16 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
 )
 from decathlon_mcp.foreign_names import quoted
-from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation, Origin
+from decathlon_mcp.storage.logged_calls import MAX_KEYS, LoggedKey, RequestKeys
 from decathlon_mcp.types import JsonObject, as_object
 
 MAX_OPERATION_CHARACTERS = 256
 """Longest id of an operation that a client may choose."""
 UNATTENDED_SECONDS = 300.0
-"""How long a detached call goes on without a caller: as long as `decathlon_client` tries to come back."""
+"""How long a detached call goes on while nobody waits: as long as `decathlon_client` tries to come back."""
 MAX_QUEUED = 1_000
 MAX_QUEUED_BYTES = 1 << 20
-"""Limits on the notifications that wait for a slow caller; the oldest are dropped."""
+"""Limits on the notifications that wait for a slow client; the oldest are dropped."""
 MAX_JOINABLE = 16
 """How many calls like a new one are looked at, the oldest: a client may have hundreds of the same at once."""
 DIGEST_BYTES = 16
@@ -140,7 +143,7 @@ def failure_from_json(failure: JsonObject) -> DecathlonError:
 
 
 async def never() -> bool:
-    """For a caller whose connection cannot break without ending the server."""
+    """For a request whose connection cannot break without ending the server."""
     return False
 
 
@@ -148,36 +151,39 @@ NotificationHandler: TypeAlias = Callable[[JsonObject], Awaitable[None]]
 """Called with the params of one notification."""
 
 
-class Caller:
-    """A request that waits for a call.
+class Waiter:
+    """A request that waits for a call's reply, until its own response is over.
 
-    `origin`: by what its client knows it. `detached`: the call goes on for UNATTENDED_SECONDS when the
+    `keys`: by what its client comes back. `detached`: the call goes on for UNATTENDED_SECONDS when the
     request is cancelled. `is_gone`: whether the connection to the client broke, so that nobody reads the
-    answer. The handlers are called, in order, with the call's notifications.
+    response. The handlers are called, in order, with the call's notifications.
     """
 
     __slots__ = (
         "_bytes",
         "_failure",
         "_queue",
-        "_waiter",
+        "_waiting",
         "detached",
+        "digest",
         "is_gone",
+        "keys",
         "on_message",
         "on_progress",
-        "origin",
     )
 
     def __init__(
         self,
         *,
-        origin: Origin | None = None,
+        keys: RequestKeys | None = None,
         detached: bool = False,
         is_gone: Callable[[], Awaitable[bool]] = never,
         on_progress: NotificationHandler | None = None,
         on_message: NotificationHandler | None = None,
     ) -> None:
-        self.origin = origin or Origin()
+        self.keys = keys or RequestKeys()
+        self.digest = ""
+        """Of the call that it waits for, once that is accepted."""
         self.detached = detached
         self.is_gone = is_gone
         self.on_progress = on_progress
@@ -185,7 +191,7 @@ class Caller:
         self._queue: deque[Notification] | None = None
         self._bytes = 0
         self._failure: DecathlonError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiting: asyncio.Future[None] | None = None
 
     def notify(self, notification: Notification) -> None:
         """Queue a notification. Of too many, the oldest are dropped."""
@@ -199,8 +205,8 @@ class Caller:
 
     def wake(self) -> None:
         """There is a notification, or the call has ended."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def send_away(self, error: DecathlonError) -> None:
         """Let the request fail with `error`, while the call goes on for UNATTENDED_SECONDS."""
@@ -218,11 +224,11 @@ class Caller:
                 return
             if self._failure is not None:
                 raise self._failure
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiting = asyncio.get_running_loop().create_future()
             try:
-                await self._waiter
+                await self._waiting
             finally:
-                self._waiter = None
+                self._waiting = None
 
     async def _handle(self, notification: Notification) -> None:
         if (relayed := relayed_notification(notification)) is not None:
@@ -248,9 +254,9 @@ class CallState(Enum):
 class RunningCall(msgspec.Struct, eq=False, kw_only=True):
     """A call that was accepted. It ends with its outcome, whatever becomes of the requests that wait for it.
 
-    `origin`: of the request that began it. `route`: known once it is sent. `request`: the id of the driver's
-    request, once it has one. `resumed`: a server that died has accepted it. `sent_at`: when it was sent, as a
-    time of `perf_counter`. `cancel`: cancels it, for `EpisodeCalls`. `replayed`: another episode had made it.
+    `keys`: of the request that began it. `route`: known once it is sent. `request`: the id of the driver's
+    request, once it has one. `sent_at`: when it was sent, as a time of `perf_counter`. `cancel`: cancels it,
+    for `EpisodeCalls`. `replayed`: another episode had made it.
     """
 
     seq: int
@@ -258,16 +264,18 @@ class RunningCall(msgspec.Struct, eq=False, kw_only=True):
     params: CallParams
     digest: str
     started_at: float
-    origin: Origin = msgspec.field(default_factory=Origin)
+    keys: RequestKeys = msgspec.field(default_factory=RequestKeys)
     route: ToolRoute | None = None
     request: int | None = None
     state: CallState = CallState.WAITING
-    resumed: bool = False
     replayed: bool = False
     sent_at: float | None = None
     outcome: Outcome | None = None
     cancel: Callable[[RunningCall], object] | None = None
-    _callers: list[Caller] = msgspec.field(default_factory=list[Caller])
+    is_cancelled: bool = False
+    """Whether all who waited for it have cancelled it."""
+    _waiters: list[Waiter] = msgspec.field(default_factory=list[Waiter])
+    """The requests whose responses are not over."""
     _is_abandoned_by_client: bool = False
     _deadline: asyncio.TimerHandle | None = None
 
@@ -275,41 +283,56 @@ class RunningCall(msgspec.Struct, eq=False, kw_only=True):
     def is_ended(self) -> bool:
         return self.state is CallState.ENDED
 
-    async def wait(self, caller: Caller) -> Outcome:
-        """Pass the call's notifications on to a caller until it has ended.
+    @property
+    def has_waiters(self) -> bool:
+        """Whether a request waits for it, or has its reply and sends that."""
+        return bool(self._waiters)
 
-        If a caller is cancelled and no other remains, the call is cancelled, unless the caller is detached.
+    def add(self, waiter: Waiter) -> None:
+        """A request will wait for the call, until `remove`."""
+        if waiter not in self._waiters:
+            self._waiters.append(waiter)
+            self._set_deadline(None)
+
+    def remove(self, waiter: Waiter) -> None:
+        """The response to a request is over."""
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+    async def wait(self, waiter: Waiter) -> Outcome:
+        """Pass the call's notifications on to a request until the call has ended.
+
+        If a request is cancelled and no other waits, the call is cancelled, unless the request is detached.
         """
         if not self.is_ended:
-            self._callers.append(caller)
-            self._set_deadline(None)
+            self.add(waiter)
             try:
-                await caller.follow(self)
+                await waiter.follow(self)
             except BaseException:
-                self._leave(caller)
+                self._leave(waiter)
                 raise
-            self._callers.remove(caller)
         assert self.outcome is not None
         return self.outcome
 
-    def _leave(self, caller: Caller) -> None:
-        self._callers.remove(caller)
-        if self._callers or self.is_ended:
+    def _leave(self, waiter: Waiter) -> None:
+        self.remove(waiter)
+        if self._waiters or self.is_ended:
             return
-        if caller.detached and not self._is_abandoned_by_client:
+        if waiter.detached and not self._is_abandoned_by_client:
             self._set_deadline(UNATTENDED_SECONDS)
         else:
             self._cancel()
 
     def abandon(self) -> None:
-        """Cancel the call as soon as no caller waits for it, even if the last one was detached."""
+        """Cancel the call as soon as no request waits for it, even if the last one was detached."""
         self._is_abandoned_by_client = True
-        if not self._callers:
+        if not self._waiters:
             self._cancel()
 
     def _cancel(self) -> None:
         # A call of a server that died, which may have run already, is not cancelled before it is sent again.
         if self.cancel is not None and self.state in (CallState.WAITING, CallState.SENT):
+            self.is_cancelled = True
             self.cancel(self)
 
     def _set_deadline(self, seconds: float | None) -> None:
@@ -321,13 +344,14 @@ class RunningCall(msgspec.Struct, eq=False, kw_only=True):
             self._deadline = asyncio.get_running_loop().call_later(seconds, self._cancel)
 
     def on_absent(self, seconds: float) -> None:
-        """Answer the callers, who may ask again: the sandbox has not been reached for so long."""
-        for caller in self._callers:
-            caller.send_away(
+        """Answer those who wait, who may ask again: the sandbox has not been reached for so long."""
+        for waiter in self._waiters:
+            waiter.send_away(
                 ProviderUnavailableError(
                     f"the server has not reached the sandbox for {seconds:.0f} s: a fault of its machine or "
                     "engine, not of the agent or the task. The call may have run. The same request again, "
-                    "with its operation id or the same arguments, gets its reply and does not repeat it",
+                    "with its operation id or, in its session, with the same arguments, gets its reply and "
+                    "does not repeat it",
                     mayHaveRun=True,
                     absentSeconds=round(seconds, 1),
                 )
@@ -335,123 +359,166 @@ class RunningCall(msgspec.Struct, eq=False, kw_only=True):
 
     async def is_abandoned(self) -> bool:
         """Whether nobody can get the reply: all connections broke, or the server that had them died."""
-        if self.is_ended:
-            return False
-        return self.resumed or all([await caller.is_gone() for caller in tuple(self._callers)])
+        return all([await waiter.is_gone() for waiter in tuple(self._waiters)])
 
     def on_notification(self, notification: Notification) -> None:
         """A notification of the call has arrived."""
-        for caller in self._callers:
-            caller.notify(notification)
+        for waiter in self._waiters:
+            waiter.notify(notification)
 
     def end(self, outcome: Outcome) -> None:
-        """End the call; its callers get the outcome after the notifications that are queued for them."""
+        """End the call; those who wait get the outcome after the notifications that are queued for them."""
         self.outcome = outcome
         self.state = CallState.ENDED
         self._set_deadline(None)
-        for caller in self._callers:
-            caller.wake()
+        for waiter in self._waiters:
+            waiter.wake()
 
 
 class Operations:
-    """The calls of one episode, by operation and by digest."""
+    """The calls of one episode, by the keys of their requests, and those whose reply nobody has."""
 
     def __init__(self) -> None:
-        # Digests of operations, with the number and the digest of each one's call; the oldest is first.
+        # Digests of keys, with the number and the digest of each one's call; the oldest is first.
         self._known: dict[bytes, tuple[int, bytes]] = {}
         self._running: dict[int, RunningCall] = {}
-        self._by_digest: dict[str, list[RunningCall]] = {}
+        # By session and digest, the calls whose response was not handed over, by their numbers; None for one
+        # that has ended, and whose requests are over.
+        self._open: dict[tuple[str, str], dict[int, RunningCall | None]] = {}
+        self._open_keys: dict[int, tuple[str, str]] = {}
 
     @property
     def running(self) -> tuple[RunningCall, ...]:
         """The calls without a reply so far."""
         return tuple(self._running.values())
 
-    async def find(self, origin: Origin, digest: str) -> RunningCall | int | None:
-        """The call that a request repeats or joins: one that runs, or the number of one that has ended.
+    async def find(self, keys: RequestKeys, digest: str) -> RunningCall | int | None:
+        """The call that a request repeats: one that runs, or the number of one that has ended.
 
         Returns None for a new call; then nothing is awaited between the last check and the return. Raises
         BadRequestError if an operation of the request is that of another call.
         """
-        known = self._find_known(origin, digest)
-        if known is not None or digest not in self._by_digest:
+        known = self._find_known(keys, digest)
+        if known is not None or keys.session is None:
             return known
-        for call in self._by_digest[digest][:MAX_JOINABLE]:
-            if await call.is_abandoned() and call.seq in self._running:
-                return self._find_known(origin, digest) or call
+        place = (keys.session, digest)
+        for seq, call in tuple(self._open.get(place, {}).items())[:MAX_JOINABLE]:
+            is_free = call is None or await call.is_abandoned()
+            if is_free and seq in self._open.get(place, {}):
+                if seq not in self._running:
+                    # Another request with the same arguments is a new call, unless this one is lost too.
+                    self.close(seq)
+                return self._find_known(keys, digest) or self._running.get(seq, seq)
         # A request with the same operation may have come meanwhile.
-        return self._find_known(origin, digest)
+        return self._find_known(keys, digest)
 
-    def known(self, origin: Origin) -> int | RunningCall | None:
+    def known(self, keys: RequestKeys) -> int | RunningCall | None:
         """The call of a request that has come before: one that runs, or the number of one that has ended."""
-        for operation in origin.operations:
-            if (found := self._known.get(_key(operation))) is not None:
+        for text in keys.texts:
+            if (found := self._known.get(_key(text))) is not None:
                 return self._running.get(found[0], found[0])
         return None
 
     def abandon(self, operation: str) -> None:
         """See `RunningCall.abandon`; no effect if no call of the operation is running."""
-        call = self.known(Origin(operation))
+        call = self.known(RequestKeys(operation))
         if isinstance(call, RunningCall):
             call.abandon()
 
     def add(self, call: RunningCall) -> None:
-        """Keep a call that begins. Its operations are new."""
+        """Keep a call that begins. Its keys are new."""
         self._running[call.seq] = call
-        self._by_digest.setdefault(call.digest, []).append(call)
-        self.remember_all(call, call.origin)
+        self._open_again(call.seq, call.keys.session, call.digest, call)
+        self.remember_all(call, call.keys)
 
-    def remember_all(self, call: RunningCall, origin: Origin) -> bool:
-        """Keep the operations of a request for a call; False if all of them are known."""
-        new = [key for operation in origin.operations if (key := _key(operation)) not in self._known]
+    def remember_all(self, call: RunningCall, keys: RequestKeys) -> bool:
+        """Keep the keys of a request for a call; False if all of them are known."""
+        new = [key for text in keys.texts if (key := _key(text)) not in self._known]
         for key in new:
             self._remember(key, call.seq, call.digest)
         return bool(new)
 
     def _remember(self, key: bytes, seq: int, digest: str) -> None:
-        """Keep an operation, and drop the oldest one over MAX_OPERATIONS."""
+        """Keep a key, and drop the oldest one over MAX_KEYS."""
         self._known[key] = (seq, bytes.fromhex(digest))
-        if len(self._known) > MAX_OPERATIONS:
+        if len(self._known) > MAX_KEYS:
             del self._known[next(iter(self._known))]
 
     def forget(self, call: RunningCall) -> None:
         """Forget a call that could not be accepted."""
-        self._remove(call)
-        for operation in call.origin.operations:
-            self._known.pop(_key(operation), None)
+        self._running.pop(call.seq, None)
+        self.close(call.seq)
+        for text in call.keys.texts:
+            self._known.pop(_key(text), None)
 
     def end(self, call: RunningCall, outcome: Outcome) -> None:
         """The call has ended, and the trajectory has its reply."""
-        self._remove(call)
+        self._running.pop(call.seq, None)
         call.end(outcome)
+        if call.is_cancelled:
+            self.close(call.seq)
+        elif not call.has_waiters:
+            self._forget_outcome(call.seq)
 
-    def _remove(self, call: RunningCall) -> None:
-        if self._running.pop(call.seq, None) is not None:
-            same = self._by_digest[call.digest]
-            same.remove(call)
-            if not same:
-                del self._by_digest[call.digest]
+    def response_over(self, call: RunningCall | int, waiter: Waiter, *, handed_over: bool) -> None:
+        """The response to a request that has waited for a call is over.
 
-    def restore(self, operations: Iterable[LoggedOperation], unanswered: Iterable[RunningCall]) -> None:
+        `handed_over`: the transport had its last byte while the connection was there.
+        """
+        seq = call if isinstance(call, int) else call.seq
+        if isinstance(call, RunningCall):
+            call.remove(waiter)
+            if not call.is_ended:
+                return  # the response was another: the call goes on without it
+        if handed_over:
+            self.close(seq)
+        elif isinstance(call, int):
+            self._open_again(seq, waiter.keys.session, waiter.digest, None)
+        elif not call.has_waiters:
+            self._forget_outcome(seq)
+
+    def close(self, seq: int) -> None:
+        """No request repeats this call any more without one of its keys."""
+        if (place := self._open_keys.pop(seq, None)) is not None:
+            calls = self._open[place]
+            del calls[seq]
+            if not calls:
+                del self._open[place]
+
+    def _open_again(self, seq: int, session: str | None, digest: str, call: RunningCall | None) -> None:
+        if session is None or not digest:
+            return
+        self.close(seq)
+        self._open_keys[seq] = place = (session, digest)
+        self._open.setdefault(place, {})[seq] = call
+        if len(self._open_keys) > MAX_KEYS:
+            self.close(next(iter(self._open_keys)))
+
+    def _forget_outcome(self, seq: int) -> None:
+        """Keep of an ended call whose response was not handed over that there is one."""
+        if (place := self._open_keys.get(seq)) is not None:
+            self._open[place][seq] = None
+
+    def restore(self, keys: Iterable[LoggedKey], unanswered: Iterable[RunningCall]) -> None:
         """Continue those of a server that died."""
-        for operation in operations:
-            self._remember(_key(operation.operation), operation.seq, operation.digest)
+        for each in keys:
+            self._remember(_key(each.key), each.seq, each.digest)
         for call in unanswered:
             self.add(call)
 
-    def _find_known(self, origin: Origin, digest: str) -> RunningCall | int | None:
-        for operation in origin.operations:
-            if (known := self._known.get(_key(operation))) is None:
+    def _find_known(self, keys: RequestKeys, digest: str) -> RunningCall | int | None:
+        for text in keys.texts:
+            if (known := self._known.get(_key(text))) is None:
                 continue
             seq, known_digest = known
             if known_digest.hex() != digest:
                 raise BadRequestError(
-                    f"operation {quoted(operation)} was another call, with another tool or other arguments; "
-                    "a request that is sent again must be the same, and a new one needs a new id"
+                    f"operation {quoted(keys.operation or '')} was another call, with another tool or other "
+                    "arguments; a request that is sent again must be the same, and a new one needs a new id"
                 )
             return self._running.get(seq, seq)
         return None
 
 
-def _key(operation: str) -> bytes:
-    return blake2b(operation.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+def _key(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()

@@ -240,7 +240,8 @@ class EpisodeRunner:
                     require_whole_record(episode)
                     if episode.spec.task.in_place:
                         return await grader.grade_in_place(sandbox, driver, self._sealed)
-                captured = await with_room(episode, partial(self._capture, agent_stack, sandbox, driver))
+                capture = partial(self._capture, agent_stack, sandbox, driver)
+                captured = await with_room(episode, capture, sandbox)
         require_whole_record(episode)
         async with resources.services.watched():
             return await grader.grade_in_fresh_sandbox(captured)

@@ -23,17 +23,17 @@ from decathlon_mcp.http.bodies import (
     BodyError,
     BodyReader,
 )
-from decathlon_mcp.http.endpoints import McpEndpoints
+from decathlon_mcp.http.endpoints import McpEndpoints, place_of
 from decathlon_mcp.http.errors import (
-    Refusals,
     UnauthorizedError,
+    UnknownAddress,
     handle_body_error,
+    handle_refusal,
     handle_unauthorized,
 )
 from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
 from decathlon_mcp.http.held_episodes import HeldEpisodes
 from decathlon_mcp.http.metering import MeteredResponses
-from decathlon_mcp.http.requests import RawEndpoint
 
 EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
 """Headers of a response that a page of an allowed origin may read."""
@@ -55,14 +55,17 @@ INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 
 
 class HttpApp(Starlette):
-    """The application. Most requests are for tools, and do not pass its middleware and routes."""
+    """The application. `mcp`: of the MCP addresses, whose requests do not pass its middleware and routes."""
 
-    def __init__(self, endpoints: McpEndpoints, **options: Any) -> None:
+    def __init__(self, mcp: ASGIApp, **options: Any) -> None:
         super().__init__(**options)
-        self._endpoints = endpoints
+        self._mcp = mcp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._endpoints.serve_first(scope, receive, send, super().__call__)
+        if place_of(scope) is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await self._mcp(scope, receive, send)
 
 
 class Cors(CORSMiddleware):
@@ -137,19 +140,12 @@ def http_app(
     hosts: AllowedHosts | None = None,
     public_url: str | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
-    exchanges: bool = True,
     page: Page | None = None,
 ) -> HttpApp:
-    """The ASGI application. The caller keeps ownership of `registry`.
-
-    `exchanges`: serve requests for tools without the SDK. To clients that makes no other difference than that
-    they can come back for an answer. `page`: what people see; None leaves it out.
-    """
+    """The ASGI application. The caller keeps ownership of `registry`. `page`: what people see, if any."""
     bodies = BodyReader(max_body_bytes)
     tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
-    endpoints = McpEndpoints(
-        registry, tokens, hosts, bodies, public_url, has_page=page is not None, exchanges=exchanges
-    )
+    endpoints = McpEndpoints(registry, tokens, hosts, bodies, public_url, has_page=page is not None)
     health = HealthEndpoints(registry, tokens)
     held = HeldEpisodes(registry, tokens, bodies, public_url, has_page=page is not None)
 
@@ -162,37 +158,37 @@ def http_app(
     def lifespan(app: Starlette) -> AbstractAsyncContextManager[None]:
         return endpoints.running()
 
+    outer = [
+        Middleware(MeteredResponses, metrics=registry.metrics),
+        # Before CORS: no other page may read what this one shows.
+        *([] if page is None else [Middleware(PageRequests, page=page)]),
+        Middleware(
+            Cors,
+            allow_origins=hosts.origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+            max_age=PREFLIGHT_SECONDS,
+        ),
+    ]
+    mcp: ASGIApp = endpoints
+    for layer in reversed(outer):
+        mcp = layer.cls(mcp, *layer.args, **layer.kwargs)
     return HttpApp(
-        endpoints,
-        # Calls first: the routes are tried one after the other.
+        mcp,
         routes=[
-            Route("/tasks/{task_id}/mcp", RawEndpoint(endpoints.serve_task)),
-            Route("/episodes/{episode_id}/mcp", RawEndpoint(endpoints.serve_episode)),
-            Route("/mcp", RawEndpoint(endpoints.serve_lobby)),
             Route("/episodes", held.serve, methods=["POST"]),
             Route("/", index),
             *health.routes(),
             Route("/.well-known/decathlon-key", public_key),
         ],
-        middleware=[
-            Middleware(MeteredResponses, metrics=registry.metrics),
-            # Before CORS: no other page may read what this one shows.
-            *([] if page is None else [Middleware(PageRequests, page=page)]),
-            Middleware(
-                Cors,
-                allow_origins=hosts.origins,
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["*"],
-                expose_headers=EXPOSED_HEADERS,
-                max_age=PREFLIGHT_SECONDS,
-            ),
-            # After the headers of CORS, with which a page of an allowed origin can read the refusal.
-            Middleware(RequestCheck, hosts=hosts),
-        ],
+        # The check comes after the headers of CORS, with which a page of an allowed origin can read the
+        # refusal.
+        middleware=[*outer, Middleware(RequestCheck, hosts=hosts)],
         exception_handlers={
-            DecathlonError: Refusals(bodies),
-            404: Refusals(bodies).handle_unknown_address,
-            405: Refusals(bodies).handle_unknown_address,
+            DecathlonError: handle_refusal,
+            404: UnknownAddress(bodies),
+            405: UnknownAddress(bodies),
             UnauthorizedError: handle_unauthorized,
             BodyError: handle_body_error,
         },

@@ -6,11 +6,10 @@ from collections import deque
 from collections.abc import Mapping
 
 import anyio
-from starlette.requests import Request
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json, count_nodes
-from decathlon_mcp.protocol.requests import RequestId, request_id_of
+from decathlon_mcp.protocol.messages import RequestId, readable_id
 
 MAX_BODY_BYTES = 4 << 20
 """Default limit of one body, as in the SDK: a file's content, and arguments around it."""
@@ -45,39 +44,6 @@ class BodyError(Exception):
 
 class BodyDisconnectError(Exception):
     """The client disconnected before the end of its request's body."""
-
-
-def replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that delivers the body in one message, then what `receive` delivers."""
-    unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive_again() -> Message:
-        return unread.pop() if unread else await receive()
-
-    return receive_again
-
-
-def is_short(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the headers of a request promise a body that is always read."""
-    length = headers.get(b"content-length", b"")
-    return (
-        b"transfer-encoding" not in headers
-        and length.isdigit()
-        and len(length) < MAX_LENGTH_DIGITS
-        and int(length) <= SMALL_BODY_BYTES
-    )
-
-
-async def read_short(receive: Receive) -> bytes:
-    """A body for which `is_short` holds. Raises BodyDisconnectError."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise BodyDisconnectError
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return body
 
 
 class MemoryBudget:
@@ -121,35 +87,38 @@ class BodyReader:
         self._received = MemoryBudget(max(BODIES_IN_FLIGHT_BYTES, max_bytes))
         self._decoded = MemoryBudget(max(DECODED_IN_FLIGHT_BYTES, MAX_NODES * NODE_BYTES))
 
-    def check_length(self, request: Request) -> None:
+    def check_length(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise BodyError if the length that a request announces is over the limit."""
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self.max_bytes:
+        if _length(headers) > self.max_bytes:
             raise self._too_large()
 
-    def read(self, request: Request) -> BodyInFlight:
+    def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> BodyInFlight:
         """A context with the body of a request, which is counted as in flight while the context is open.
 
         Entering it raises BodyError, BodyDisconnectError.
         """
-        return BodyInFlight(self, request, self._received, self._decoded)
+        return BodyInFlight(self, headers, receive, self._received, self._decoded)
 
-    async def receive(self, request: Request, reservation: Reservation) -> bytearray:
+    async def receive(
+        self, headers: Mapping[bytes, bytes], receive: Receive, reservation: Reservation
+    ) -> bytes | bytearray:
         """Receive a whole body; a large one is reserved."""
-        length = request.headers.get("content-length", "")
-        body = bytearray()
+        body: bytes | bytearray = b""
         more = True
         while more:
-            message = await request.receive()
+            message = await receive()
             if message["type"] != "http.request":
                 raise BodyDisconnectError
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+            part, more = message.get("body", b""), message.get("more_body", False)
+            if body and part and not isinstance(body, bytearray):
+                body = bytearray(body)
+            # The first part is mostly the whole, and is not copied.
+            body = body + part if body else part
             if len(body) > self.max_bytes:
                 raise self._too_large()
             if len(body) > SMALL_BODY_BYTES and not reservation.size_bytes:
                 # All at once: with reservations that grow, many bodies could wait for each other.
-                await reservation.acquire(int(length) if length else self.max_bytes)
+                await reservation.acquire(_length(headers) or self.max_bytes)
         reservation.shrink(len(body))
         return body
 
@@ -186,24 +155,30 @@ class BodyInFlight:
 
     # A class, because a generator's context costs as much as reading a short body.
     def __init__(
-        self, reader: BodyReader, request: Request, received: MemoryBudget, decoded: MemoryBudget
+        self,
+        reader: BodyReader,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        received: MemoryBudget,
+        decoded: MemoryBudget,
     ) -> None:
         self._reader = reader
-        self._request = request
+        self._headers = headers
+        self._receive = receive
         # Two budgets: what waits for the second one holds a part of the first one, but what has both does not
         # wait any more, so that bodies cannot wait for each other.
         self._received, self._decoded = Reservation(received), Reservation(decoded)
 
     async def __aenter__(self) -> bytes:
-        self._reader.check_length(self._request)
+        self._reader.check_length(self._headers)
         try:
-            body = await self._reader.receive(self._request, self._received)
+            body = await self._reader.receive(self._headers, self._receive, self._received)
             try:
                 size_bytes = decoded_bytes(body)
                 if size_bytes > SMALL_DECODED_BYTES:
                     await self._decoded.acquire(size_bytes)
             except BodyError as error:
-                error.request_id = request_id_of(bytes(body))
+                error.request_id = readable_id(bytes(body))
                 raise
         except BaseException:
             self._release()
@@ -216,6 +191,12 @@ class BodyInFlight:
     def _release(self) -> None:
         self._decoded.shrink(0)
         self._received.shrink(0)
+
+
+def _length(headers: Mapping[bytes, bytes]) -> int:
+    """The length that a request announces; 0 if it announces none."""
+    length = headers.get(b"content-length", b"")
+    return int(length) if length.isdigit() and len(length) < MAX_LENGTH_DIGITS else 0
 
 
 def decoded_bytes(body: bytes | bytearray) -> int:

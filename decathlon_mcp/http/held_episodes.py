@@ -27,10 +27,10 @@ from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.bodies import BodyReader
-from decathlon_mcp.http.errors import UnauthorizedError, refuse
+from decathlon_mcp.http.errors import UnauthorizedError, refusal
 from decathlon_mcp.http.protocol import HELD_KEY
 from decathlon_mcp.labels import LABEL_HEADER, read_label_header
-from decathlon_mcp.protocol.context import wait_until_disconnected
+from decathlon_mcp.protocol.http import Headers, wait_until_disconnected
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, describe_start, start_episode
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -67,7 +67,7 @@ class HeldEpisodes:
         principal = self._tokens.principal(request.headers.get("authorization"))
         if principal is None:
             raise UnauthorizedError
-        async with self._bodies.read(request) as body:
+        async with self._bodies.read(Headers(request.scope), request.receive) as body:
             content = body
         try:
             call = StartEpisode.from_arguments(_arguments(content))
@@ -77,7 +77,7 @@ class HeldEpisodes:
                 self._registry, call, principal, operation=operation, labels=labels, ends_with_response=True
             )
         except DecathlonError as error:
-            return refuse(error)
+            return refusal(error)
         base_url = self._public_url or str(request.base_url).rstrip("/")
         request.scope[HELD_KEY] = True
         start = describe_start(self._registry, episode, base_url, has_page=self._has_page)

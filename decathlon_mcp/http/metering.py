@@ -7,7 +7,7 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from decathlon_mcp.protocol.context import SCOPE_KEY, RequestContext
+from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext
 from decathlon_mcp.telemetry.metrics import Metrics
 
 

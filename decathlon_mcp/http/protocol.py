@@ -19,6 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES
+from decathlon_mcp.protocol.http import CONNECTION_KEY
 from decathlon_mcp.sandboxes.kernel_limits import max_connections
 from decathlon_mcp.telemetry.metrics import Metrics
 
@@ -33,6 +34,11 @@ MIN_RATE = 64 << 10
 MAX_CONNECTIONS_PER_PEER = 4096
 """Connections from one address: four for each of 1,024 episodes, which may all come from one trainer."""
 MAX_LENGTH_DIGITS = 15
+PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
+EMPTY_COMMENT = b"3\r\n:\r\n\r\n"
+"""A chunk with a comment in a stream of events."""
+PROBE_SECONDS = (0.005, 0.05, 0.25)
+"""Times between the probes of a client that has sent its last byte: for the answer of its kernel."""
 HELD_KEY = "decathlon.held"
 """In the ASGI scope of a request whose response lasts as long as an episode."""
 
@@ -135,9 +141,11 @@ class _ResponseTransport:
 
     # uvicorn writes them one after the other, and uvloop makes a system call of each write. On a connection
     # over loopback, that call includes the kernel's work for the receiver.
-    __slots__ = ("_flush_soon", "_head", "_loop", "_transport")
+    __slots__ = ("_flush_soon", "_head", "_loop", "_transport", "has_events")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.has_events = False
+        """Whether the response is a stream of events."""
         self._transport = transport
         self._loop = loop
         self._head: bytes | None = None
@@ -147,6 +155,7 @@ class _ResponseTransport:
         """Write now, except for the first data, which wait for the next or the loop's next iteration."""
         if self._flush_soon is None:
             self._head = data
+            self.has_events = b"text/event-stream" in data
             self._flush_soon = self._loop.call_soon(self.flush)
         elif self._head is not None:
             head, self._head = self._head, None
@@ -193,6 +202,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refused = False
         self._running: RequestResponseCycle | None = None
         self._is_last = False
+        self.is_lost = False
+        """Whether the connection has ended."""
+        self._ended_input: asyncio.Event | None = None
+        """Set once it is known whether a client that has sent its last byte still reads."""
         # Parsing: whether a body is expected, and what has arrived since the last event.
         self._in_body = False
         self._head_begun = False
@@ -214,11 +227,54 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(503, "there are too many connections", linger=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        if self._ended_input is not None:
+            self._ended_input.set()
         self._connections.remove(self)
         super().connection_lost(exc)
         # uvicorn tells the last request only, which may be one that waits for the response to this one.
         self.pipeline.clear()
         self._disconnect(self._running)
+
+    # The end of a client's input. It can mean that the client is gone, or that it only sends no more, as
+    # `shutdown(SHUT_WR)` does. The kernel of one that is gone resets the connection once something arrives.
+
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Called at the end of the client's input. Returns whether the connection stays open."""
+        probe = None if self._refused or self._in_body else self._probe()
+        if probe is None or self._ended_input is not None:
+            return False
+        self._ended_input = asyncio.Event()
+        self._send_probes(probe, list(PROBE_SECONDS))
+        return True
+
+    def _send_probes(self, probe: bytes, seconds: list[float]) -> None:
+        assert self._ended_input is not None
+        if self.is_lost or self._running is None or self._running.response_complete:
+            return
+        # What was prepared for the response's beginning may not be right any more.
+        probe = self._probe() or probe
+        self._flush_response()
+        self.transport.write(probe)
+        if seconds:
+            self.loop.call_later(seconds.pop(0), self._send_probes, probe, seconds)
+        else:
+            self._ended_input.set()
+
+    def _probe(self) -> bytes | None:
+        """What may be sent now without a change of the response; None if nothing may, or none is awaited."""
+        cycle = self._running
+        if cycle is None or cycle.response_complete or cycle.scope["http_version"] != "1.1":
+            return None
+        if not cycle.response_started:
+            return PROCESSING
+        transport = cast("_ResponseTransport", cycle.transport)
+        return EMPTY_COMMENT if cycle.chunked_encoding and transport.has_events else None
+
+    async def settled(self) -> None:
+        """See `protocol.http.Connection`."""
+        if self._ended_input is not None:
+            await self._ended_input.wait()
 
     @staticmethod
     def _disconnect(cycle: RequestResponseCycle | None) -> None:
@@ -298,6 +354,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        cast("dict[str, object]", self.scope)[CONNECTION_KEY] = self
         self._event = self._head_begun = True
         if self._deadline is None or self._response_complete:
             self._expire_in(self._limits.head_seconds)
@@ -410,6 +467,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        elif self._ended_input is not None:
+            self._flush_response()
+            self.transport.close()
         elif self._deadline is None:
             self._expire_in(self._limits.idle_seconds)
         elif self._in_body:

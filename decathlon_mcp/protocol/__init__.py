@@ -1,1 +1,1 @@
-"""MCP: handlers, results, sessions, the lobby. Only this package and `http` import `mcp.server`."""
+"""MCP over HTTP and lines: messages, requests, sessions, the services and the lobby."""

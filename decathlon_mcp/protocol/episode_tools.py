@@ -10,22 +10,22 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
-from mcp.server.connection import Connection
-from mcp_types import LOG_LEVEL_META_KEY
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.replies import Reply
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import Caller, RunningCall
+from decathlon_mcp.episodes.operations import RunningCall, Waiter
 from decathlon_mcp.episodes.state import NOT_READY, Phase
 from decathlon_mcp.episodes.tools.offered import claim_name, claim_tool, evaluate_tool
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnansweredError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
-from decathlon_mcp.protocol.requests import PROGRESS_TOKEN, Kind, Result, ToolRequest
+from decathlon_mcp.protocol.messages import LOG_LEVEL_KEY, PROGRESS_TOKEN, Kind
+from decathlon_mcp.protocol.requests import Request, Result
 from decathlon_mcp.protocol.results import (
     ARGUMENT_FAULTS,
     TOOL_FAILURES,
@@ -33,24 +33,21 @@ from decathlon_mcp.protocol.results import (
     error_result,
     verdict_result,
 )
-from decathlon_mcp.types import JsonObject, Names
+from decathlon_mcp.protocol.sessions import LOG_LEVELS
+from decathlon_mcp.types import JsonObject, Names, json_kind
 
 EVALUATE = "evaluate"
 MAX_UNKNOWN_SHOWN = 5
 """Unknown arguments that an error message names."""
-LOG_LEVEL_KEY = "log_level"
-"""Key in a connection's state of the level that `logging/setLevel` has set."""
 CLAIM_SECONDS = 1.0
 """How long after the set-up a claim that waited for it is made at the latest."""
-LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-"""In ascending order of severity."""
 PROGRESS_SECONDS = 5.0
 """Time between two progress notifications while a client waits."""
 WAITING_UNIT = 1e-6
 """Progress per second of a wait before a tool's call: below anything that a tool reports, except 0."""
 
 
-async def list_tools(access: EpisodeAccess, request: ToolRequest) -> JsonObject:
+async def list_tools(access: EpisodeAccess, request: Request) -> JsonObject:
     """The episode's tools; waits until they are known, which can be before the episode is ready.
 
     In a session, as they are now. Without one, as they were first: there the list must not change.
@@ -75,7 +72,7 @@ def tools_after_end(names: Names, *, can_evaluate: bool) -> JsonObject:
 
 async def call_tool(
     access: EpisodeAccess,
-    request: ToolRequest,
+    request: Request,
     *,
     agent: str = "",
     again: Kind | None = None,
@@ -83,7 +80,7 @@ async def call_tool(
     """Call one of the episode's tools, including `claim_done` and `evaluate`.
 
     A client that cannot evaluate gets the same error for `evaluate` as for a tool that does not exist.
-    `agent`: see `ToolRequest.accepted`. `again`: what is called was accepted before, under an earlier
+    `agent`: see `Request.accepted`. `again`: what is called was accepted before, under an earlier
     connection; then it is not called again. Raises DecathlonError.
     """
     episode, is_own_tool = access.episode, False
@@ -99,9 +96,11 @@ async def call_tool(
             only_argument(request.decoded_arguments(), EVALUATE)
             await request.accepted(Kind.EVALUATE, agent=agent)
             return await evaluate(episode, request)
-        request.call = call = await episode.calls.accept(request.name, request.call_params, request.origin)
+        waiter = _waiter(request)
+        call = await episode.calls.accept(request.name, request.call_params, request.keys, waiter)
+        request.call, request.on_answered = call, partial(_answered, episode, call, waiter)
         await request.accepted(Kind.CALL, agent=agent)
-        return await _reply(episode, request, call)
+        return await _reply(episode, request, call, waiter)
     except DecathlonError as error:
         if error.code in TOOL_FAILURES or (is_own_tool and error.code in ARGUMENT_FAULTS):
             return error_result(error)
@@ -111,7 +110,7 @@ async def call_tool(
         raise
 
 
-async def evaluate(episode: Episode, request: ToolRequest) -> JsonObject:
+async def evaluate(episode: Episode, request: Request) -> JsonObject:
     """The result of `evaluate`; waits until the attempt is graded."""
     now, progress = time.time(), Progress(request)
 
@@ -155,21 +154,21 @@ async def waiting_for_tools(
         yield
 
 
-async def _claim(episode: Episode, request: ToolRequest, agent: str, *, again: bool) -> JsonObject:
+async def _claim(episode: Episode, request: Request, agent: str, *, again: bool) -> JsonObject:
     if again:
         first = await claimed_before(episode, request)
     else:
         answer = only_argument(request.decoded_arguments(), "claim_done", "answer")
         if answer is not None and not isinstance(answer, str):
-            raise BadRequestError(f"claim_done: `answer` must be a string, not {type(answer).__name__}")
+            raise BadRequestError(f"claim_done: `answer` must be a string, not {json_kind(answer)}")
         await request.accepted(Kind.CLAIM, agent=agent)
         async with waiting_for_tools(Progress(request), episode, unit=WAITING_UNIT):
             await episode.set_up()
-        first = await episode.claim_done(answer, operation=request.last_operation)
+        first = await episode.claim_done(answer, operation=request.last_key)
     return claim_result(first=first, is_graded=episode.is_graded)
 
 
-async def claimed_before(episode: Episode, request: ToolRequest) -> bool:
+async def claimed_before(episode: Episode, request: Request) -> bool:
     """Whether this request has closed the attempt. Raises UnansweredError if it is open."""
     # The request may be in progress in this server: then it claims as soon as the set-up is over.
     await episode.set_up()
@@ -177,58 +176,61 @@ async def claimed_before(episode: Episode, request: ToolRequest) -> bool:
         await episode.state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
     if episode.claim is None:
         raise UnansweredError("the claim was not made: its server ended before; call the tool again")
-    return episode.claim.operation == request.last_operation
+    return episode.claim.operation == request.last_key
 
 
-async def _reply_again(episode: Episode, request: ToolRequest) -> Reply:
+async def _reply_again(episode: Episode, request: Request) -> Reply:
     """The reply to a call that was accepted on an earlier connection."""
-    call = await episode.calls.find(request.origin)
+    waiter = _waiter(request)
+    call = await episode.calls.find(request.keys, waiter)
     if call is None:
         raise UnansweredError("the reply to this call is not there any more, or the call was not made")
-    if isinstance(call, RunningCall) and call.origin.operations[-1:] == request.origin.operations:
-        # A client that comes back does not send it again. That of a call which it joined is not its own.
+    if isinstance(call, RunningCall) and call.keys.texts[-1:] == request.keys.texts[-1:]:
+        # A client that comes back does not send it again. That of a call which it repeats is not its own.
         request.meta = call.params.meta
-    return await _reply(episode, request, call)
+    return await _reply(episode, request, call, waiter)
 
 
-async def _reply(episode: Episode, request: ToolRequest, call: RunningCall | int) -> Reply:
-    """The reply of a task's server to a call that was accepted, with its notifications before."""
-    progress = Progress(request)
+def _waiter(request: Request) -> Waiter:
+    """The request as one that waits for a call's reply, with the call's notifications before."""
 
     async def on_message(params: JsonObject) -> None:
         # 2026-07-28 asks request by request and gets none by default.
-        minimum = (
-            request.meta.get(LOG_LEVEL_META_KEY)
-            if request.is_sessionless
-            else minimum_level(request.connection)
-        )
+        session = request.session
+        minimum = request.meta.get(LOG_LEVEL_KEY) if session is None else session.log_level
         if accepts_log_message(params, minimum):
-            # A reply in JSON cannot carry it; then the connection's standalone stream does, if there is one.
+            # A reply in JSON cannot carry it; then the session's own stream does, if there is one.
             await request.notify("notifications/message", params, with_reply=request.can_stream)
 
-    caller = Caller(
-        origin=request.origin,
+    return Waiter(
+        keys=request.keys,
         # Without sessions, a client that loses its connection and one that cancels look the same. One that
         # chose an operation comes back.
         detached=request.has_operation and request.is_sessionless,
         is_gone=request.is_gone,
-        on_progress=progress.relay,
         on_message=on_message,
     )
+
+
+async def _reply(episode: Episode, request: Request, call: RunningCall | int, waiter: Waiter) -> Reply:
+    """The reply of a task's server to a call that was accepted."""
+    request.call = call
+    request.on_answered = partial(_answered, episode, call, waiter)
+    progress = Progress(request)
+    waiter.on_progress = progress.relay
     async with waiting_for_tools(progress, episode, unit=WAITING_UNIT):
-        reply = await episode.calls.reply_of(call, caller)
+        reply = await episode.calls.reply_of(call, waiter)
     request.context.replied_at = time.perf_counter()
     return reply
+
+
+def _answered(episode: Episode, call: RunningCall | int, waiter: Waiter, handed_over: bool) -> None:
+    episode.calls.response_over(call, waiter, handed_over=handed_over)
 
 
 def answer_is_lost() -> UnansweredError:
     """The error of a request whose answer cannot be made again."""
     return UnansweredError("the answer to this request is not kept: send the request again")
-
-
-def minimum_level(connection: Connection | None) -> Any:
-    """The lowest level of log messages that a session's client gets; it sets it with `logging/setLevel`."""
-    return "debug" if connection is None else connection.state.get(LOG_LEVEL_KEY, "debug")
 
 
 def accepts_log_message(params: JsonObject, minimum: object) -> bool:
@@ -257,7 +259,7 @@ def _always() -> bool:
 class Progress:
     """The progress of one request, if its client asked for it."""
 
-    def __init__(self, request: ToolRequest) -> None:
+    def __init__(self, request: Request) -> None:
         self._request = request
         self._last = 0.0
 

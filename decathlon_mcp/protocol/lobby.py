@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mcp.shared.exceptions import MCPError
-
 from decathlon_mcp.catalogue.draws import filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.driver_client.replies import CallParams
@@ -20,7 +18,6 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.labels import merge_labels, read_label_header
-from decathlon_mcp.protocol.context import RequestContext, request_context_of
 from decathlon_mcp.protocol.episode_tools import (
     answer_is_lost,
     call_tool,
@@ -46,26 +43,17 @@ from decathlon_mcp.protocol.lobby_tools import (
     describe_start,
     start_episode,
 )
-from decathlon_mcp.protocol.requests import LIST, Kind, Result, ToolRequest
+from decathlon_mcp.protocol.messages import INVALID_PARAMS, LIST, Kind, McpError
+from decathlon_mcp.protocol.requests import Request, RequestContext, Result, Service
 from decathlon_mcp.protocol.results import (
     ARGUMENT_FAULTS,
-    INVALID_PARAMS,
     TOOL_FAILURES,
     claim_result,
     error_result,
     structured_result,
 )
-from decathlon_mcp.protocol.sdk import Context, notify_tools_changed
-from decathlon_mcp.protocol.sdk_requests import (
-    CURRENT_KEY,
-    ToolServer,
-    listen_for_changes,
-    with_changing_tools,
-)
 from decathlon_mcp.types import JsonObject
 
-EPISODE_KEY = "decathlon/episode"
-"""Key in the `_meta` of a `notifications/cancelled` with the episode of the operation."""
 INSTRUCTIONS = (
     "This server runs Toolathlon's tasks, each in a new sandbox with its own tools. `list_tasks` lists the "
     "tasks. `start_episode` starts one and returns its handle, its prompt and its tools. Call these tools "
@@ -75,27 +63,22 @@ EVALUATOR_INSTRUCTIONS = f"{INSTRUCTIONS}, then call `evaluate` for the reward."
 PLAYER_INSTRUCTIONS = f"{INSTRUCTIONS}."
 
 
-class Lobby(ToolServer):
+class Lobby(Service):
     """Serves the lobby's tools. `labels`: of every episode that it starts."""
 
     def __init__(self, registry: EpisodeRegistry, *, labels: Mapping[str, str] | None = None) -> None:
+        super().__init__(registry.spans)
         self._registry = registry
         self._labels = labels or {}
         self._definitions = {name: tool.definition() for name, tool in LOBBY_TOOLS.items()}
-        super().__init__(
-            registry.spans,
-            instructions=EVALUATOR_INSTRUCTIONS,
-            # No lobby tool takes arguments from HTTP headers, so there is nothing for the SDK to check.
-            get_tool_input_schema=_no_schema,
-        )
 
-    async def initialize(self, ctx: Context, result: JsonObject) -> JsonObject:
-        return {**with_changing_tools(result), "instructions": self._instructions(ctx)}
+    async def initialize(self, request: Request) -> JsonObject:
+        return {"instructions": self._instructions(request.context)}
 
-    async def discover(self, ctx: Context, result: JsonObject) -> JsonObject:
-        return {**result, "instructions": self._instructions(ctx)}
+    async def discover(self, request: Request) -> JsonObject:
+        return {**await super().discover(request), "instructions": self._instructions(request.context)}
 
-    async def serve(self, request: ToolRequest) -> Result:
+    async def serve(self, request: Request) -> Result:
         if request.method == LIST:
             return self._list_all_tools(request)
         tool = self._allowed_tools(request).get(request.name)
@@ -108,7 +91,7 @@ class Lobby(ToolServer):
                 return error_result(error)
             raise
 
-    async def serve_again(self, request: ToolRequest, kind: Kind, agent: str) -> Result:
+    async def serve_again(self, request: Request, kind: Kind, agent: str) -> Result:
         if kind is Kind.LIST:
             return self._list_all_tools(request)
         if kind is Kind.OTHER or not agent:
@@ -129,28 +112,27 @@ class Lobby(ToolServer):
                 case _:
                     return await call_tool(access, request, again=kind)
 
-    def _list_all_tools(self, request: ToolRequest) -> JsonObject:
+    def _list_all_tools(self, request: Request) -> JsonObject:
         lobby_tools = [self._definitions[name] for name in self._allowed_tools(request)]
         return {"tools": [*lobby_tools, *self._current_tools(request)]}
 
     def _can_evaluate(self, context: RequestContext) -> bool:
         return may_evaluate(self._registry.reward_policy, context.principal)
 
-    def _instructions(self, ctx: Context) -> str:
-        can_evaluate = self._can_evaluate(request_context_of(ctx))
-        return EVALUATOR_INSTRUCTIONS if can_evaluate else PLAYER_INSTRUCTIONS
+    def _instructions(self, context: RequestContext) -> str:
+        return EVALUATOR_INSTRUCTIONS if self._can_evaluate(context) else PLAYER_INSTRUCTIONS
 
-    def _allowed_tools(self, request: ToolRequest) -> dict[str, type[LobbyTool]]:
+    def _allowed_tools(self, request: Request) -> dict[str, type[LobbyTool]]:
         """The lobby's tools that this client can use."""
         if self._can_evaluate(request.context):
             return LOBBY_TOOLS
         return {name: tool for name, tool in LOBBY_TOOLS.items() if tool is not Evaluate}
 
-    def _current(self, request: ToolRequest) -> EpisodeAccess | None:
+    def _current(self, request: Request) -> EpisodeAccess | None:
         """Access to the episode that this session started last."""
-        return request.state.get(CURRENT_KEY)
+        return None if request.session is None else request.session.access
 
-    def _current_tools(self, request: ToolRequest) -> list[JsonObject]:
+    def _current_tools(self, request: Request) -> list[JsonObject]:
         """The tools of the current episode, except those with the name of a lobby tool."""
         access = self._current(request)
         router = None if access is None else access.episode.tools.current_router
@@ -160,11 +142,11 @@ class Lobby(ToolServer):
         excluded = {router.claim_name, *LOBBY_TOOLS}
         return [tool for tool in router.tools if tool["name"] not in excluded]
 
-    async def _call_current(self, request: ToolRequest) -> Result:
+    async def _call_current(self, request: Request) -> Result:
         """Call a tool of the current episode by its own name."""
         access = self._current(request)
         if access is None:
-            raise MCPError(
+            raise McpError(
                 INVALID_PARAMS,
                 f"there is no tool {quoted(request.name)} in the lobby; its tools are "
                 f"{', '.join(self._allowed_tools(request))}",
@@ -172,7 +154,7 @@ class Lobby(ToolServer):
         with access.episode.lease.hold():
             return await call_tool(access, request, agent=access.episode.agent_id)
 
-    async def _answer(self, request: ToolRequest, call: LobbyTool) -> Result:
+    async def _answer(self, request: Request, call: LobbyTool) -> Result:
         match call:
             case ListTasks():
                 return self._list_tasks(request, call)
@@ -222,7 +204,7 @@ class Lobby(ToolServer):
             case _:
                 raise AssertionError(call)
 
-    def _list_tasks(self, request: ToolRequest, call: ListTasks) -> JsonObject:
+    def _list_tasks(self, request: Request, call: ListTasks) -> JsonObject:
         catalogue = self._registry.catalogue
         if call.sample is None:
             names = [name for name, _, _ in filter_tasks(catalogue, call)]
@@ -232,7 +214,7 @@ class Lobby(ToolServer):
         tasks = list_tasks(catalogue, names, prompts=call.prompts)
         return structured_result({"tasks": tasks}, text=None if tasks else "No task matches.")
 
-    async def _start(self, request: ToolRequest, call: StartEpisode) -> JsonObject:
+    async def _start(self, request: Request, call: StartEpisode) -> JsonObject:
         principal = self._principal(request)
         labels = merge_labels(self._labels, read_label_header(request.context.label_header))
         episode = await start_episode(
@@ -245,7 +227,7 @@ class Lobby(ToolServer):
             request.context.add_started(episode)
         return await self._describe(request, EpisodeAccess.by_handle(episode, principal), wait=call.wait)
 
-    async def _describe(self, request: ToolRequest, access: EpisodeAccess, *, wait: bool) -> JsonObject:
+    async def _describe(self, request: Request, access: EpisodeAccess, *, wait: bool) -> JsonObject:
         """The result of `start_episode`. `wait`: until the tools can be called."""
         episode = access.episode
         info = describe_start(self._registry, episode, request.base_url, has_page=request.context.has_page)
@@ -254,15 +236,15 @@ class Lobby(ToolServer):
                 info |= await self._wait_until_ready(request, access)
         else:
             info |= _waits_for(episode)
-        if (connection := request.connection) is not None:
-            connection.state[CURRENT_KEY] = access
-            listen_for_changes(connection, episode)
-            await notify_tools_changed(connection)
+        if (session := request.session) is not None:
+            session.access = access
+            session.listen(episode)
+            session.announce_tools()
         names = "".join(f"\n- {tool['name']}" for tool in info.get("tools", []))
         text = f"Episode {episode.id} of {episode.task_name} is {info['phase']}.\n\n{info['prompt']}"
         return structured_result(info, text=f"{text}\n\nIts tools:{names}" if names else text)
 
-    async def _wait_until_ready(self, request: ToolRequest, access: EpisodeAccess) -> JsonObject:
+    async def _wait_until_ready(self, request: Request, access: EpisodeAccess) -> JsonObject:
         """The episode's tools and its phase."""
         try:
             tools = await list_tools(access, request)
@@ -274,14 +256,14 @@ class Lobby(ToolServer):
         # The number of differences is known now.
         return {**tools, "phase": str(access.episode.state.phase), **branch_members(access.episode)}
 
-    async def _claim(self, request: ToolRequest, access: EpisodeAccess, call: ClaimDone) -> JsonObject:
+    async def _claim(self, request: Request, access: EpisodeAccess, call: ClaimDone) -> JsonObject:
         if call.truncated or call.turns is not None:
             _require_evaluator(access, "set `truncated` or `turns`")
         turns = call.turns if access.reports_turns else None
         with access.episode.lease.hold():
             await request.accepted(Kind.CLAIM, agent=access.episode.agent_id)
             first = await access.episode.claim_done(
-                call.answer, truncated=call.truncated, turns=turns, operation=request.last_operation
+                call.answer, truncated=call.truncated, turns=turns, operation=request.last_key
             )
         return self._claim_result(access, first=first, ignored_turns=turns != call.turns)
 
@@ -290,23 +272,20 @@ class Lobby(ToolServer):
         is_graded = access.episode.is_graded
         return claim_result(first=first, is_graded=is_graded, ignored_turns=ignored_turns, hint=hint)
 
-    async def _close(self, request: ToolRequest, episode: Episode) -> JsonObject:
+    async def _close(self, request: Request, episode: Episode) -> JsonObject:
         episode.close()
         current = self._current(request)
-        if current is not None and current.episode is episode and request.connection is not None:
+        if current is not None and current.episode is episode and request.session is not None:
             # Its tools are not listed any more.
-            await notify_tools_changed(request.connection)
+            request.session.announce_tools()
         return structured_result({"episode": episode.id, "closed": True})
 
-    def _principal(self, request: ToolRequest) -> Principal:
+    def _principal(self, request: Request) -> Principal:
         """The request's principal with its session, so that `list_episodes` works without tokens."""
-        principal, session = request.context.principal, request.session_id
-        if session is None and request.connection is not None:
-            # Over stdio or in memory the connection is the session, and it has no id.
-            session = str(id(request.connection))
-        return principal.in_session(session or principal.session)
+        principal, session = request.context.principal, request.session
+        return principal.in_session(principal.session if session is None else session.owner)
 
-    def _find(self, request: ToolRequest, handle: str | None) -> EpisodeAccess:
+    def _find(self, request: Request, handle: str | None) -> EpisodeAccess:
         """Access by handle, or to the current episode. Raises UnknownEpisodeError, BadRequestError."""
         if handle is not None:
             principal = self._principal(request)
@@ -317,16 +296,12 @@ class Lobby(ToolServer):
             raise BadRequestError("`episode` is required: this protocol revision has no sessions")
         raise UnknownEpisodeError("this session has started no episode; start one, or give `episode`")
 
-    def _find_by_agent(self, request: ToolRequest, agent: str) -> EpisodeAccess:
+    def _find_by_agent(self, request: Request, agent: str) -> EpisodeAccess:
         """Access to the episode with this agent's id, as by its handle. Raises UnknownEpisodeError."""
         access = self._registry.agent_access(agent)
         if access is None:
             raise UnknownEpisodeError("there is no such episode")
         return self._find(request, access.episode.id)
-
-
-def _no_schema(_name: str) -> None:
-    return None
 
 
 def _require_evaluator(access: EpisodeAccess, action: str) -> None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.episodes.access import EpisodeAccess
@@ -22,7 +23,7 @@ from decathlon_mcp.errors import AccessDeniedError, BadRequestError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
 from decathlon_mcp.grading.attempt import MAX_COUNT
 from decathlon_mcp.labels import MAX_LABELS, check_labels, merge_labels
-from decathlon_mcp.protocol.context import episode_address, page_address
+from decathlon_mcp.protocol.requests import episode_address, page_address
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject, NoteRole
 
@@ -46,21 +47,67 @@ Model = TypeVar("Model", bound=BaseModel)
 def validate(model: type[Model], source: str, values: Mapping[str, Any]) -> Model:
     """The values as an instance of the model. Raises BadRequestError naming each value that does not fit.
 
-    `source` names where the values come from, for the error message.
+    `source` names where the values come from, for the error message. null stands for a member that is not
+    there, where one need not be.
     """
     if len(values) > MAX_ARGUMENTS:
         raise BadRequestError(f"{source}: more than {MAX_ARGUMENTS} arguments")
+    optional = {name for name, field in model.model_fields.items() if not field.is_required()}
+    given = {name: value for name, value in values.items() if value is not None or name not in optional}
     try:
-        return model.model_validate(values)
+        return model.model_validate(given)
     except ValidationError as error:
         faults = "; ".join(
-            f"`{'.'.join(_shown(part) for part in fault['loc']) or 'arguments'}`: {fault['msg'].lower()}"
-            for fault in error.errors(include_url=False, include_context=False, include_input=False)[
-                :MAX_FAULTS
-            ]
+            f"`{'.'.join(_shown(part) for part in fault['loc']) or 'arguments'}`: {_fault_text(fault)}"
+            for fault in error.errors(include_url=False, include_input=False)[:MAX_FAULTS]
         )
         fields = ", ".join(f"`{name}`" for name in model.model_fields) or "no arguments"
         raise BadRequestError(f"{source}: {faults}; it takes {fields}") from None
+
+
+_KINDS = {
+    "string": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "an array",
+    "tuple": "an array",
+    "set": "an array",
+    "dict": "an object",
+    "mapping": "an object",
+    "model": "an object",
+    "datetime": "a date and time in ISO 8601, such as `2026-01-31T12:00:00Z`",
+}
+"""What JSON calls the types in the names of pydantic's faults."""
+_FAULTS = {
+    "missing": "is required",
+    "extra_forbidden": "is not known",
+    "literal_error": "must be one of {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_pattern_mismatch": "must match the pattern `{pattern}`",
+    "too_long": "must have at most {max_length} items",
+    "too_short": "must have at least {min_length} items",
+    "finite_number": "must be a finite number",
+}
+
+
+def _fault_text(fault: ErrorDetails) -> str:
+    """A fault without the words of Python: clients of all languages read it."""
+    kind, context = fault["type"], fault.get("ctx", {})
+    if (text := _FAULTS.get(kind)) is not None:
+        return text.format_map({name: _plain(value) for name, value in context.items()})
+    if (expected := _KINDS.get(kind.partition("_")[0])) is not None and kind != "string_unicode":
+        return f"must be {expected}"
+    message = fault["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
+
+
+def _plain(value: object) -> object:
+    """A limit as JSON has it: 1 and not 1.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _shown(part: int | str) -> str:

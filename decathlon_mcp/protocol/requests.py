@@ -1,351 +1,180 @@
-"""Requests: what a POST's body asks for, and requests for tools as what serves them sees them.
-
-A body is read without decoding a tool's arguments. What serves a request for tools (`ToolRequest`) is the
-same over HTTP and stdio, in every revision.
-
-A client whose stream of events breaks sends a GET with the id of the last event that it got. The id says
-which request is meant, and that is all that is needed: the answer is made again from what the episode has on
-record (see `Kind`), also by a server that was started meanwhile.
-"""
+"""Requests as services see them, and what a service is; the same over HTTP and stdio, in every revision."""
 
 from __future__ import annotations
 
 import json
-import re
+import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from enum import StrEnum
-from functools import cached_property
-from typing import Any, Literal, TypeAlias, get_args
-from urllib.parse import quote, unquote
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import msgspec
-import pydantic_core
-from mcp.server.connection import Connection
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UnsetType
 
 from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.episodes.access import EpisodeAccess
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.operations import RunningCall, check_operation
-from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.json_limits import check_undecoded
-from decathlon_mcp.protocol.context import RequestContext
-from decathlon_mcp.storage.logged_calls import Origin, request_id_text
-from decathlon_mcp.suites.tool_names import CLAIM, EVALUATE, LOCAL, spell
-from decathlon_mcp.types import JsonObject, Names, as_object
-
-PROGRESS_TOKEN = "progressToken"
-CALL = "tools/call"
-LIST = "tools/list"
-CANCELLED = "notifications/cancelled"
-_LONG_SILENCES = frozenset({"initialize", "tools/list"})
-"""Methods that can be silent for long: at a task's address they wait for the episode."""
-_CLAIM_TOOLS = {spell(names, LOCAL, CLAIM) for names in get_args(Names)}
-_LONG_TOOLS = frozenset({*_CLAIM_TOOLS, EVALUATE, "start_episode", "list_tools"})
-"""This server's tools that can be silent for long."""
-_NESTED_CALL = "call_tool"
-"""The lobby's tool that calls another one."""
-START_TOOL = "start_episode"
-OPERATION_KEY = "decathlon/operation"
-"""Key in the `_meta` of a request with the id under which its client would send it again."""
-ENVELOPE_PREFIX = "io.modelcontextprotocol/"
-RESUMABLE_SINCE = "2025-11-25"
-"""The first protocol revision whose clients accept an event without data."""
-MAX_REQUEST_ID_BYTES = 128
-"""Longest JSON-RPC id of a request that can be resumed: the id comes back in a header."""
-LAST_EVENT_KEY = "decathlon.last_event_id"
-"""Key of the header `Last-Event-ID` in the ASGI scope."""
-_EVENT_ID = re.compile(
-    r"([0-9]{1,18})\.(0|last)\.([a-z]{1,8})\.([!-\-/-~]{1,512})(?:\.([0-9A-Za-z_-]{1,64}))?"
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.protocol.messages import (
+    CALL,
+    DISCOVER,
+    ENVELOPE_PREFIX,
+    INITIALIZE,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    LIST,
+    LIST_PROMPTS,
+    METHOD_NOT_FOUND,
+    OPERATION_KEY,
+    PROGRESS_TOKEN,
+    SESSIONLESS_VERSIONS,
+    Kind,
+    McpError,
+    Message,
+    Params,
+    RequestId,
 )
+from decathlon_mcp.protocol.results import SERVER_INFO, envelope_members, relayed_error, wire_error
+from decathlon_mcp.protocol.sessions import LOG_LEVELS, Session
+from decathlon_mcp.storage.logged_calls import RequestKeys, request_id_text
+from decathlon_mcp.suites.tool_names import CLAIM, EVALUATE, LOCAL, spell
+from decathlon_mcp.telemetry.spans import Spans
+from decathlon_mcp.types import JsonObject, Names, as_json, as_object, json_kind
 
-RequestId: TypeAlias = int | str
+if TYPE_CHECKING:
+    from decathlon_mcp.protocol.spans import RequestSpans
 
+_log = logging.getLogger("decathlon.protocol")
 
-class _CallParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    arguments: Raw | UnsetType = UNSET
-    meta: dict[str, Any] | UnsetType = msgspec.field(name="_meta", default=UNSET)
-
-
-class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    jsonrpc: Literal["2.0"]
-    id: RequestId
-    method: Literal["tools/call"]
-    params: _CallParams
-
-
-class _ListParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    meta: dict[str, Any] | UnsetType = msgspec.field(name="_meta", default=UNSET)
-
-
-class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    jsonrpc: Literal["2.0"]
-    id: RequestId
-    method: Literal["tools/list"]
-    params: _ListParams = msgspec.field(default_factory=_ListParams)
-
-
-class _Request(msgspec.Struct, frozen=True):
-    id: RequestId
-    method: str
-
-
-class _Tool(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _Params(msgspec.Struct, frozen=True):
-    name: Any = None
-    arguments: Raw | UnsetType = UNSET
-    meta: Any = msgspec.field(name="_meta", default=None)
-
-
-class _Message(msgspec.Struct, frozen=True):
-    method: str = ""
-    params: _Params = msgspec.field(default_factory=_Params)
-
-
-_decode_call = msgspec.json.Decoder(_Call).decode
-_decode_list = msgspec.json.Decoder(_List).decode
-_decode_message = msgspec.json.Decoder(_Message).decode
-_decode_request = msgspec.json.Decoder(_Request).decode
-_decode_tool = msgspec.json.Decoder(_Tool).decode
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-
-
-class McpRequest(msgspec.Struct, frozen=True):
-    """A well-formed `tools/call` or `tools/list`.
-
-    `id`: as the client sent it. `name` and `arguments` (JSON text of an object on one line, None if there are
-    none) are those of a call.
-    """
-
-    id: RequestId
-    method: str = CALL
-    name: str = ""
-    arguments: bytes | None = None
-    meta: JsonObject = msgspec.field(default_factory=dict[str, Any])
-
-    @classmethod
-    def read(cls, body: bytes) -> McpRequest | None:
-        """None for any other message, and for one that only the SDK can judge.
-
-        These are messages with members that the protocol does not have, and JSON that some decoders refuse.
-        """
-        try:
-            check_undecoded(body)
-            return cls._of_call(body)
-        except _UNREADABLE:
-            pass
-        try:
-            return cls._of_list(_decode_list(body))
-        except _UNREADABLE:
-            return None
-
-    @classmethod
-    def _of_list(cls, message: _List) -> McpRequest:
-        meta = {} if isinstance(message.params.meta, UnsetType) else message.params.meta
-        return cls(message.id, LIST, meta=meta)
-
-    @classmethod
-    def _of_call(cls, body: bytes) -> McpRequest | None:
-        message = _decode_call(body)
-        params = message.params
-        arguments = None if isinstance(params.arguments, UnsetType) else bytes(params.arguments)
-        if arguments is not None and not arguments.startswith(b"{"):
-            if arguments != b"null":
-                return None
-            arguments = None
-        if arguments is not None and (b"\n" in arguments or b"\r" in arguments):
-            # Only between tokens, as strings contain none. Messages to a sandbox are lines.
-            arguments = msgspec.json.format(arguments, indent=-1)
-        meta = {} if isinstance(params.meta, UnsetType) else params.meta
-        return cls(message.id, CALL, params.name, arguments, meta)
-
-    @property
-    def starts_episode(self) -> bool:
-        """Whether it calls the tool that starts an episode."""
-        return self.name == START_TOOL
-
-    @property
-    def prefers_events(self) -> bool:
-        """Whether the answer is better sent as events than as one JSON body, see `Envelope.prefers_sse`."""
-        nested = _nested_name(self.arguments or b"") if self.name == _NESTED_CALL else ""
-        tools = (self.name, nested)
-        return Envelope(self.method, tools, self.meta).prefers_sse
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """A message's method and its params' `_meta`; for `tools/call` also the tool.
-
-    `tools`: the tool's name, and that of the tool which a call of the lobby's `call_tool` names. A message
-    that cannot be read has an empty method: the SDK refuses it.
-    """
-
-    method: str = ""
-    tools: tuple[str, ...] = ()
-    meta: JsonObject = field(default_factory=dict[str, Any])
-
-    @classmethod
-    def read(cls, body: bytes) -> Envelope:
-        """The envelope of any message."""
-        try:
-            message = _decode_message(body)
-        except _UNREADABLE:
-            return cls._read_slowly(body)
-        params = message.params
-        arguments = b"" if isinstance(params.arguments, UnsetType) else bytes(params.arguments)
-        nested = _nested_name(arguments) if params.name == _NESTED_CALL else ""
-        return cls._of(message.method, params.name, nested, params.meta)
-
-    @classmethod
-    def _read_slowly(cls, body: bytes) -> Envelope:
-        """As the SDK reads messages: it accepts NaN, and params that are no object."""
-        try:
-            message = as_object(pydantic_core.from_json(body)) or {}
-        except ValueError:
-            return cls()
-        params = as_object(message.get("params")) or {}
-        nested = (as_object(params.get("arguments")) or {}).get("name")
-        return cls._of(message.get("method"), params.get("name"), str(nested), params.get("_meta"))
-
-    @classmethod
-    def _of(cls, method: object, name: object, nested: str, meta: object) -> Envelope:
-        tools: tuple[str, ...] = ()
-        if method == CALL and isinstance(name, str):
-            tools = (name, nested) if name == _NESTED_CALL else (name,)
-        return cls(method if isinstance(method, str) else "", tools, as_object(meta) or {})
-
-    @property
-    def starts_episode(self) -> bool:
-        """Whether it calls the tool that starts an episode."""
-        return START_TOOL in self.tools
-
-    @property
-    def prefers_sse(self) -> bool:
-        """Whether the answer is better sent as a stream of events than as one JSON body."""
-        # JSON is faster, but carries nothing before the result: a notification on it hangs the call. A stream
-        # is needed for progress, and for requests that can be silent for long: after 300 s without a byte the
-        # Python client closes its whole connection.
-        return (
-            PROGRESS_TOKEN in self.meta
-            or self.method in _LONG_SILENCES
-            or any(tool in _LONG_TOOLS for tool in self.tools)
-        )
-
-
-def request_id_of(body: bytes) -> RequestId | None:
-    """The id of a request; None for any other message, and for one that cannot be read."""
-    try:
-        return _decode_request(body).id
-    except _UNREADABLE:
-        return None
-
-
-def _nested_name(arguments: bytes) -> str:
-    try:
-        return _decode_tool(arguments).name
-    except _UNREADABLE:
-        return ""
-
-
-class Kind(StrEnum):
-    """What a request asked for, and from what its answer is made again."""
-
-    LIST = "list"
-    """The tools: listed again."""
-    CALL = "call"
-    """A call of a task's tool: from the running call, or from the trajectory."""
-    CLAIM = "claim"
-    """From the claim in the episode's row."""
-    EVALUATE = "evaluate"
-    """Evaluated again, which gives the same verdict."""
-    START = "start"
-    """From the episode that the request has started."""
-    OTHER = "other"
-    """Cannot be made again: the client has to ask again."""
-
-
-class EventId(msgspec.Struct, frozen=True):
-    """The id of an event: GENERATION.NUMBER.KIND.REQUEST, at the lobby with .AGENT.
-
-    `generation`: of the server that sent it. `is_answer`: whether it is the answer's (the number is `last`)
-    or that of the first event (0). `request`: the request's JSON-RPC id. `agent`: the agent's id of the
-    episode that a request at the lobby concerns.
-    """
-
-    generation: int
-    kind: Kind
-    request: int | str
-    agent: str = ""
-    is_answer: bool = False
-
-    def __str__(self) -> str:
-        text = request_id_text(self.request)
-        # A dot is not escaped by `quote`, and separates the parts.
-        request = text if text.isdigit() else quote(text, safe="").replace(".", "%2E")
-        agent = f".{self.agent}" if self.agent else ""
-        return f"{self.generation}.{'last' if self.is_answer else '0'}.{self.kind}.{request}{agent}"
-
-    @classmethod
-    def parse(cls, text: str) -> EventId | None:
-        """None if it is not an id of ours."""
-        if (match := _EVENT_ID.fullmatch(text)) is None:
-            return None
-        generation, number, kind, request, agent = match.groups()
-        try:
-            value = json.loads(unquote(request, errors="strict"))
-            if isinstance(value, bool) or not isinstance(value, int | str):
-                return None
-            str(value).encode()  # no lone surrogates
-            return cls(int(generation), Kind(kind), value, agent or "", number == "last")
-        except ValueError:
-            return None
-
-
+SCOPE_KEY = "decathlon.request_context"
+"""Key of the `RequestContext` in the ASGI scope."""
+START_TOOL = "start_episode"
+NESTED_CALL = "call_tool"
+"""The lobby's tool that calls another one."""
+_CLAIM_TOOLS = {spell(names, LOCAL, CLAIM) for names in get_args(Names)}
+_LONG_TOOLS = frozenset({*_CLAIM_TOOLS, EVALUATE, START_TOOL, "list_tools"})
+"""This server's tools that can be silent for long."""
+_CACHEABLE = frozenset({LIST, LIST_PROMPTS, DISCOVER})
+"""Methods whose results have a time to live in revisions without sessions."""
+MAX_INITIALIZE_BYTES = 64 << 10
+"""Parameters of `initialize`, which are kept as long as the session."""
 Result: TypeAlias = JsonObject | Reply
-"""What a request for tools returns: a result, or the reply of a task's server."""
+"""What a service answers: a result, or the reply of a task's server."""
+Respond: TypeAlias = Callable[["Request"], Awaitable[Result]]
 
 
-class ToolRequest(ABC):
-    """A `tools/call` or `tools/list` that has passed the checks.
+class RequestContext(msgspec.Struct, eq=False):
+    """What is known of a request apart from its message.
 
-    `name` and `arguments` (JSON text of an object, None if there are none) are those of a call. `meta`: the
-    params' `_meta`. `is_sessionless`: whether the protocol revision has no sessions. `connection`: that of
-    the session, or of a process over stdio; None without a session. `can_stream`: notifications can be sent
-    before the result.
+    Times are those of `perf_counter`, 0 without a call or reply.
     """
+
+    principal: Principal = msgspec.field(default_factory=Principal)
+    path: str = ""
+    public_url: str | None = None
+    """The server's URL as configured."""
+    has_page: bool = False
+    """Whether the server shows its episodes to people."""
+    task_id: str | None = None
+    """The task that `initialize` at a task's address starts, with these labels."""
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    label_header: str = ""
+    """The header with labels, which counts only where an episode starts."""
+    access: EpisodeAccess | None = None
+    """To the episode of the address, or that the session is."""
+    by_agent_id: bool = False
+    """Whether the address has an agent's id, which needs no token."""
+    started: list[Episode] = msgspec.field(default_factory=list[Episode])
+    """The episodes that the request has started, which only its reply makes known."""
+    awaited: tuple[Episode, Hold] | None = None
+    """The episode that the request waits for, if its client may send it again on any connection."""
+    abandoned: bool = False
+    """Whether the client went away without a reply."""
+    may_return: bool = False
+    """Whether the client can come back for the reply."""
+    called_at: float = 0.0
+    replied_at: float = 0.0
+
+    def add_started(self, episode: Episode) -> None:
+        """The request has started an episode, which only its reply makes known."""
+        self.started.append(episode)
+        if self.abandoned:
+            self.abandon()
+
+    @contextmanager
+    def awaiting(self, episode: Episode) -> Generator[None]:
+        """Hold the lease of an episode that the request waits for, as long as its client is there."""
+        hold = episode.lease.acquire(use=False)
+        self.awaited = episode, hold
+        if self.abandoned:
+            self.abandon()
+        try:
+            yield
+        finally:
+            hold.release()
+
+    def abandon(self) -> None:
+        """The client gets no reply: end the episodes that nobody knows.
+
+        One that the client may ask for again ends after the grace.
+        """
+        self.abandoned = True
+        for episode in self.started:
+            if self.may_return:
+                episode.lease.lose_client()
+            else:
+                episode.close(Ending.CLIENT_LOST)
+        if self.awaited is not None:
+            episode, hold = self.awaited
+            hold.release(answered=False)
+            if episode not in self.started:
+                episode.lease.lose_client(until_ready=True)
+
+
+class Request(ABC):
+    """A request on its way. `session`: None in revisions without sessions."""
 
     def __init__(
         self,
-        message: McpRequest,
+        message: Message,
         context: RequestContext,
+        session: Session | None,
+        version: str,
         *,
-        connection: Connection | None,
-        is_sessionless: bool,
         can_stream: bool,
     ) -> None:
-        self.method = message.method
-        self.id = message.id
-        self.name = message.name
-        self.arguments = message.arguments
+        """Raises McpError for a call whose name or arguments have a wrong type."""
+        self.id: RequestId = message.id
+        self.method: str = message.method
         self.meta = message.meta
+        self.params = message.params or _NO_PARAMS
+        self.name, self.arguments = "", None
+        if self.method == CALL:
+            self.name, self.arguments = _tool_of(self.params.name), message.arguments()
+            self.params = _NO_PARAMS  # the arguments may have megabytes
         self.context = context
-        self.connection = connection
-        self.is_sessionless = is_sessionless
+        self.session = session
+        self.version = version
         self.can_stream = can_stream
+        """Whether notifications can be sent before the result."""
         self.call: RunningCall | int | None = None
         """The call of a task's tool that the request began or repeats, once that is known."""
+        self.on_answered: Callable[[bool], object] | None = None
+        """Called when the response is over, with whether the client was there for all of it."""
+
+    @property
+    def is_sessionless(self) -> bool:
+        return self.session is None
 
     @property
     def session_id(self) -> str | None:
-        return None if self.connection is None else self.connection.session_id
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """What is kept for the session."""
-        return {} if self.connection is None else self.connection.state
+        return None if self.session is None else self.session.id
 
     @property
     def progress_token(self) -> Any:
@@ -356,22 +185,25 @@ class ToolRequest(ABC):
         """Whether the client has chosen an operation id for the request."""
         return OPERATION_KEY in self.meta
 
-    @cached_property
-    def origin(self) -> Origin:
-        """By what the client knows the request when it sends it again. Raises BadRequestError."""
-        operation = check_operation(self.meta[OPERATION_KEY]) if self.has_operation else None
-        session = self.session_id
-        return Origin(operation, session, None if session is None else self.id)
-
     @property
     def operation(self) -> str | None:
-        """An id that stays the same when the client sends the request again; None if it has none."""
-        return next(iter(self.origin.operations), None)
+        """The id that the client has chosen. Raises BadRequestError."""
+        return check_operation(self.meta[OPERATION_KEY]) if self.has_operation else None
 
     @property
-    def last_operation(self) -> str | None:
-        """As `operation`, but in a session the one that a client has which comes back for the answer."""
-        return next(reversed(self.origin.operations), None)
+    def event_key(self) -> str | None:
+        """What names the response for a client that comes back; None if it cannot."""
+        return None
+
+    @cached_property
+    def keys(self) -> RequestKeys:
+        """By what the client comes back to the request's call. Raises BadRequestError."""
+        return RequestKeys(self.operation, self.session_id, self.event_key)
+
+    @property
+    def last_key(self) -> str | None:
+        """The key that a client has which comes back for the answer; None if it cannot come back."""
+        return next(reversed(self.keys.texts), None)
 
     @property
     def call_params(self) -> CallParams:
@@ -392,36 +224,236 @@ class ToolRequest(ABC):
         except (ValueError, RecursionError) as error:
             raise BadRequestError(f"the arguments are not valid JSON: {error}") from None
 
-    @property
-    @abstractmethod
-    def base_url(self) -> str | None:
-        """The server's public URL if configured, otherwise the one the client used; None without HTTP."""
+    def drop_call(self, *, handed_over: bool) -> None:
+        """The response is over. `handed_over`: the client was there for all of it."""
+        on_answered, self.on_answered = self.on_answered, None
+        if on_answered is not None:
+            on_answered(handed_over)
+
+    # the connection
 
     @property
-    @abstractmethod
+    def base_url(self) -> str | None:
+        """The server's public URL if configured, else the one that the client used; None without HTTP."""
+        return None
+
+    @property
     def is_http(self) -> bool:
         """Whether it came over HTTP."""
+        return False
 
-    @property
-    @abstractmethod
-    def protocol_version(self) -> str:
-        """The protocol revision in use."""
-
-    @abstractmethod
     def http_header(self, name: str) -> str | None:
         """The value of an HTTP header, by its name in lower case; None if there is none."""
+        return None
 
-    @abstractmethod
     async def accepted(self, kind: Kind, *, agent: str = "") -> None:
-        """The request is on record where it needs to be: from now on its client may come back for the answer.
+        """The request is on record where it must be: from now on its client may come back for the answer.
 
         `agent`: the agent's id of the episode, for a request at the lobby.
         """
+        return  # over streams, nobody comes back
 
     @abstractmethod
     async def notify(self, method: str, params: JsonObject, *, with_reply: bool = True) -> None:
         """Send a notification, before the reply or on the session's own stream."""
 
-    @abstractmethod
     async def is_gone(self) -> bool:
         """Whether the connection broke on which the client waits for the reply."""
+        return False
+
+    # the answer
+
+    def answer(self, result: Result) -> bytes:
+        """The JSON-RPC message with a result. Raises McpError for a reply that is an error."""
+        if not isinstance(result, Reply):
+            if self.is_sessionless:
+                caching: JsonObject = (
+                    {"ttlMs": 0, "cacheScope": "private"} if self.method in _CACHEABLE else {}
+                )
+                members = envelope_members(as_object(result.get("_meta")) or {})
+                result = {**result, **caching, **members}
+            text = as_json(result)
+        elif result.result is None:
+            raise relayed_error(result.error or {})
+        elif self.is_sessionless:
+            text = result.result_with(envelope_members(result.meta))
+        else:
+            text = result.result
+        return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (request_id_text(self.id).encode(), text)
+
+    async def outcome(self, respond: Respond) -> tuple[bytes, McpError | None]:
+        """The message that answers the request, and its error if it has one."""
+        try:
+            return self.answer(await respond(self)), None
+        except McpError as error:
+            # Its frames have the request, which may be megabytes, and refer to the error: a cycle.
+            fault = error.with_traceback(None)
+        except DecathlonError as error:
+            fault = wire_error(error)
+        except Exception:  # noqa: BLE001  (the client gets an answer, whatever fails)
+            _log.exception("a request failed")
+            fault = McpError(INTERNAL_ERROR, "Internal server error")
+        return error_message(fault, self.id), fault
+
+
+_NO_PARAMS = Params()
+
+
+def _tool_of(name: object) -> str:
+    if not isinstance(name, str):
+        raise McpError(INVALID_PARAMS, f"tools/call: `name` must be a string, not {json_kind(name)}")
+    return name
+
+
+def error_message(error: McpError, request_id: RequestId | None) -> bytes:
+    """The JSON-RPC message with an error."""
+    return as_json({"jsonrpc": "2.0", "id": request_id, "error": error.to_json()})
+
+
+def prefers_events(message: Message) -> bool:
+    """Whether an answer is better sent as events than as one JSON body, where the client cannot come back."""
+    # JSON is faster, but carries nothing before the result. Events are needed for progress, and for requests
+    # that can be silent for long: after 300 s without a byte the Python client closes its whole connection.
+    if message.method in (INITIALIZE, LIST) or PROGRESS_TOKEN in message.meta:
+        return True
+    if message.method != CALL or message.params is None:
+        return False
+    name = message.params.name
+    if name == NESTED_CALL and not isinstance(message.params.arguments, UnsetType):
+        name = _nested_name(bytes(message.params.arguments))
+    return isinstance(name, str) and name in _LONG_TOOLS
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+_decode_tool = msgspec.json.Decoder(_Tool).decode
+
+
+def _nested_name(arguments: bytes) -> str:
+    try:
+        return _decode_tool(arguments).name
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return ""
+
+
+class Service(ABC):
+    """What serves an address. `respond` serves a request, in a span if the server has `spans`.
+
+    All methods raise McpError and DecathlonError.
+    """
+
+    is_sessionless = True
+    """Whether revisions without sessions are served."""
+    ends_with_session = False
+    """Whether the episode of a session ends with it."""
+    methods: frozenset[str] = frozenset({LIST, CALL})
+    """What `serve` serves."""
+    capabilities: JsonObject = {"logging": {}, "tools": {"listChanged": True}}  # noqa: RUF012  (never changed)
+
+    def __init__(self, spans: Spans | None = None) -> None:
+        self._request_spans: RequestSpans | None = None
+        self.respond: Respond = self._respond
+        if spans is not None:
+            # Imported here, as OpenTelemetry takes a tenth of a second.
+            from decathlon_mcp.protocol.spans import RequestSpans
+
+            self._request_spans = RequestSpans(spans)
+            self.respond = partial(self._request_spans.serve, self._respond)
+
+    def respond_again(self, kind: Kind, agent: str) -> Respond:
+        """What answers an earlier request of this kind, for a client that comes back for the answer."""
+        return partial(self.serve_again, kind=kind, agent=agent)
+
+    async def _respond(self, request: Request) -> Result:
+        if request.session is None:
+            return await self._respond_sessionless(request)
+        match request.method:
+            case method if method in self.methods:
+                return await self._serve_valid(request)
+            case "initialize":
+                return await self._initialize(request)
+            case "ping":
+                return {}
+            case "logging/setLevel":
+                return _set_level(request)
+            case _:
+                raise method_not_found(request)
+
+    async def _respond_sessionless(self, request: Request) -> Result:
+        if request.method == DISCOVER:
+            return await self.discover(request)
+        if request.method not in self.methods:
+            raise method_not_found(request)
+        return await self._serve_valid(request)
+
+    async def _serve_valid(self, request: Request) -> Result:
+        if request.method in _CACHEABLE and request.params.cursor is not None:
+            raise McpError(INVALID_PARAMS, f"{request.method}: there is no such cursor; lists have one page")
+        return await self.serve(request)
+
+    async def _initialize(self, request: Request) -> JsonObject:
+        params = request.params
+        members = (params.capabilities, params.client_info)
+        if not isinstance(params.protocol_version, str) or any(as_object(each) is None for each in members):
+            raise McpError(
+                INVALID_PARAMS,
+                "initialize: `protocolVersion` must be a string, `capabilities` and `clientInfo` objects",
+            )
+        if sum(len(as_json(each)) for each in members) > MAX_INITIALIZE_BYTES:
+            limit = f"{MAX_INITIALIZE_BYTES >> 10} KiB"
+            raise McpError(INVALID_PARAMS, f"initialize: its parameters are limited to {limit}")
+        result = await self.initialize(request)
+        return {
+            "protocolVersion": request.version,
+            "capabilities": self.capabilities,
+            "serverInfo": SERVER_INFO,
+            **result,
+        }
+
+    @abstractmethod
+    async def initialize(self, request: Request) -> JsonObject:
+        """The result of `initialize`, without what all services have."""
+
+    async def discover(self, request: Request) -> JsonObject:
+        """The result of `server/discover`."""
+        capabilities = {**self.capabilities, "tools": {"listChanged": False}}
+        return {"supportedVersions": list(SESSIONLESS_VERSIONS), "capabilities": capabilities}
+
+    @abstractmethod
+    async def serve(self, request: Request) -> Result:
+        """Serve a request of one of `methods`."""
+
+    @abstractmethod
+    async def serve_again(self, request: Request, kind: Kind, agent: str) -> Result:
+        """The answer to an earlier request, for a client that comes back for it."""
+
+    def schema_with_headers(self, context: RequestContext, tool: str) -> Mapping[str, Any] | None:
+        """The input schema of a tool some of whose arguments must be repeated in headers; None for others."""
+        return None
+
+
+def method_not_found(request: Request) -> McpError:
+    """The error for a method that is not served."""
+    shown = request.method if len(request.method) < 200 else None
+    return McpError(METHOD_NOT_FOUND, "Method not found", shown)
+
+
+def _set_level(request: Request) -> JsonObject:
+    level = request.params.level
+    if level not in LOG_LEVELS:
+        raise McpError(INVALID_PARAMS, f"logging/setLevel: `level` must be one of {', '.join(LOG_LEVELS)}")
+    assert request.session is not None
+    request.session.log_level = level
+    return {}
+
+
+def episode_address(base_url: str | None, episode_id: str) -> str | None:
+    """URL at which an episode is served to every revision and any connection; None without HTTP."""
+    return f"{base_url}/episodes/{episode_id}/mcp" if base_url else None
+
+
+def page_address(base_url: str | None, public_id: str, *, has_page: bool) -> str | None:
+    """URL of the page that shows an episode to people; None if the server has none, or without HTTP."""
+    return f"{base_url}/e/{public_id}" if base_url and has_page else None

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
-
-from mcp.shared.exceptions import MCPError
-from mcp_types import SERVER_INFO_META_KEY
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from decathlon_mcp import __version__
 from decathlon_mcp.errors import DecathlonError, failure_text
 from decathlon_mcp.grading.verdict import REWARDED, Verdict
+from decathlon_mcp.protocol.messages import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    MISSING_CLIENT_CAPABILITY,
+    SERVER_INFO_KEY,
+    McpError,
+)
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -21,8 +22,6 @@ ERROR_KEY = "decathlon/error"
 SERVER_INFO: JsonObject = {"name": "decathlon-mcp", "title": "Toolathlon", "version": __version__}
 NO_MESSAGE = "the task's server answered with an error without a message"
 
-INTERNAL_ERROR = -32603
-INVALID_PARAMS = -32602
 CODES = {
     "bad_request": INVALID_PARAMS,
     "unknown_tool": INVALID_PARAMS,
@@ -38,8 +37,6 @@ CODES = {
 }
 """JSON-RPC codes by `DecathlonError.code`; all others are `INTERNAL_ERROR`."""
 
-MISSING_CLIENT_CAPABILITY = -32021
-"""A server needs a capability that the client has not declared (MCP 2026-07-28)."""
 RELAYED_CODES = frozenset({INVALID_PARAMS, INTERNAL_ERROR, MISSING_CLIENT_CAPABILITY})
 """Codes that errors of a task's server keep; every other becomes INTERNAL_ERROR.
 
@@ -55,26 +52,11 @@ ARGUMENT_FAULTS = frozenset({"bad_request", "unknown_task", "unknown_episode", "
 """Codes that this server's own tools answer with an `isError` result: the agent can correct its arguments."""
 
 
-def is_sessionless(version: str) -> bool:
-    """Whether this protocol revision has no handshake and no sessions."""
-    return version in MODERN_PROTOCOL_VERSIONS
-
-
-def with_envelope(result: JsonObject, version: str, *, cacheable: bool = False) -> JsonObject:
-    """Add the fields that a protocol revision requires of a result. `cacheable` results are lists."""
-    # The SDK adds these fields to results that go through its models, but the models drop unknown fields, so
-    # results are relayed as dicts. In 2026-07-28 both SDK clients refuse a result without `resultType`.
-    if not is_sessionless(version):
-        return result
-    caching = {"ttlMs": 0, "cacheScope": "private"} if cacheable else {}
-    return {**result, **caching, **envelope_members(as_object(result.get("_meta")) or {})}
-
-
 def envelope_members(meta: JsonObject) -> JsonObject:
     """The members that 2026-07-28 requires of every result. `meta`: the result's `_meta` without them."""
     # They replace those of a task's server: `input_required` would ask the client for sampling or
     # elicitation.
-    return {"resultType": "complete", "_meta": {**meta, SERVER_INFO_META_KEY: SERVER_INFO}}
+    return {"resultType": "complete", "_meta": {**meta, SERVER_INFO_KEY: SERVER_INFO}}
 
 
 def structured_result(value: JsonObject, *, text: str | None = None, is_error: bool = False) -> JsonObject:
@@ -114,7 +96,7 @@ def verdict_result(verdict: Verdict, policy: RewardPolicy) -> JsonObject:
     return {"content": content, "isError": not rewarded, "_meta": {VERDICT_KEY: verdict.to_json()}}
 
 
-def relayed_error(error: JsonObject) -> MCPError:
+def relayed_error(error: JsonObject) -> McpError:
     """An error of a task's server for the client, which cannot be taken for one of this server.
 
     Errors of this server have `data.code`; here `data` has `source` "task", and the error's own code and data
@@ -130,7 +112,7 @@ def relayed_error(error: JsonObject) -> MCPError:
     if number == MISSING_CLIENT_CAPABILITY:
         # Clients look for it at the place that the specification gives it.
         data["requiredCapabilities"] = (as_object(error.get("data")) or {}).get("requiredCapabilities")
-    return MCPError(number, text, data)
+    return McpError(number, text, data)
 
 
 def error_code(error: DecathlonError) -> int:
@@ -152,16 +134,6 @@ def error_result(error: DecathlonError) -> JsonObject:
     }
 
 
-@contextmanager
-def translate_errors() -> Generator[None]:
-    """Raise MCPError for a DecathlonError."""
-    # Without this, clients with a handshake get JSON-RPC code 0 and no `data` for an exception in a handler.
-    try:
-        yield
-    except DecathlonError as error:
-        raise wire_error(error) from None
-
-
-def wire_error(error: DecathlonError) -> MCPError:
+def wire_error(error: DecathlonError) -> McpError:
     """An error as MCP has it."""
-    return MCPError(error_code(error), error.message, error_data(error))
+    return McpError(error_code(error), error.message, error_data(error))

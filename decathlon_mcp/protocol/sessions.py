@@ -1,383 +1,374 @@
-"""Sessions over streamable HTTP: each belongs to the path and the token that it was opened with.
+"""Sessions of revisions with a handshake: each belongs to the path and the token that it was opened with.
 
-With a store, sessions survive their server: a session that is not open here but in the store is revived by
-the first request that names it.
+With a store, sessions survive their server: a session that is not open here but in the store is opened again
+by the first request that names it.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
-from mcp.server.connection import Connection
-from mcp.server.context import CallNext, HandlerResult
-from mcp.server.lowlevel import Server
-from mcp.server.transport_security import TransportSecuritySettings
-from mcp_types import InitializeRequestParams
-from msgspec import structs
-from pydantic import ValidationError
 
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.admission import share_of
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.episodes.tools.offered import EpisodeTools
 from decathlon_mcp.errors import AtCapacityError, UnknownEpisodeError
-from decathlon_mcp.protocol.context import (
-    SCOPE_KEY,
-    RequestContext,
-    current_request_context,
-    request_context_of,
-)
-from decathlon_mcp.protocol.episode_tools import LOG_LEVEL_KEY
-from decathlon_mcp.protocol.requests import RESUMABLE_SINCE
-from decathlon_mcp.protocol.sdk import (
-    Context,
-    InitializedSession,
-    SessionManagerBase,
-    connection_of,
-)
-from decathlon_mcp.protocol.sdk_requests import CURRENT_KEY
+from decathlon_mcp.protocol.messages import RESUMABLE_SINCE, RequestId
 from decathlon_mcp.storage.store import SessionRow, Store
 from decathlon_mcp.types import JsonObject, as_json, as_object
+
+if TYPE_CHECKING:
+    from decathlon_mcp.protocol.requests import RequestContext
 
 AddressKind = Literal["task", "episode", "lobby"]
 MAX_AGENT_SESSIONS = 1_000
 """Open sessions at the address of one episode's agent, which needs no token. Some clients open a session for
 every call and never end it; a session without requests ends after the idle time."""
+MAX_STREAMS = 4
+"""GET streams of one session. Clients open another before they notice that one is broken."""
+MAX_QUEUED_MESSAGES = 256
+"""Messages that wait for a client to read a stream; a stream that is full takes none."""
 SESSION_RETRY_SECONDS = 30.0
 MAX_CLIENT_PARAMS_BYTES = 16 << 10
 """Longest parameters of `initialize` that are stored. Of longer ones only the client's name is."""
 MAX_CLIENT_NAME = 200
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""In ascending order of severity."""
+_TOOLS_CHANGED: JsonObject = {
+    "jsonrpc": "2.0",
+    "method": "notifications/tools/list_changed",
+    "params": {},
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedSession:
-    """A session that is in the store.
+class SessionRequest(Protocol):
+    """A request of a session that has no answer yet."""
 
-    `path` and `token`: address and name of the token with which it was opened. `client_params`: those of
-    `initialize`. `episode`: handle of the episode that it is, or started last.
-    """
-
-    id: str
-    path: str
-    token: str | None
-    client_params: JsonObject
-    protocol_version: str
-    log_level: str | None = None
-    episode: str | None = None
-
-    @classmethod
-    def from_row(cls, row: SessionRow) -> Self | None:
-        """None if the row was written by a release with other rows."""
-        data = row.data
-        try:
-            client_params = as_object(data["client_params"]) or {}
-            InitializeRequestParams.model_validate(client_params, by_name=False)
-            return cls(
-                id=row.id,
-                path=row.path,
-                token=data["token"],
-                client_params=client_params,
-                protocol_version=str(data["protocol_version"]),
-                log_level=data["log_level"],
-                episode=row.episode,
-            )
-        except (KeyError, ValidationError):
-            return None
-
-    def opened_by(self, request_context: RequestContext) -> bool:
-        """Whether a request has the path and the token with which the session was opened."""
-        return (self.path, self.token) == (request_context.path, request_context.principal.token)
-
-    def with_state(self, state: dict[str, Any]) -> Self:
-        """The session with what can change in it, from the connection's state."""
-        current: EpisodeAccess | None = state.get(CURRENT_KEY)
-        episode = self.episode if current is None else current.episode.id
-        log_level = state.get(LOG_LEVEL_KEY)
-        if (episode, log_level) == (self.episode, self.log_level):
-            return self
-        return replace(self, episode=episode, log_level=log_level)
-
-
-class SavedSessions:
-    """The stored sessions of one kind of address."""
-
-    def __init__(self, store: Store, registry: EpisodeRegistry, address: AddressKind) -> None:
-        self.store = store
-        self.address = address
-        self._registry = registry
+    id: RequestId
+    call: Any
 
     @property
-    def handing_over(self) -> bool:
-        """Whether this server ends and leaves its sessions to the next one."""
-        return self._registry.handing_over
+    def event_key(self) -> str | None:
+        """What names its response for a client that comes back."""
+        ...
 
-    def save(self, session: SavedSession) -> None:
-        """Insert or replace a session."""
-        data: JsonObject = {
-            "token": session.token,
-            "client_params": session.client_params,
-            "protocol_version": session.protocol_version,
-            "log_level": session.log_level,
-        }
-        row = SessionRow(
-            id=session.id,
-            server="",  # the store's own name
-            address=self.address,
-            path=session.path,
-            episode=session.episode,
-            data=data,
-        )
-        self.store.save_session(row)
-
-    def load(self, session_id: str) -> SavedSession | None:
-        """A stored session of this kind of address."""
-        row = self.store.session(session_id)
-        return None if row is None or row.address != self.address else SavedSession.from_row(row)
-
-    def delete(self, session_id: str) -> None:
-        """Delete a session."""
-        self.store.delete_session(session_id)
-
-    def access(self, session: SavedSession, request_context: RequestContext) -> EpisodeAccess | None:
-        """Access to the session's episode for a client that has the token it was opened with.
-
-        None if it has none, or the registry does not know it any more.
-        """
-        if request_context.access is not None or session.episode is None:
-            return request_context.access
-        principal = request_context.principal
-        try:
-            episode = self._registry.find(session.episode, principal)
-        except UnknownEpisodeError:
-            return None
-        if self.address == "task":
-            return EpisodeAccess.by_session(episode, principal)
-        return EpisodeAccess.by_handle(episode, principal)
-
-    def connection_state(self, session: SavedSession, access: EpisodeAccess | None) -> dict[str, Any]:
-        """The state of the session's connection."""
-        state: dict[str, Any] = {}
-        if session.log_level is not None:
-            state[LOG_LEVEL_KEY] = session.log_level
-        if self.address == "lobby" and access is not None:
-            state[CURRENT_KEY] = access
-        return state
+    def cancel(self, *, session_ended: bool = False) -> None:
+        """End the request: its client has cancelled it, or the session ends."""
+        ...
 
 
-class SessionManager(SessionManagerBase):
-    """The sessions of one server, with the request context that opened each of them.
+class Stream:
+    """A session's own stream of messages. `end` ends it without a fault, `lose` when its client is gone."""
 
-    `max_sessions` bounds their number; on a server with several tokens, each may have the part
-    `share_per_token` of it. `on_close` is called with that context when its session ends. `saved`: the
-    sessions in the store; None if they are to end with this process.
-    """
+    def __init__(self) -> None:
+        self.is_lost = False
+        self._messages: deque[bytes] = deque()
+        self._is_over = False
+        self._changed = anyio.Event()
+
+    def offer(self, message: bytes) -> bool:
+        """Send a message; False if the stream is over, or its client reads nothing."""
+        if self._is_over or len(self._messages) >= MAX_QUEUED_MESSAGES:
+            return False
+        self._messages.append(message)
+        self._changed.set()
+        return True
+
+    def end(self) -> None:
+        self._is_over = True
+        self._changed.set()
+
+    def lose(self) -> None:
+        self.is_lost = True
+        self.end()
+
+    async def next(self) -> bytes | None:
+        """The next message; None once the stream is over."""
+        while not self._messages and not self._is_over:
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        return None if self.is_lost or not self._messages else self._messages.popleft()
+
+
+class Session:
+    """One session, from `initialize` on. Over stdio the process is one, without an id."""
 
     def __init__(
         self,
-        server: Server[Any],
+        session_id: str | None,
         *,
-        idle_seconds: float,
-        max_body_bytes: int,
-        max_sessions: int,
-        share_per_token: float,
-        on_close: Callable[[RequestContext], None],
-        saved: SavedSessions | None = None,
+        version: str,
+        path: str = "",
+        token: str | None = None,
+        client_params: JsonObject | None = None,
+        access: EpisodeAccess | None = None,
     ) -> None:
-        super().__init__(
-            server,
-            # `http` has checked the request.
-            security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-            session_idle_timeout=idle_seconds,
-            max_request_body_size=max_body_bytes,
-            max_sessions=max_sessions,
-        )
-        self._max_per_token = share_of(max_sessions, share_per_token)
-        self._sessions_by_owner: Counter[tuple[str, str]] = Counter()
-        self._openers: dict[str, RequestContext] = {}
-        self._on_close = on_close
-        self._saved = saved
-        self._open: dict[str, SavedSession] = {}
-        self._reviving: dict[str, anyio.Lock] = {}
-        # First, so that it sees the final result of `initialize`.
-        server.middleware.insert(0, self._keep_session)
+        self.id = session_id
+        self.owner = session_id or secrets.token_hex(16)
+        """Names it among the owners of episodes."""
+        self.version = version
+        self.path = path
+        self.token = token
+        self.client_params = client_params or {}
+        self.access = access
+        """To the episode that the session is, or has started last."""
+        self.share: tuple[str, str] | None = None
+        """Whose sessions are counted together; None if nobody's."""
+        self.log_level = "debug"
+        """The lowest level of log messages that the client gets."""
+        self.can_return = False
+        """Whether its client can come back for an answer."""
+        self.ends_stream = False
+        """Whether its next GET stream is ended soon, see `http.END_STREAM_SECONDS`."""
+        self.is_open = False
+        """Whether requests can name it: `initialize` has succeeded."""
+        self.used_at = time.monotonic()
+        self.requests: dict[SessionRequest, None] = {}
+        """The requests without an answer, the oldest first."""
+        self.streams: list[Stream] = []
+        """Its GET streams, the newest last."""
 
     @property
-    def saved(self) -> dict[str, SavedSession]:
-        """The open sessions that are in the store."""
-        return self._open
+    def is_idle(self) -> bool:
+        return not self.requests and not self.streams
 
-    def is_live(self, session_id: str) -> bool:
-        """Whether `revive` would do nothing for a session that exists."""
-        return self.is_open(session_id) and session_id not in self._reviving
-
-    def opener(self, session_id: str | None) -> RequestContext | None:
-        """The request context that opened a session; None if there is no such session."""
-        return self._openers.get(session_id) if session_id else None
-
-    def belongs_to_other(self, session_id: str | None, request_context: RequestContext) -> bool:
-        """Whether the session was opened at another path or with another token."""
-        # The SDK does not bind sessions to paths: with a session of the lobby, one could use a task's
-        # address.
-        opener = self.opener(session_id)
-        if opener is None:
-            return False
-        return (opener.path, opener.principal.token) != (
-            request_context.path,
-            request_context.principal.token,
-        )
-
-    async def revive(self, session_id: str | None, request_context: RequestContext) -> None:
-        """Open the request's session again if an earlier server has opened it, at this path with this token.
-
-        Raises AtCapacityError if as many sessions are open as may be.
-        """
-        if session_id is None or self._saved is None:
+    def cancel(self, request_id: object) -> None:
+        """Cancel the newest request with this id, and those that wait for the same call under it."""
+        if type(request_id) not in (int, str):
             return
-        # Without a lock, the second of two requests that arrive together meets a transport that is not
-        # connected yet.
-        if self.is_live(session_id):
-            return
-        lock = self._reviving.setdefault(session_id, anyio.Lock())
-        try:
-            async with lock:
-                if not self.is_open(session_id):
-                    await self._revive(self._saved, session_id, request_context)
-        finally:
-            if not lock.statistics().tasks_waiting and not lock.locked():
-                self._reviving.pop(session_id, None)
+        same = [each for each in self.requests if each.id == request_id]
+        for request in same:
+            if request is same[-1] or (request.call is not None and request.call == same[-1].call):
+                request.cancel()
 
-    async def _revive(self, saved: SavedSessions, session_id: str, request_context: RequestContext) -> None:
-        session = saved.load(session_id)
-        if session is None or not session.opened_by(request_context):
-            return
-        access = saved.access(session, request_context)
-        opener = structs.replace(request_context, access=access, started=[])
-        token = current_request_context.set(opener)
-        self._open[session_id] = session
-        try:
-            transport = await self.revive_session(
-                InitializedSession(
-                    id=session.id,
-                    client_params=session.client_params,
-                    protocol_version=session.protocol_version,
-                    state=saved.connection_state(session, access),
-                )
-            )
-        finally:
-            current_request_context.reset(token)
-            if not self.is_open(session_id):
-                del self._open[session_id]
-        if transport is None:
-            raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
-        saved.save(session)
+    def open_stream(self) -> Stream:
+        """A new stream; the oldest beyond MAX_STREAMS ends."""
+        self.streams.append(stream := Stream())
+        if len(self.streams) > MAX_STREAMS:
+            self.streams.pop(0).end()
+        return stream
 
-    def resumable_generation(self, session_id: str) -> int | None:
-        """This server's generation, for a session whose client can come back for an answer."""
-        session = self._open.get(session_id)
-        if self._saved is None or session is None or session.protocol_version < RESUMABLE_SINCE:
-            return None
-        return self._saved.store.generation
+    def close_stream(self, stream: Stream) -> None:
+        """A stream is over."""
+        if stream in self.streams:
+            self.streams.remove(stream)
+        self.used_at = time.monotonic()
 
-    async def _keep_session(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        """Middleware: keep a session's connection, and its row in the store. Before the answer is sent."""
-        connection = connection_of(ctx)
-        session_id = connection.session_id
-        transport = None if session_id is None else self.transport(session_id)
-        if session_id is None or transport is None:
-            return await call_next(ctx)
-        if ctx.method == "initialize" and ctx.request_id is not None:
-            result = await call_next(ctx)
-            transport.connection = connection
-            if self._saved is not None:
-                self._save_opened(self._saved, session_id, ctx, as_object(result) or {})
-            return result
-        try:
-            return await call_next(ctx)
-        finally:
-            self.save_state(session_id, connection)
+    def end_streams(self) -> None:
+        """End all streams. Requests in progress are not affected."""
+        for stream in self.streams:
+            stream.end()
 
-    def save_state(self, session_id: str, connection: Connection) -> None:
-        """Store what a request has changed in its session."""
-        if self._saved is None or (session := self._open.get(session_id)) is None:
-            return
-        changed = session.with_state(connection.state)
-        if changed is not session:
-            self._open[session_id] = changed
-            self._saved.save(changed)
-
-    def _save_opened(
-        self, saved: SavedSessions, session_id: str, ctx: Context, result: dict[str, Any]
-    ) -> None:
-        request_context = request_context_of(ctx)
-        session = SavedSession(
-            id=session_id,
-            path=request_context.path,
-            token=request_context.principal.token,
-            client_params=stored_client_params(dict(ctx.params or {})),
-            protocol_version=str(result.get("protocolVersion")),
-            episode=None if request_context.access is None else request_context.access.episode.id,
-        )
-        self._open[session_id] = session
-        saved.save(session)
-
-    async def discard_opened_by(self, request_context: RequestContext) -> None:
-        """End the session that this request opened, if it is still there."""
-        # A failed `initialize` is answered with status 200, so the SDK keeps its session until it is idle.
-        for session_id in [key for key, opener in self._openers.items() if opener is request_context]:
-            # References in cycles keep an ended session's objects until they are collected, which is rare.
-            self.forget_message(session_id, SCOPE_KEY, request_context)
-            await self.discard(session_id)
-
-    def may_open_session(self) -> bool:
-        request_context = current_request_context.get()
-        assert request_context is not None
-        return self._has_room_for(request_context)
-
-    def refuse_if_full(self, request_context: RequestContext) -> None:
-        """Raise AtCapacityError if the request cannot open another session."""
-        if self.is_full or not self._has_room_for(request_context):
-            raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
-
-    def _has_room_for(self, request_context: RequestContext) -> bool:
-        """Whether the owner of the request has fewer sessions than its share."""
-        key = _owner_key(request_context)
-        if key is None:
-            return True
-        limit = self._max_per_token if key[0] == "token" else min(MAX_AGENT_SESSIONS, self._max_per_token)
-        return self._sessions_by_owner[key] < limit
-
-    def session_opened(self, session_id: str) -> None:
-        request_context = current_request_context.get()
-        assert request_context is not None
-        self._openers[session_id] = request_context
-        if (key := _owner_key(request_context)) is not None:
-            self._sessions_by_owner[key] += 1
-
-    def session_closed(self, session_id: str) -> None:
-        session = self._open.pop(session_id, None)
-        if self._saved is not None:
-            if self._saved.handing_over:
+    def send(self, message: JsonObject) -> None:
+        """Send a message on the newest stream that takes it; without a stream it is lost."""
+        text = as_json(message)
+        for stream in reversed(self.streams):
+            if stream.offer(text):
                 return
-            if session is not None:
-                self._saved.delete(session_id)
-        if (request_context := self._openers.pop(session_id, None)) is not None:
-            if (key := _owner_key(request_context)) is not None:
-                self._sessions_by_owner[key] -= 1
-                if not self._sessions_by_owner[key]:
-                    del self._sessions_by_owner[key]
-            self._on_close(request_context)
+
+    def listen(self, episode: Episode) -> None:
+        """From now on the client is told when the episode's tools have changed."""
+        # The episode has a weak reference: it ends with the session.
+        episode.tools.listeners.add(self)
+
+    async def tools_changed(self, tools: EpisodeTools) -> None:
+        """Tell the client, unless the session lists the tools of another episode by now."""
+        if self.access is None or self.access.episode.tools is tools:
+            self.announce_tools()
+
+    def announce_tools(self) -> None:
+        """Send `tools/list_changed`."""
+        self.send(_TOOLS_CHANGED)
 
 
-def _owner_key(request_context: RequestContext) -> tuple[str, str] | None:
-    """Whose sessions are counted together: a token's, or those at an agent's address; None for all others."""
-    if request_context.by_agent_id:
-        return "agent", request_context.path
-    token = request_context.principal.share_key
-    return None if token is None else ("token", token)
+class Sessions:
+    """The open sessions of one kind of address.
+
+    At most `max_sessions` are open; on a server with several tokens, each may have the part `share_per_token`
+    of them. `on_close` is called when one has ended.
+    """
+
+    def __init__(
+        self, registry: EpisodeRegistry, kind: AddressKind, on_close: Callable[[Session], object]
+    ) -> None:
+        self._registry = registry
+        self._kind: AddressKind = kind
+        self._on_close = on_close
+        self._max = registry.options.max_sessions
+        self._max_per_token = share_of(self._max, registry.admission.share_per_token)
+        self._open: dict[str, Session] = {}
+        self._saved: dict[str, tuple[str | None, str]] = {}
+        """What can change of the stored sessions, as stored: the episode and the log level."""
+        self._by_share: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def _store(self) -> Store | None:
+        return self._registry.store
+
+    @property
+    def generation(self) -> int:
+        """This server's; 0 without a store."""
+        return 0 if self._store is None else self._store.generation
+
+    def find(self, session_id: str, context: RequestContext) -> Session | None:
+        """The session that a request names, perhaps of an earlier server; None if it has no such session.
+
+        Raises AtCapacityError if it would have to be opened again, and cannot.
+        """
+        session = self._open.get(session_id)
+        if session is None and self._store is not None:
+            session = self._revive(self._store, session_id, context)
+        if session is None or (session.path, session.token) != (context.path, context.principal.token):
+            return None
+        return session
+
+    def create(self, version: str, client_params: JsonObject, context: RequestContext) -> Session:
+        """A session that `initialize` opens, once it has succeeded, with `add`."""
+        session = Session(
+            secrets.token_hex(16),
+            version=version,
+            path=context.path,
+            token=context.principal.token,
+            client_params=stored_client_params(client_params),
+        )
+        session.can_return = self._store is not None and version >= RESUMABLE_SINCE
+        return session
+
+    def refuse_if_full(self, context: RequestContext) -> tuple[str, str] | None:
+        """Whose share another session would use; None for nobody's. Raises AtCapacityError."""
+        share = None
+        if context.by_agent_id:
+            share, limit = ("agent", context.path), min(MAX_AGENT_SESSIONS, self._max_per_token)
+        elif (token := context.principal.share_key) is not None:
+            share, limit = ("token", token), self._max_per_token
+        else:
+            limit = self._max
+        if len(self._open) >= self._max or (share is not None and self._by_share[share] >= limit):
+            raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
+        return share
+
+    def add(self, session: Session, share: tuple[str, str] | None) -> None:
+        """A session is open."""
+        assert session.id is not None
+        session.share, session.is_open = share, True
+        self._open[session.id] = session
+        if share is not None:
+            self._by_share[share] += 1
+        self.save(session)
+
+    def end(self, session: Session) -> None:
+        """End a session: its requests get an error, and its streams end."""
+        self._close(session)
+        for request in tuple(session.requests):
+            request.cancel(session_ended=True)
+
+    def _close(self, session: Session) -> None:
+        assert session.id is not None
+        session.end_streams()
+        if self._open.pop(session.id, None) is None:
+            return
+        if session.share is not None:
+            self._by_share[session.share] -= 1
+            if not self._by_share[session.share]:
+                del self._by_share[session.share]
+        stored = self._saved.pop(session.id, None)
+        if self._store is not None:
+            if self._registry.handing_over:
+                return
+            if stored is not None:
+                self._store.delete_session(session.id)
+        self._on_close(session)
+
+    def end_streams(self) -> None:
+        """End the GET streams of all sessions."""
+        for session in self._open.values():
+            session.end_streams()
+
+    def end_idle(self) -> None:
+        """End the sessions without a request or a stream for the idle time."""
+        before = time.monotonic() - self._registry.idle_seconds
+        for session in list(self._open.values()):
+            if session.is_idle and session.used_at < before:
+                self.end(session)
+
+    def close_all(self) -> None:
+        """This server ends. Requests in progress are left to their connections."""
+        for session in list(self._open.values()):
+            self._close(session)
+
+    # the store
+
+    def save(self, session: Session) -> None:
+        """Store what a request has changed in its session."""
+        if self._store is None or session.id not in self._open:
+            return
+        episode = None if session.access is None else session.access.episode.id
+        if self._saved.get(session.id) == (episode, session.log_level):
+            return
+        self._saved[session.id] = (episode, session.log_level)
+        self._store.save_session(self._row(session))
+
+    def _row(self, session: Session) -> SessionRow:
+        assert session.id is not None
+        data: JsonObject = {
+            "token": session.token,
+            "client_params": session.client_params,
+            "protocol_version": session.version,
+            "log_level": session.log_level,
+        }
+        return SessionRow(
+            id=session.id,
+            server="",  # the store's own name
+            address=self._kind,
+            path=session.path,
+            episode=self._saved[session.id][0],
+            data=data,
+        )
+
+    def _revive(self, store: Store, session_id: str, context: RequestContext) -> Session | None:
+        row = store.session(session_id)
+        if row is None or row.address != self._kind:
+            return None
+        data, principal = row.data, context.principal
+        if (row.path, data.get("token")) != (context.path, principal.token):
+            return None
+        share = self.refuse_if_full(context)
+        version, level = str(data.get("protocol_version")), data.get("log_level")
+        session = Session(session_id, version=version, path=row.path, token=principal.token)
+        session.client_params = as_object(data.get("client_params")) or {}
+        session.log_level = level if level in LOG_LEVELS else "debug"
+        session.can_return = version >= RESUMABLE_SINCE
+        session.ends_stream = True
+        session.access = self._access(row.episode, principal.in_session(session_id))
+        self._saved[session_id] = (row.episode, session.log_level)
+        self.add(session, share)
+        return session
+
+    def _access(self, handle: str | None, principal: Principal) -> EpisodeAccess | None:
+        """Access to a session's episode; None if the registry does not know it any more."""
+        if handle is None or self._kind == "episode":
+            return None
+        try:
+            episode = self._registry.find(handle, principal)
+        except UnknownEpisodeError:
+            return None
+        by = EpisodeAccess.by_session if self._kind == "task" else EpisodeAccess.by_handle
+        return by(episode, principal)
+
+    def keep_stored(self, row: SessionRow) -> bool:
+        """Whether a stored session that no client has used for the idle time is open here; it is kept."""
+        if (session := self._open.get(row.id)) is None or self._store is None:
+            return False
+        self._store.save_session(self._row(session))
+        return True
 
 
 def stored_client_params(params: JsonObject) -> JsonObject:
@@ -389,15 +380,17 @@ def stored_client_params(params: JsonObject) -> JsonObject:
     return {"protocolVersion": params.get("protocolVersion"), "capabilities": {}, "clientInfo": shortened}
 
 
-def delete_unused(registry: EpisodeRegistry, is_open: dict[str, SavedSession]) -> None:
-    """Delete the sessions that no client has used for the idle time. `is_open`: those of this process."""
+def delete_unused(registry: EpisodeRegistry, kinds: tuple[Sessions, ...]) -> None:
+    """Delete the stored sessions that no client has used for the idle time, and that are not open."""
     store = registry.store
     if store is None:
         return
     live = {episode.id for episode in registry.live}
     for row in store.unused_sessions(time.time() - registry.idle_seconds):
-        if row.id in is_open or (row.address == "task" and row.episode in live):
-            # The SDK ends an open session, and a task's session lasts as long as its episode.
+        if any(sessions.keep_stored(row) for sessions in kinds):
+            continue
+        if row.address == "task" and row.episode in live:
+            # A task's session lasts as long as its episode.
             store.save_session(row)
         else:
             store.delete_session(row.id)

@@ -1,20 +1,15 @@
-"""Spans of requests: exactly one for each, by whatever path it is served.
+"""Spans of requests, one for each.
 
-The names and attributes are those of OpenTelemetry's conventions for MCP and for generative AI. The SDK makes
-a span for each message that it serves itself, which most calls are not (see `exchanges`); on a server with
-`--spans`, the middleware here takes its place.
+The names and attributes are those of OpenTelemetry's conventions for MCP and for generative AI.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import Any
 
-from mcp.server.context import CallNext, HandlerResult
-from mcp.shared.exceptions import MCPError
 from opentelemetry.context import Context as TraceContext
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -23,9 +18,9 @@ from decathlon_mcp.driver_client.replies import Reply
 from decathlon_mcp.episodes.operations import RunningCall
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
-from decathlon_mcp.protocol.requests import CALL, LIST, Result, ToolRequest
+from decathlon_mcp.protocol.messages import CALL, McpError
+from decathlon_mcp.protocol.requests import Request, Result
 from decathlon_mcp.protocol.results import relayed_error, wire_error
-from decathlon_mcp.protocol.sdk import Context, connection_of
 from decathlon_mcp.telemetry.spans import Spans
 from decathlon_mcp.types import public_id
 
@@ -43,21 +38,13 @@ class RequestSpans:
     def __init__(self, spans: Spans) -> None:
         self._tracer = spans.tracer
 
-    async def serve(self, serve: Callable[[ToolRequest], Awaitable[Result]], request: ToolRequest) -> Result:
-        """What `serve` returns for a request for tools, in a span that a call passes on to the sandbox."""
-        with self._span(
-            request.method,
-            request.name,
-            request_id=request.id,
-            meta=request.meta,
-            header=request.http_header,
-            session_id=request.session_id,
-            version=request.protocol_version,
-            is_http=request.is_http,
-        ) as span:
-            carrier: dict[str, str] = {}
-            _propagator.inject(carrier)
-            request.meta = {**request.meta, **carrier}
+    async def serve(self, serve: Callable[[Request], Awaitable[Result]], request: Request) -> Result:
+        """What `serve` returns for a request, in a span that a call passes on to the sandbox."""
+        with self._span(request) as span:
+            if request.method == CALL:
+                carrier: dict[str, str] = {}
+                _propagator.inject(carrier)
+                request.meta = {**request.meta, **carrier}
             try:
                 result = await serve(request)
             finally:
@@ -65,50 +52,22 @@ class RequestSpans:
             _note_result(span, result)
             return result
 
-    async def middleware(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        """Middleware for the SDK's server; requests for tools have their span from `serve`."""
-        # Clients send no trace context with a notification, so that each would be a trace of its own.
-        if ctx.request_id is None or ctx.method in (CALL, LIST):
-            return await call_next(ctx)
-        with self._span(
-            ctx.method,
-            "",
-            request_id=ctx.request_id,
-            meta=ctx.meta or {},
-            header=None if ctx.request is None else ctx.request.headers.get,
-            session_id=connection_of(ctx).session_id,
-            version=ctx.protocol_version,
-            is_http=ctx.request is not None,
-        ):
-            return await call_next(ctx)
-
     @contextmanager
-    def _span(
-        self,
-        method: str,
-        tool: str,
-        *,
-        request_id: int | str,
-        meta: Mapping[str, Any],
-        header: Callable[[str], str | None] | None,
-        session_id: str | None,
-        version: str,
-        is_http: bool,
-    ) -> Generator[Span]:
+    def _span(self, request: Request) -> Generator[Span]:
+        method, tool = request.method[:MAX_NAME_CHARACTERS], request.name[:MAX_NAME_CHARACTERS]
         attributes = {
             "mcp.method.name": method,
-            "mcp.protocol.version": version,
-            "network.transport": "tcp" if is_http else "pipe",
-            "jsonrpc.request.id": str(request_id)[:MAX_NAME_CHARACTERS],
+            "mcp.protocol.version": request.version,
+            "network.transport": "tcp" if request.is_http else "pipe",
+            "jsonrpc.request.id": str(request.id)[:MAX_NAME_CHARACTERS],
         }
-        if session_id is not None:
+        if (session_id := request.session_id) is not None:
             # The id gives access to the session.
             attributes["mcp.session.id"] = public_id(session_id)
         if method == CALL:
-            tool = tool[:MAX_NAME_CHARACTERS]
             attributes |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
-        parent = _trace_context(meta.get)
-        ambient = None if header is None else _trace_context(header)
+        parent = _trace_context(request.meta.get)
+        ambient = _trace_context(request.http_header)
         links = [] if parent is None or ambient is None else [_link_to(ambient)]
         with self._tracer.start_as_current_span(
             f"{method} {tool}" if tool else method,
@@ -122,11 +81,11 @@ class RequestSpans:
         ) as span:
             try:
                 yield span
-            except MCPError as error:
-                _fail_with_code(span, error.error.code)
+            except McpError as error:
+                _fail_with_code(span, error.code)
                 raise
             except DecathlonError as error:
-                _fail_with_code(span, wire_error(error).error.code)
+                _fail_with_code(span, wire_error(error).code)
                 raise
             except asyncio.CancelledError:
                 _fail(span, "cancelled")
@@ -135,13 +94,13 @@ class RequestSpans:
                 _fail(span, type(error).__qualname__)
                 raise
 
-    def _add_execution(self, request: ToolRequest) -> None:
+    def _add_execution(self, request: Request) -> None:
         """Add the span of the call in the sandbox that the request began, if it was sent there."""
         # Added when it is over: the call has no task or context of its own, and its times are known.
         call = request.call
         if not isinstance(call, RunningCall) or call.route is None or call.sent_at is None:
             return
-        if call.origin is not request.origin:
+        if call.keys is not request.keys:
             return  # another request began it
         seconds = time.perf_counter() - call.sent_at
         now = time.time_ns()
@@ -169,7 +128,7 @@ def _note_result(span: Span, result: Result) -> None:
         if result.get("isError") is True:
             _fail(span, TOOL_ERROR)
     elif result.result is None:
-        _fail_with_code(span, relayed_error(result.error or {}).error.code)
+        _fail_with_code(span, relayed_error(result.error or {}).code)
     elif result.is_error:
         _fail(span, TOOL_ERROR)
 

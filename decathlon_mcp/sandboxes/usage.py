@@ -43,11 +43,22 @@ class MeasuredSandbox(Sandbox, Protocol):
 
 async def over_share(sandbox: Sandbox, sandboxes: int) -> str | None:
     """The resource of which a sandbox has more than its share; None also if it cannot be measured in time."""
+    usage = await _usage(sandbox, sandboxes)
+    return None if usage is None else usage.over()
+
+
+async def fills_disk(sandbox: Sandbox, sandboxes: int) -> bool:
+    """Whether a sandbox has more than its share of the disk; false also if it cannot be measured in time."""
+    usage = await _usage(sandbox, sandboxes)
+    return usage is not None and Usage(disk=usage.disk).over() is not None
+
+
+async def _usage(sandbox: Sandbox, sandboxes: int) -> Usage | None:
     if not hasattr(sandbox, "usage"):
         return None
     with anyio.move_on_after(MEASURE_SECONDS):
         try:
-            return (await cast("MeasuredSandbox", sandbox).usage(sandboxes)).over()
+            return await cast("MeasuredSandbox", sandbox).usage(sandboxes)
         except (DecathlonError, OSError):
             return None
     return None

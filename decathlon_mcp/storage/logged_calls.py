@@ -4,7 +4,7 @@ A call's number, `seq`, counts from 1. Its line `call` is written before it is s
 reply is there, with one of `result` (of the tool), `error` (a JSON-RPC error of the task's server) and
 `failure` (an error of this server). A call that has to wait before it is sent, for the set-up or for its
 server's start, has a line `accepted` until then: if it is never sent, it counts for nothing. A line `joined`
-has the origin of another request that gets the same reply.
+has the keys of another request that gets the same reply.
 
 All other lines are passed over: `start`, the first, with what was fixed at the start; `ready`, with the
 prompt the digest of the tools; `preprocess_failed`, `difference`, `claim` and `end`. A call that was made
@@ -28,8 +28,8 @@ NOTE_PREFIX = b'{"event":"note",'
 """The beginning of the line of a note, which has nothing about a call."""
 NOT_KEPT = -1
 """Position of a line that the trajectory does not have."""
-MAX_OPERATIONS = 10_000
-"""Operations of one episode that are remembered, the newest; a client repeats its latest calls only."""
+MAX_KEYS = 10_000
+"""Keys of one episode that are remembered, the newest; a client repeats its latest calls only."""
 NOT_KEPT_MESSAGE = "not kept: the log has reached its limit"
 """Message of the failure that stands for a reply that is too long."""
 UNANSWERED = "the server has no reply of this call"
@@ -81,24 +81,25 @@ class CallPositions:
         self._replies.extend(missing)
 
 
-class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """By what a client knows its request for a call: when it sends it again, these are the same.
+class RequestKeys(msgspec.Struct, frozen=True, omit_defaults=True):
+    """By what the client of a request comes back to its call.
 
-    `operation`: an id that it has chosen. `session` and `client_request`: its MCP session and the request's
-    JSON-RPC id there, which a client must not use for two requests.
+    `operation`: an id that the client has chosen. `session`: its MCP session. `event_id`: the number that
+    this server has given the events of the response, `GENERATION.NUMBER`; None if the client cannot come back
+    with it. The request's JSON-RPC id is no key: clients use one again.
     """
 
     operation: str | None = None
     session: str | None = None
-    client_request: int | str | None = None
+    event_id: str | None = None
 
     @property
-    def operations(self) -> list[str]:
-        """Ids of the request, each of which is enough to find its call."""
+    def texts(self) -> list[str]:
+        """The keys, each of which is enough to find the call. An event id counts in its own session only."""
         chosen = [] if self.operation is None else [self.operation]
-        if self.session is None:
+        if self.session is None or self.event_id is None:
             return chosen
-        return [*chosen, f"{self.session}:{request_id_text(self.client_request)}"]
+        return [*chosen, f"{self.session}:{self.event_id}"]
 
 
 def request_id_text(request_id: int | str | None) -> str:
@@ -108,10 +109,10 @@ def request_id_text(request_id: int | str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedOperation:
-    """An operation of a request, the digest of its call (see `episodes.operations`) and its number."""
+class LoggedKey:
+    """A key of a request, the digest of its call (see `episodes.operations`) and its number."""
 
-    operation: str
+    key: str
     digest: str
     seq: int
 
@@ -133,9 +134,7 @@ class LoggedCalls:
     notes: int = 0
     notes_bytes: int = 0
     tools: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    operations: deque[LoggedOperation] = field(
-        default_factory=lambda: deque[LoggedOperation](maxlen=MAX_OPERATIONS)
-    )
+    keys: deque[LoggedKey] = field(default_factory=lambda: deque[LoggedKey](maxlen=MAX_KEYS))
     unanswered: list[JsonObject] = field(default_factory=list[JsonObject])
     damage: str | None = None
 
@@ -149,13 +148,13 @@ class _Line(msgspec.Struct, frozen=True):
     tool: str = ""
     operation: str | None = None
     session: str | None = None
-    client_request: int | str | None = None
+    event_id: str | None = None
     digest: str | None = None
     failed: bool = False
 
     @property
-    def operations(self) -> list[str]:
-        return Origin(self.operation, self.session, self.client_request).operations
+    def keys(self) -> list[str]:
+        return RequestKeys(self.operation, self.session, self.event_id).texts
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
@@ -185,9 +184,7 @@ def read_calls(lines: Iterable[bytes]) -> LoggedCalls:
                 unanswered[line.seq] = data
             # The line `call` of one that was accepted before has the same.
             if line.digest is not None and not (line.event == "call" and line.seq in accepted):
-                logged.operations += [
-                    LoggedOperation(operation, line.digest, line.seq) for operation in line.operations
-                ]
+                logged.keys += [LoggedKey(key, line.digest, line.seq) for key in line.keys]
             if line.event == "accepted":
                 accepted.add(line.seq)
         position += len(data)

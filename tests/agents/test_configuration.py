@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import resource
 import socket
 import sys
 import tomllib
+from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 
 import anyio
 import anyio.to_thread
 import pytest
 
+from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.plugins.agents import reach
 from decathlon_mcp.plugins.agents.configuration import (
     MAX_ARGUMENT_BYTES,
     PRESETS,
@@ -23,7 +28,14 @@ from decathlon_mcp.plugins.agents.configuration import (
 )
 from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
 from decathlon_mcp.plugins.agents.programs import find_program
-from decathlon_mcp.plugins.agents.reach import Endpoint, Reached, hosts_file, read_endpoints
+from decathlon_mcp.plugins.agents.reach import (
+    MAX_CONNECTIONS,
+    Endpoint,
+    Reached,
+    hosts_file,
+    read_endpoints,
+    relay_connections,
+)
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 
 ADDRESS = "http://127.0.0.1:8765/mcp"
@@ -174,6 +186,72 @@ def test_only_an_endpoint_that_took_no_connection_was_not_reached() -> None:
     reached.add(there)
     reached.add(there, TimeoutError())
     assert reached.why_not == ""
+
+
+def open_descriptors() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+
+
+@pytest.mark.anyio
+async def test_connections_that_wait_for_their_turn_take_no_descriptors_of_the_server() -> None:
+    """A thousand of them ended the attempt without a verdict, so that a program could choose its attempts."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=256) as model,
+        socket.create_server(("127.0.0.1", 0), backlog=256) as listener,
+        ExitStack() as stack,
+    ):
+        listener.setblocking(False)
+        endpoint = Endpoint("127.0.0.1", model.getsockname()[1], "127.0.0.1")
+        clients: list[socket.socket] = []
+        for _ in range(2 * MAX_CONNECTIONS):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+            clients.append(client)
+        reached, before = Reached(), len(open_descriptors())
+        async with background_tasks() as tasks:
+            tasks.start_soon(relay_connections, listener, endpoint, reached)
+            targets = [
+                stack.enter_context((await anyio.to_thread.run_sync(model.accept))[0])
+                for _ in range(MAX_CONNECTIONS)
+            ]
+            # Each has two of the server's descriptors and the model's own, which is in this process too.
+            assert len(open_descriptors()) <= before + 3 * MAX_CONNECTIONS + 10
+            for client, target in zip(clients, targets, strict=False):
+                client.close()
+                target.close()
+            stack.enter_context((await anyio.to_thread.run_sync(model.accept))[0])
+        assert reached.why_not == ""
+
+
+@pytest.mark.anyio
+async def test_server_without_descriptors_accepts_a_programs_connection_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reach, "ACCEPT_SECONDS", 0.05)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as model,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        ExitStack() as stack,
+    ):
+        listener.setblocking(False)
+        endpoint = Endpoint("127.0.0.1", model.getsockname()[1], "127.0.0.1")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        async with background_tasks() as tasks:
+            used = max(open_descriptors())
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+            try:
+                with suppress(OSError):
+                    while True:
+                        stack.callback(os.close, os.dup(client.fileno()))
+                tasks.start_soon(relay_connections, listener, endpoint, Reached())
+                await anyio.sleep(0.2)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            target = stack.enter_context((await anyio.to_thread.run_sync(model.accept))[0])
+            client.sendall(b"question")
+            assert await anyio.to_thread.run_sync(target.recv, 8) == b"question"
 
 
 @pytest.mark.parametrize("url", ["models.test", "ftp://models.test", "http://[::1]:8000", "http://a:b"])

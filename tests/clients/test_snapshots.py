@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 NEXT_UUID = {"command": "python3 -c 'import uuid; print(uuid.uuid4())'"}
 CHANGING = ("episode", "started_at", "claimed_at", "scored_at", "seconds", "signature", "metrics", "branch")
 """Members of verdicts that differ from episode to episode."""
-IDS = {"operation", "session", "client_request"}
+IDS = {"operation", "session", "event_id"}
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import anyio
 import pytest
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
+from decathlon_sandbox.lines import body_of_ids
 from decathlon_sandbox.requests import UsedIds
 
 from decathlon_mcp.background import background_tasks
@@ -425,6 +426,22 @@ async def test_engine_that_does_not_come_back_in_time_loses_the_sandbox() -> Non
         assert source.reopened < 10
 
 
+async def test_driver_that_ends_each_of_its_streams_is_at_fault() -> None:
+    async with surviving(Survival(seconds=1, generation=1)) as (link, source, _):
+        reopen = source.reopen
+
+        async def reopen_and_end() -> None:
+            await reopen()
+            await source.peer.end()
+
+        source.reopen = reopen_and_end
+        await source.peer.end()
+        await link.closed.wait()
+        error = await link.closed_error()
+        assert error.message == "its stream could not be opened again within 1 s"
+        assert error.data["by_driver"]
+
+
 async def test_stream_that_cannot_be_written_to_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "DRAIN_SECONDS", 0.05)
     async with connection() as (stream, peer), background_tasks() as tasks:
@@ -498,6 +515,25 @@ async def test_driver_that_demands_attachments_gets_few(monkeypatch: pytest.Monk
         assert outcomes == ["fine"]
 
 
+async def test_driver_that_demands_attachments_does_not_stop_time_outs() -> None:
+    """It would hold a capture, and the places of others, for as long as it likes."""
+    async with surviving() as (link, source, tasks):
+        peer, outcomes, flush = source.peer, list[Any](), source.peer.flush
+
+        async def answer_late_and_demand() -> None:
+            await anyio.sleep(1.5)
+            await flush()
+            await peer.send_bytes(b"damaged\n")
+
+        tasks.start_soon(outcome_of, link, outcomes, 1.0)
+        await peer.receive()
+        peer.flush = answer_late_and_demand
+        await peer.send_bytes(b"damaged\n")
+        with anyio.fail_after(4):
+            await until(lambda: bool(outcomes))
+        assert isinstance(outcomes[0], CallTimeoutError)
+
+
 async def test_driver_that_demands_attachments_is_resent_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may say of every request that it never had it, and they have up to 80 MiB."""
     monkeypatch.setattr(stream_module, "ATTACH_SECONDS", 0.0)
@@ -515,6 +551,30 @@ async def test_driver_that_demands_attachments_is_resent_little(monkeypatch: pyt
         # Each costs a MiB: the burst has four, and each second brings one.
         seconds = time.monotonic() - began_at
         assert before < peer.connection.attachments <= before + 6 + seconds
+
+
+async def test_driver_that_repeats_that_it_never_had_a_request_gets_it_once() -> None:
+    """A line of ten bytes must not be worth a request of a MiB, or a second of them 16 GiB of memory."""
+    async with surviving() as (link, source, _):
+        peer, size_bytes = source.peer, 1 << 20
+        waiting = request(link, wire.PING, {"text": "x" * size_bytes}, [])
+        await link.send(waiting)
+        await peer.receive()
+        await peer.send_bytes(b"damaged\n")  # only what an attachment has named can be unknown
+        await until(lambda: peer.connection.attachments > 1 and link.stream.is_attached)
+        written = 0
+        write = link.stream.write
+
+        def count(*bodies: bytes, again: bool = False) -> None:
+            nonlocal written
+            written += sum(map(len, bodies))
+            write(*bodies, again=again)
+
+        link.stream.write = count
+        await peer.send_payloads(*[body_of_ids(b"unknown", [waiting.id])] * 200)
+        await peer.send(id=waiting.id, result=None)
+        await until(lambda: not link.pending_ids())
+        assert written <= 2 * size_bytes
 
 
 async def test_request_that_is_sent_during_an_attachment_arrives() -> None:
@@ -687,7 +747,7 @@ async def test_server_that_was_replaced_loses_the_driver() -> None:
         await peer.send_bytes(b"damaged\n")
         await link.closed.wait()
         error = await link.closed_error()
-        assert error.message == "another server process has taken the driver over"
-        assert not error.data["by_driver"]
+        assert error.message == "it says that another server process has taken it over"
+        assert error.data["by_driver"]  # only one server can have the state folder
         await client.aclose()
         await driver.aclose()

@@ -33,7 +33,7 @@ from decathlon_mcp.driver_client.link import Request
 from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import attempt_of
-from decathlon_mcp.episodes.operations import Caller
+from decathlon_mcp.episodes.operations import Waiter
 from decathlon_mcp.episodes.specification import EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools, ToolRouter
@@ -43,7 +43,7 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import journal as journal_module
 from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.storage.logged_calls import Origin
+from decathlon_mcp.storage.logged_calls import RequestKeys
 from decathlon_mcp.storage.snapshots import SavedStates
 from decathlon_mcp.types import JsonObject
 from tests.episodes.environment import sandbox_factory
@@ -177,8 +177,8 @@ def make_ready(episode: Episode, session: ToolSession) -> None:
     episode.become_ready(session)
 
 
-def caller_of(operation: str) -> Caller:
-    return Caller(origin=Origin(operation))
+def caller_of(operation: str) -> Waiter:
+    return Waiter(keys=RequestKeys(operation))
 
 
 async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
@@ -187,12 +187,12 @@ async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
     episode.mark_opening()
     make_ready(episode, tools(folder, Crash(0), 1, waits=waits))
     async with episode.calls.running():
-        await episode.calls.call("probe__tool", CallParams.of({}), caller=caller_of("before"))
+        await episode.calls.call("probe__tool", CallParams.of({}), waiter=caller_of("before"))
         session = tools(folder, crash, 2, waits=waits)
         episode.calls.open(session)
         journal_module.write_all = crash.write_all
         with suppress(CallTimeoutError):
-            await episode.calls.call("probe__tool", CallParams.of(arguments), caller=caller_of("one"))
+            await episode.calls.call("probe__tool", CallParams.of(arguments), waiter=caller_of("one"))
 
 
 async def resume(folder: Path, kind: str, arguments: Any) -> Any:
@@ -210,7 +210,7 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     async def repeat(operation: str, arguments: Any) -> None:
         try:
             caller, params = caller_of(operation), CallParams.of(arguments)
-            reply = await episode.calls.call("probe__tool", params, caller=caller)
+            reply = await episode.calls.call("probe__tool", params, waiter=caller)
             replies.append(reply.decoded()["result"]["content"][0]["text"])
         except DecathlonError as error:
             replies.append(error.message)

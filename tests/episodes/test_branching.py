@@ -16,13 +16,13 @@ from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes import branching
 from decathlon_mcp.episodes.admission import MAX_READERS
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import Caller
+from decathlon_mcp.episodes.operations import Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
-from decathlon_mcp.storage.logged_calls import Origin
+from decathlon_mcp.storage.logged_calls import RequestKeys
 from decathlon_mcp.storage.recorded import RecordedEpisode
 from tests.driver.peer import until
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
@@ -238,7 +238,7 @@ async def test_calls_without_a_settled_state_after_them_are_refused(tmp_path: Pa
         await overlapping.ready()
         with pytest.raises(BadRequestError, match="there is no call 4 to branch after"):
             await branch(registry, source.id, 4)
-        cancelled = Caller(origin=Origin("stop"))
+        cancelled = Waiter(keys=RequestKeys("stop"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_swallow, source, cancelled)
             while source.calls.sent < 4:
@@ -251,8 +251,8 @@ async def test_calls_without_a_settled_state_after_them_are_refused(tmp_path: Pa
         assert beginning.calls.sent == 0
 
 
-async def _swallow(episode: Episode, caller: Caller) -> None:
-    await episode.calls.call("probe__hang", CallParams.of({}), caller=caller)
+async def _swallow(episode: Episode, caller: Waiter) -> None:
+    await episode.calls.call("probe__hang", CallParams.of({}), waiter=caller)
 
 
 async def test_a_call_that_the_claim_ended_is_refused_and_one_before_it_is_not(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ async def test_replayed_calls_have_a_time_limit_of_their_own(
         ({"at": 1}, "`branch_of` and `at` belong together"),
         ({"branch_of": "x", "at": 1, "task": "t"}, "cannot be combined with `task`"),
         ({"branch_of": "x", "at": 1, "max_calls": 3, "split": "s"}, "`split`, `max_calls`"),
-        ({"branch_of": "x", "at": -1}, "greater than or equal to 0"),
+        ({"branch_of": "x", "at": -1}, "must be at least 0"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(arguments: Any, message: str) -> None:

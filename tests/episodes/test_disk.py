@@ -21,11 +21,12 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AtCapacityError, DecathlonError, DiskFullError, EpisodeClaimedError
 from decathlon_mcp.http.health import ServerState, server_state
+from decathlon_mcp.sandboxes.usage import Usage
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.disks import failing_disk, small_disk
 from tests.driver.peer import until
 from tests.episodes.environment import ended, exits_with, running_registry
-from tests.fakes.driver import FakeCall
+from tests.fakes.driver import FakeCall, Faults
 from tests.fakes.provider import FakeProvider
 
 pytestmark = pytest.mark.anyio
@@ -325,6 +326,24 @@ async def test_attempt_without_space_for_too_long_has_no_verdict(
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == ("not_evaluated", None)
         assert "there is no room for the workspace" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [(Usage(disk=3.0), ("forfeited", 0.0)), (Usage(memory=1.0), ("not_evaluated", None))],
+)
+async def test_attempt_that_has_taken_the_disk_itself_is_forfeited_when_it_was_waited_for(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, usage: Usage, expected: tuple[str, float | None]
+) -> None:
+    monkeypatch.setattr(grading_module, "ROOM_SECONDS", 0.0)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0), faults=lambda spec: Faults(usage=usage))
+    async with running_registry(disk, provider, min_free_mib=0) as registry:
+        episode = registry.start("find-answer", CLIENT)
+        await episode.ready()
+        fill(disk)
+        verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward) == expected
+        assert ("over its share of disk" in verdict.detail) == (usage.disk is not None)
 
 
 def test_small_archives_have_room_until_the_disk_is_full(disk: Path) -> None:

@@ -18,13 +18,13 @@ from decathlon_mcp.driver_client.replies import CallParams, Reply
 from decathlon_mcp.episodes.operations import (
     MAX_QUEUED,
     MAX_QUEUED_BYTES,
-    Caller,
     Operations,
     RunningCall,
+    Waiter,
     call_digest,
 )
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.storage.logged_calls import MAX_OPERATIONS, LoggedOperation, Origin
+from decathlon_mcp.storage.logged_calls import MAX_KEYS, LoggedKey, RequestKeys
 from decathlon_mcp.types import JsonObject, as_json
 from tests.episodes.crashing_server import STEPS
 
@@ -77,12 +77,12 @@ def test_calls_of_an_attempt_that_is_claimed_meanwhile_are_not_sent_again(tmp_pa
 @pytest.mark.anyio
 async def test_the_oldest_operations_are_forgotten() -> None:
     operations, digest = Operations(), call_digest("tool", b"{}")
-    for number in range(MAX_OPERATIONS + 1):
-        operations.restore([LoggedOperation(str(number), digest, number + 1)], [])
-    assert await operations.find(Origin("0"), digest) is None
-    assert await operations.find(Origin("1"), digest) == 2
+    for number in range(MAX_KEYS + 1):
+        operations.restore([LoggedKey(str(number), digest, number + 1)], [])
+    assert await operations.find(RequestKeys("0"), digest) is None
+    assert await operations.find(RequestKeys("1"), digest) == 2
     with pytest.raises(BadRequestError, match="'1' was another call"):
-        await operations.find(Origin("1"), call_digest("tool", b'{"x":1}'))
+        await operations.find(RequestKeys("1"), call_digest("tool", b'{"x":1}'))
 
 
 def noted(number: int, size_bytes: int = 0) -> Notification:
@@ -101,7 +101,7 @@ async def what_a_slow_caller_sees(notifications: Iterable[Notification]) -> list
 
     call = RunningCall(seq=1, name="tool", params=CallParams(), digest="", started_at=0.0)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call.wait, Caller(on_message=on_message))
+        tasks.start_soon(call.wait, Waiter(on_message=on_message))
         await anyio.wait_all_tasks_blocked()
         for notification in notifications:
             call.on_notification(notification)

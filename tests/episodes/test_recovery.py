@@ -29,7 +29,7 @@ from decathlon_mcp.episodes import recovery as recovery_module
 from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import Caller, call_digest
+from decathlon_mcp.episodes.operations import Waiter, call_digest
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
@@ -45,7 +45,7 @@ from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.storage.logged_calls import LoggedCalls, Origin
+from decathlon_mcp.storage.logged_calls import LoggedCalls, RequestKeys
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
@@ -505,7 +505,9 @@ def write_calls(journal: Journal) -> None:
 async def call_again(episode: Episode, operation: str, outcomes: list[str]) -> None:
     """Send a call again, as a client does that lost its server."""
     try:
-        reply = await episode.calls.call("probe__echo", CallParams(), caller=Caller(origin=Origin(operation)))
+        reply = await episode.calls.call(
+            "probe__echo", CallParams(), waiter=Waiter(keys=RequestKeys(operation))
+        )
         outcomes.append(reply.decoded()["result"]["content"][0]["text"])
     except DecathlonError as error:
         outcomes.append(error.message)
@@ -761,11 +763,11 @@ async def test_coerced_call_of_a_tool_that_is_not_listed_any_more_gets_its_reply
             write=partial(write_unanswered_call, name="probe__gone"),
         ) as registry,
     ):
-        calls, origin = only(registry).calls, Origin("one")
+        calls, origin = only(registry).calls, RequestKeys("one")
         with anyio.fail_after(10):
             call = await calls.find(origin)
             assert call is not None
-            reply = await calls.reply_of(call, Caller(origin=origin))
+            reply = await calls.reply_of(call, Waiter(keys=origin))
         assert reply.decoded()["result"]["content"][0]["text"] == "its reply"
 
 

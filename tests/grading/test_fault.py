@@ -35,6 +35,7 @@ UNEXPLAINED = [
     CallTimeoutError("the driver was silent"),
     DriverError("broken", reason="files"),
     MemoryError(),
+    OSError(errno.EACCES, "Permission denied"),
 ]
 """Errors that say nothing about whose fault they are."""
 BROKEN = Faults(put_error=ProviderUnavailableError("the engine is broken"))
@@ -191,7 +192,14 @@ async def test_one_control_sandbox_answers_all_who_wait_and_its_answer_gets_old(
 
 
 @pytest.mark.parametrize(
-    "error", [DiskFullError("no room"), OSError(errno.ENOSPC, "no room"), SuiteError("no"), KeyError("bug")]
+    "error",
+    [
+        DiskFullError("no room"),
+        OSError(errno.ENOSPC, "no room"),
+        OSError(errno.EMFILE, "Too many open files"),
+        SuiteError("no"),
+        KeyError("bug"),
+    ],
 )
 async def test_what_is_tried_again_and_faults_of_the_server_are_not_decided(error: Exception) -> None:
     async with place() as found:

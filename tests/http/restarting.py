@@ -64,7 +64,6 @@ class Restartable:
     tasks: TaskGroup
     store: Store
     tokens: Tokens | None = None
-    exchanges: bool = True
 
     def __post_init__(self) -> None:
         self._ended = anyio.Event()
@@ -85,7 +84,7 @@ class Restartable:
         await ready.wait()
 
     async def _serve(self, ready: anyio.Event) -> None:
-        app = http_app(self.registry, tokens=self.tokens, exchanges=self.exchanges)
+        app = http_app(self.registry, tokens=self.tokens)
         served = anyio.Event()
 
         async def live() -> None:
@@ -162,7 +161,6 @@ async def restartable(
     provider: FakeProvider | None = None,
     *,
     tokens: Tokens | None = None,
-    exchanges: bool = True,
     **settings: Any,
 ) -> AsyncGenerator[Restartable]:
     """A server over the fake provider that can be restarted."""
@@ -172,7 +170,7 @@ async def restartable(
     with listen("127.0.0.1", 0) as listener, Store.open(folder, SERVER) as store:
         async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
             registry.store = store
-            server = Restartable(registry, folder, listener, tasks, store, tokens, exchanges)
+            server = Restartable(registry, folder, listener, tasks, store, tokens)
             await server.start()
             try:
                 yield server

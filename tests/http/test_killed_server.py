@@ -17,9 +17,12 @@ ADDRESSES = ("mcp", pytest.param("tasks/find-answer/mcp", marks=pytest.mark.long
 
 
 async def open_episode(client: Any, address: str) -> None:
-    """In the lobby, start an episode, whose tools the session then has."""
+    """In the lobby, start an episode, whose tools the session then has. Then no request is in flight."""
     if address == "mcp":
         await client.call_tool("start_episode", {"task": "find-answer"})
+    else:
+        # The client sends `notifications/initialized` in the background, and this after it.
+        await client.session.send_ping()
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

@@ -49,7 +49,6 @@ async def served_by_fake(
     tmp_path: Path,
     provider: FakeProvider | None = None,
     *,
-    exchanges: bool = True,
     spans: Spans | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Served]:
@@ -62,7 +61,7 @@ async def served_by_fake(
         registry.spans = spans
 
         async def serve() -> None:
-            app = http_app(registry, exchanges=exchanges)
+            app = http_app(registry)
             await serve_http(app, listener, drain=registry.drain, on_ready=ready.set, stop=stop)
             stopped.set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.episodes import operations
 from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
-from decathlon_mcp.protocol.lobby import EPISODE_KEY
-from decathlon_mcp.protocol.requests import OPERATION_KEY
+from decathlon_mcp.protocol.http import EPISODE_KEY
+from decathlon_mcp.protocol.messages import OPERATION_KEY
 from tests.clients.relay import relayed
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, ToolError
@@ -84,13 +85,13 @@ class Play:
             return result.content[0].text
 
 
-@pytest.fixture(params=[True, False], ids=["exchange", "sdk"])
-async def play(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Play]:
+@pytest.fixture
+async def play(tmp_path: Path) -> AsyncGenerator[Play]:
     tools = Tools()
     provider = FakeProvider(
         tools={"probe": {"quick": tools.quick, "slow": tools.slow, "refuse": tools.refuse}}
     )
-    async with served_by_fake(tmp_path, provider, exchanges=request.param) as served:
+    async with served_by_fake(tmp_path, provider) as served:
         yield Play(served, tools, (await start(served, "find-answer"))["episode"])
 
 
@@ -169,13 +170,11 @@ async def test_first_reply_is_there_after_the_claim(play: Play) -> None:
     assert "this attempt was claimed" in await play.call("quick", "two", text="a")
 
 
-async def test_within_a_session_the_requests_id_is_the_operation(play: Play) -> None:
-    async with session(play.url) as first, session(play.url) as second:
-        for _ in range(2):
-            assert "run 1 of a" in (await first.post(play.url, json=request(5, "quick", text="a"))).text
-        assert "was another call" in (await first.post(play.url, json=request(5, "quick", text="b"))).text
-        assert "run 2 of a" in (await first.post(play.url, json=request(6, "quick", text="a"))).text
-        assert "run 3 of a" in (await second.post(play.url, json=request(5, "quick", text="a"))).text
+async def test_an_id_that_is_used_again_is_another_call(play: Play) -> None:
+    async with session(play.url) as http:
+        for run, text in ((1, "a"), (2, "a"), (3, "b")):
+            answer = (await http.post(play.url, json=request(1, "quick", text=text))).json()
+            assert (answer["id"], answer["result"]["content"][0]["text"]) == (1, f"run {run} of {text}")
 
 
 async def test_tools_of_the_lobby_relay_operations(play: Play) -> None:
@@ -186,34 +185,87 @@ async def test_tools_of_the_lobby_relay_operations(play: Play) -> None:
             assert result.content[0].text == "run 1 of a"
 
 
-@pytest.mark.parametrize("operation", [None, "new"])
-async def test_same_call_joins_one_whose_connection_broke(play: Play, operation: str | None) -> None:
+def waiting(play: Play) -> int:
+    """The requests that wait for the call that runs."""
+    (call,) = play.served.find(play.id).calls.unanswered
+    return len(call._waiters)  # pyright: ignore[reportPrivateUsage]
+
+
+@asynccontextmanager
+async def broken_call(play: Play) -> AsyncGenerator[httpx2.AsyncClient]:
+    """A session whose connection broke while it called `slow`, connected again in the body."""
     async with anyio.create_task_group() as tasks, relayed(play.served) as (relay, url):
-        async with session(f"{url}/episodes/{play.id}/mcp") as first:
+        async with session(f"{url}/episodes/{play.id}/mcp") as http:
 
             async def lose() -> None:
                 with pytest.raises(httpx2.TransportError):
-                    await first.post(f"{url}/episodes/{play.id}/mcp", json=request(5, "slow"))
+                    await http.post(f"{url}/episodes/{play.id}/mcp", json=request(5, "slow"))
 
             tasks.start_soon(lose)
             await play.tools.running.wait()
             await relay.cut()
-
-            async def finish() -> None:
-                await until(lambda: waiting() == 2)
-                play.tools.finish.set()
-
-            def waiting() -> int:
-                (call,) = play.served.find(play.id).calls.unanswered
-                return len(call._callers)  # pyright: ignore[reportPrivateUsage]
-
-            tasks.start_soon(finish)
-            assert await play.call("slow", operation, era="handshake") == "run 1"
-            if operation:
-                assert "joined" in (play.served.find(play.id).journal.folder / "trajectory.jsonl").read_text()
-                assert await play.call("slow", operation, era="handshake") == "run 1"
+            yield http
         tasks.cancel_scope.cancel()
-    assert (play.tools.runs, play.tools.cancelled) == (1, 0)
+
+
+@pytest.mark.parametrize("operation", [None, "new"])
+async def test_same_call_of_the_session_gets_the_reply_of_one_whose_connection_broke(
+    play: Play, operation: str | None
+) -> None:
+    again = request(6, "slow")
+    again["params"]["_meta"] = {} if operation is None else {OPERATION_KEY: operation}
+
+    async def finish() -> None:
+        await until(lambda: waiting(play) == 2)
+        play.tools.finish.set()
+
+    async with broken_call(play) as http, anyio.create_task_group() as tasks:
+        tasks.start_soon(finish)
+        assert "run 1" in (await http.post(play.url, json=again)).text
+        if operation:
+            assert "joined" in (play.served.find(play.id).journal.folder / "trajectory.jsonl").read_text()
+            assert await play.call("slow", operation, era="handshake") == "run 1"
+        else:
+            # Now it has the reply.
+            assert "run 2" in (await http.post(play.url, json=again)).text
+    assert play.tools.cancelled == 0
+
+
+async def test_same_call_of_another_session_is_another_call(play: Play) -> None:
+    async with broken_call(play):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(play.call, "slow", None)
+            await until(lambda: play.tools.runs == 2)
+            play.tools.finish.set()
+
+
+async def test_other_arguments_in_a_session_whose_call_broke_are_another_call(play: Play) -> None:
+    async with broken_call(play) as http:
+        play.tools.finish.set()
+        assert "run 2" in (await http.post(play.url, json=request(5, "slow", text="b"))).text
+
+
+async def test_reply_that_was_not_handed_over_is_given_once(play: Play) -> None:
+    async with broken_call(play) as http:
+        play.tools.finish.set()
+        episode = play.served.find(play.id)
+        await until(lambda: not episode.calls.unanswered and list(episode.journal.events("reply")))
+        await until(lambda: not episode.lease._holders)  # pyright: ignore[reportPrivateUsage]
+        assert "run 1" in (await http.post(play.url, json=request(8, "slow"))).text
+        assert "run 2" in (await http.post(play.url, json=request(8, "slow"))).text
+
+
+async def test_call_that_its_client_cancelled_is_not_repeated(play: Play) -> None:
+    async with session(play.url) as http, anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(http.post, play.url, json=request(5, "slow")))
+        await play.tools.running.wait()
+        params = {"requestId": 5}
+        await http.post(
+            play.url, json={"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+        )
+        await until(lambda: play.tools.cancelled == 1)
+        play.tools.finish.set()
+        assert "run 2" in (await http.post(play.url, json=request(6, "slow"))).text
 
 
 async def test_same_call_of_a_client_that_is_there_runs_again(play: Play) -> None:

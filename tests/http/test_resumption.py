@@ -88,12 +88,13 @@ async def test_call_is_in_the_trajectory_before_its_first_event(
     async with restartable(tmp_path, gate.provider()) as server:
         session = await ready_session(http, server)
         async with session.calling("probe__hang", request_id=5) as (coming, lines):
-            assert lines == [f"id: {server.store.generation}.0.call.5", "data: "]
             (call,) = server.registry.live[0].journal.events("call")
-            assert (call["session"], call["client_request"]) == (session.id, 5)
+            assert lines == [f"id: {call['event_id']}.call.5", "data: "]
+            assert call["event_id"].startswith(f"{server.store.generation}.")
+            assert call["session"] == session.id
             gate.open.set()
             rest = [line async for line in coming if line]
-        assert rest[0] == f"id: {server.store.generation}.last.call.5"
+        assert rest[0] == f"id: {call['event_id']}.last.call.5"
 
 
 async def test_call_before_the_end_of_the_set_up_is_in_the_trajectory_and_can_be_fetched(
@@ -107,7 +108,8 @@ async def test_call_before_the_end_of_the_set_up_is_in_the_trajectory_and_can_be
         await set_up.begun.wait()
         async with session.calling("probe__hang", request_id=5) as (_, lines):
             (accepted,) = server.registry.live[0].journal.events("accepted")
-            assert (accepted["session"], accepted["client_request"]) == (session.id, 5)
+            assert accepted["session"] == session.id
+            assert lines[0] == f"id: {accepted['event_id']}.call.5"
         await server.restart(leaving_calls=True)
         async with session.resuming(lines[0].removeprefix("id: ")) as coming:
             assert gate.calls == 0
@@ -398,7 +400,7 @@ async def broken_start(lobby: RawSession, server: Restartable) -> str:
     return lines[0].removeprefix("id: ")
 
 
-async def test_deleted_session_ends_its_streams(tmp_path: Path, http: httpx2.AsyncClient) -> None:
+async def test_deleted_session_answers_its_calls(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     gate = Gate()
     async with restartable(tmp_path, gate.provider()) as server:
         session = await ready_session(http, server)
@@ -406,7 +408,8 @@ async def test_deleted_session_ends_its_streams(tmp_path: Path, http: httpx2.Asy
             await until(lambda: gate.calls == 1)
             await http.delete(session.url, headers=session.headers)
             with anyio.fail_after(10):
-                assert [line async for line in coming if line] == []
+                data = [json.loads(line[6:]) async for line in coming if line.startswith("data: {")]
+        assert [(answer["id"], answer["error"]["code"]) for answer in data] == [(7, -32800)]
 
 
 async def test_cancelled_call_is_answered_with_an_error(tmp_path: Path, http: httpx2.AsyncClient) -> None:

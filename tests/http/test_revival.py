@@ -15,7 +15,8 @@ import pytest
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.protocol import sdk, sessions
+from decathlon_mcp.protocol import http as mcp_http
+from decathlon_mcp.protocol import sessions
 from decathlon_mcp.storage.database import FILE_NAME
 from tests.http.messages import INITIALIZE
 from tests.http.restarting import RawSession, Restartable, answer_of, restartable
@@ -167,23 +168,33 @@ async def test_malicious_session_ids_are_unknown(
 
 
 @pytest.mark.parametrize(
-    "event_id", ["", "1", "1.0", "1.0.", "9.9.%ff", "1.0.[1]", "1.0.true", "1.0." + "9" * 600, "last.last.1"]
+    "event_id",
+    ["1", "1.0.last", "1.0", "1.0.", "9.9.%ff", "1.0.[1]", "1.0.true", "1.0." + "9" * 600, "last.last.1"],
 )
-async def test_foreign_event_ids_open_an_ordinary_stream(
-    tmp_path: Path, http: httpx2.AsyncClient, event_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sdk, "END_STREAM_SECONDS", 0.05)
+async def test_ids_of_no_event_are_refused(tmp_path: Path, http: httpx2.AsyncClient, event_id: str) -> None:
     async with restartable(tmp_path) as server:
         session = await RawSession.open(http, server.served.task(TASK))
         await server.restart()
         response = await session.resume(event_id)
+        assert response.status_code == 400
+        assert "Last-Event-ID" in response.json()["error"]["message"]
+
+
+async def test_empty_event_id_opens_an_ordinary_stream(
+    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_http, "END_STREAM_SECONDS", 0.05)
+    async with restartable(tmp_path) as server:
+        session = await RawSession.open(http, server.served.task(TASK))
+        await server.restart()
+        response = await session.resume("")
         assert (response.status_code, response.text) == (200, "")
 
 
 async def test_first_get_stream_of_a_revived_session_ends_by_itself_once(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sdk, "END_STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(mcp_http, "END_STREAM_SECONDS", 0.05)
     async with restartable(tmp_path, grace_seconds=0.2) as server:
         session = await RawSession.open(http, server.served.task(TASK))
         await session.call("probe__echo", request_id=1, text="before")
@@ -232,7 +243,7 @@ async def test_sessions_that_nobody_revives_expire(tmp_path: Path, http: httpx2.
             with anyio.fail_after(20):
                 while rows(server) != 1:  # noqa: ASYNC110  (a periodic task)
                     await anyio.sleep(0.05)
-            sessions.delete_unused(server.registry, {})
+            sessions.delete_unused(server.registry, ())
             assert rows(server) == 1, "a task's session lasts as long as its episode"
         await episode.state.reach(Phase.ENDED)
         with anyio.fail_after(20):

@@ -90,11 +90,11 @@ async def test_without_a_seed_each_token_walks_through_an_order_independently(
         ("split=nowhere", "there is no split 'nowhere'; the splits are test, train"),
         ("order=sideways", "'easy_first', 'hard_first' or 'curriculum'"),
         ("needs=teleport", "no task here needs 'teleport'; what they need is network, credentials, services"),
-        ("spilt=train", "`spilt`: extra inputs are not permitted; it takes `split`, `needs`, `without`"),
-        ("seed=seven", "`seed`: input should be a valid integer"),
-        ("seed=1&seed=2", "`seed`: input should be a valid integer"),
+        ("spilt=train", "`spilt`: is not known; it takes `split`, `needs`, `without`"),
+        ("seed=seven", "`seed`: must be an integer"),
+        ("seed=1&seed=2", "`seed`: must be an integer"),
         ("search=nothing", "no task fits all of the filters"),
-        ("min_pass_rate=2", "`min_pass_rate`: input should be less than or equal to 1"),
+        ("min_pass_rate=2", "`min_pass_rate`: must be at most 1"),
     ],
 )
 async def test_invalid_filters_are_refused_with_the_valid_ones(
@@ -135,7 +135,7 @@ async def test_the_lobby_lists_samples_and_starts_with_the_same_filters(served: 
     ("tool", "arguments", "message"),
     [
         ("list_tasks", {"seed": 7}, "`seed` requires `sample`"),
-        ("list_tasks", {"sample": 0}, "`sample`: input should be greater than or equal to 1"),
+        ("list_tasks", {"sample": 0}, "`sample`: must be at least 1"),
         ("list_tasks", {"split": "nowhere"}, "the splits are test, train"),
         ("start_episode", {"task": "dense", "seed": 0}, "`task` cannot be combined with `seed`"),
         ("start_episode", {"order": "sideways"}, "'easy_first', 'hard_first' or 'curriculum'"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.protocol.requests import EventId, Kind
+from decathlon_mcp.protocol.messages import EventId, Kind
 
 
 @pytest.mark.parametrize("request_id", [0, -1, 7, "7", "", "a.b", 'ü\n%2E"', "last"])
@@ -14,7 +14,7 @@ from decathlon_mcp.protocol.requests import EventId, Kind
 @pytest.mark.parametrize("is_answer", [False, True])
 def test_an_id_is_read_as_it_was_written(request_id: Any, agent: str, is_answer: bool) -> None:
     for kind in Kind:
-        event_id = EventId(3, kind, request_id, agent, is_answer)
+        event_id = EventId(3, 12, kind, request_id, agent, is_answer)
         assert str(event_id).isascii()
         assert EventId.parse(str(event_id)) == event_id
 
@@ -25,7 +25,8 @@ def test_an_id_is_read_as_it_was_written(request_id: Any, agent: str, is_answer:
         "",
         "3",
         "3.0.call",
-        "3.1.call.7",
+        "3.x.call.7",
+        "3.1.lost.call.7",
         "3.0.calls.7",
         "3.0.call.7.a.b",
         "3.0.call.true",

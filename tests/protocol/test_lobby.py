@@ -179,7 +179,7 @@ async def test_every_tool_reports_the_cause_of_a_failed_set_up(
         ("start_episode", {"task": "find-anwser"}, "find-answer"),
         ("start_episode", {"tsk": "find-answer"}, "`tsk`"),
         ("start_episode", {"split": "nowhere"}, "the splits are"),
-        ("episode_status", {}, "`episode`: field required"),
+        ("episode_status", {}, "`episode`: is required"),
         ("claim_done", {"answer": 4}, "`answer`"),
         ("call_tool", {"episode": "x", "name": "y"}, "no such episode"),
     ],

@@ -12,6 +12,7 @@ from typing import Any, cast
 import anyio
 import httpx2
 import pytest
+from decathlon_client.embedded import line_writer, lines_of
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
@@ -20,7 +21,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Role
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens, new_token
-from decathlon_mcp.protocol.streams import serve_streams
+from decathlon_mcp.protocol.stdio import serve_lines
 from tests.probe.clients import ERAS, connected, refused, start
 from tests.probe.serving import Served, serving
 
@@ -171,7 +172,8 @@ async def in_memory_client(registry: EpisodeRegistry, **options: Any) -> AsyncGe
         async with anyio.create_task_group() as tasks:
 
             async def serve() -> None:
-                await serve_streams(registry, *server_streams, **options)
+                received, sent = server_streams
+                await serve_lines(registry, lines_of(received), line_writer(sent), **options)
 
             tasks.start_soon(serve)
             async with Client(Transport(), mode=ERAS["handshake"]) as client:

@@ -103,12 +103,9 @@ def recorded() -> Iterator[Recorded]:
     assert SECRET not in recorded.text
 
 
-@pytest.fixture(params=["exchanges", "sdk"])
-async def served(
-    request: pytest.FixtureRequest, tmp_path: Path, recorded: Recorded
-) -> AsyncGenerator[Served]:
-    exchanges = request.param == "exchanges"
-    async with served_by_fake(tmp_path, provider(), exchanges=exchanges, spans=recorded.spans) as served:
+@pytest.fixture
+async def served(tmp_path: Path, recorded: Recorded) -> AsyncGenerator[Served]:
+    async with served_by_fake(tmp_path, provider(), spans=recorded.spans) as served:
         yield served
 
 
@@ -367,7 +364,7 @@ async def test_requests_for_the_same_call_have_spans_but_the_call_only_one(
 
 def callers_of(episode: Episode) -> Sequence[object]:
     """The requests that wait for the episode's calls."""
-    return [caller for call in episode.calls.unanswered for caller in call._callers]  # pyright: ignore[reportPrivateUsage]
+    return [caller for call in episode.calls.unanswered for caller in call._waiters]  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_the_sdk_makes_no_second_span(

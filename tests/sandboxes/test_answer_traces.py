@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError
-from decathlon_mcp.sandboxes.bubblewrap import answer_traces
+from decathlon_mcp.sandboxes.bubblewrap import answer_traces, host_files
 from decathlon_mcp.sandboxes.bubblewrap.answer_traces import find_traces, repositories_of
 from decathlon_mcp.sandboxes.bubblewrap.host_files import HostFiles
 
@@ -100,6 +100,23 @@ def test_other_installations_and_archives_of_the_bundled_suite_are_hidden(tmp_pa
     traces = find_traces([tmp_path], [tmp_path / "elsewhere"])
     assert traces.folders == (site / "decathlon_mcp" / "starter",)
     assert traces.files == {wheel: b"", record: b"decathlon_mcp/app.py,sha256=B,1\n"}
+
+
+def test_copy_of_the_bundled_suite_that_an_image_has_in_usr_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`COPY . /usr/src/app`, and the package installed somewhere else."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    monkeypatch.setattr(host_files, "USR", usr := tmp_path / "usr")
+    copies = [usr / "src" / "app", usr / "app", usr / "local" / "src" / "app"]
+    for copy in copies:
+        (copy / "decathlon_mcp" / "starter" / "suite").mkdir(parents=True)
+        git(copy, "init", "-q")
+    (usr / "share" / "doc").mkdir(parents=True)
+    files = HostFiles.for_program([tmp_path / "suite"], [], [], b"")
+    expected = {path for copy in copies for path in (copy / ".git", copy / "decathlon_mcp" / "starter")}
+    assert set(files.hidden) == expected
 
 
 def test_search_is_bounded_and_what_cannot_be_searched_is_not_shown(

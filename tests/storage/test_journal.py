@@ -14,7 +14,7 @@ import pytest
 
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.journal import VERDICT_BYTES, Journal
-from decathlon_mcp.storage.logged_calls import NOT_KEPT, UNANSWERED, CallPositions, LoggedOperation, Positions
+from decathlon_mcp.storage.logged_calls import NOT_KEPT, UNANSWERED, CallPositions, LoggedKey, Positions
 from tests.storage.journals import kill
 
 
@@ -243,5 +243,5 @@ def test_calls_are_read_back_with_their_operations_and_those_without_a_reply(tmp
         Positions(first, reply),
         Positions(second, NOT_KEPT),
     ]
-    assert list(logged.operations) == [LoggedOperation("a", "00", 1), LoggedOperation("b", "01", 2)]
+    assert list(logged.keys) == [LoggedKey("a", "00", 1), LoggedKey("b", "01", 2)]
     assert [(line["seq"], line["arguments"]) for line in logged.unanswered] == [(2, {"text": "\ud800"})]

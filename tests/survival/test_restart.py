@@ -21,7 +21,7 @@ from decathlon_client.errors import EpisodeEndedError, NoVerdictError, SandboxLo
 from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.http.listening import listen
-from decathlon_mcp.protocol.requests import OPERATION_KEY
+from decathlon_mcp.protocol.messages import OPERATION_KEY
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.inventory import process_inventories

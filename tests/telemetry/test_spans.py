@@ -24,7 +24,7 @@ from decathlon_mcp.settings import Settings
 pytestmark = pytest.mark.anyio
 
 SERVER = (
-    "decathlon_mcp.app, decathlon_mcp.http.application, decathlon_mcp.protocol.streams, decathlon_mcp.cli.app"
+    "decathlon_mcp.app, decathlon_mcp.http.application, decathlon_mcp.protocol.stdio, decathlon_mcp.cli.app"
 )
 
 

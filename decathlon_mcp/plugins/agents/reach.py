@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import anyio
 from anyio.abc import SocketListener, SocketStream
 
+from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.tunnels import relay
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.telemetry.logs import fields
@@ -33,7 +34,9 @@ MAX_ENDPOINTS = 16
 DIAL_SECONDS = 20.0
 """As for connections out of a sandbox."""
 MAX_CONNECTIONS = 64
-"""Of a program to one endpoint, at once. More wait."""
+"""Of a program to one endpoint, at once. More wait in the listener's queue."""
+ACCEPT_SECONDS = 0.5
+"""Time until the next attempt to accept a connection, if one has failed."""
 OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Errors of a connection that a program can cause by making many: they say nothing about the endpoint."""
 
@@ -116,11 +119,11 @@ class Reached:
 
 
 async def relay_connections(listener: socket.socket, endpoint: Endpoint, reached: Reached) -> None:
-    """Connect every connection to the listener with the endpoint, until cancelled."""
+    """Connect what connects to the listener with the endpoint, MAX_CONNECTIONS at once, until cancelled."""
     places = anyio.Semaphore(MAX_CONNECTIONS)
 
     async def handle(client: SocketStream) -> None:
-        async with client, places:
+        async with client:
             try:
                 with anyio.fail_after(DIAL_SECONDS):
                     target = await anyio.connect_tcp(endpoint.host, endpoint.port)
@@ -129,12 +132,24 @@ async def relay_connections(listener: socket.socket, endpoint: Endpoint, reached
                 why = fields(host=endpoint.host, port=endpoint.port, why=str(error))
                 log.warning("a program's model cannot be reached", extra=why)
                 reached.add(endpoint, error)
-                return
-            reached.add(endpoint)
-            await relay(client, target)
+            else:
+                reached.add(endpoint)
+                await relay(client, target)
+        places.release()
 
-    async with await SocketListener.from_socket(listener) as accepting:
-        await accepting.serve(handle)
+    async with await SocketListener.from_socket(listener) as accepting, background_tasks() as tasks:
+        while True:
+            # Before a connection is accepted: those that wait must not take the server's descriptors.
+            await places.acquire()
+            try:
+                client = await accepting.accept()
+            except OSError as error:
+                # The server has none left. The error would end the attempt without a verdict.
+                log.warning("a program's connection cannot be accepted", extra=fields(why=str(error)))
+                places.release()
+                await anyio.sleep(ACCEPT_SECONDS)
+            else:
+                tasks.start_soon(handle, client)
 
 
 def _numbers(error: BaseException | None) -> Iterator[int]:

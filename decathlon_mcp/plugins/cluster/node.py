@@ -13,19 +13,17 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import httpx2
-from mcp_types import ErrorData
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.bodies import BodyError, BodyReader
-from decathlon_mcp.http.errors import error_response
+from decathlon_mcp.http.errors import body_refusal, mcp_refusal
 from decathlon_mcp.http.held_episodes import LINES_HEADERS
 from decathlon_mcp.labels import LABEL_HEADER
-from decathlon_mcp.protocol.context import wait_until_disconnected
-from decathlon_mcp.protocol.requests import request_id_of
-from decathlon_mcp.protocol.results import INVALID_PARAMS
+from decathlon_mcp.protocol.http import Headers, wait_until_disconnected
+from decathlon_mcp.protocol.messages import INVALID_PARAMS, McpError, readable_id
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import as_object
 
@@ -75,7 +73,7 @@ class Node:
         try:
             return await self._answer(request)
         except BodyError as error:
-            return error_response(error.status, ErrorData(code=INVALID_PARAMS, message=error.message))
+            return body_refusal(error)
 
     async def _answer(self, request: Request) -> Response:
         """Raises BodyError."""
@@ -99,7 +97,7 @@ class Node:
         await self._http.aclose()
 
     async def _start(self, request: Request) -> Response:
-        async with self._bodies.read(request) as body:
+        async with self._bodies.read(Headers(request.scope), request.receive) as body:
             content = body
         # Of the client's headers only these: the others are about its connection to the cluster.
         headers = {"content-type": "application/json", KEY_HEADER: secrets.token_urlsafe(18)}
@@ -111,16 +109,15 @@ class Node:
         return _ForwardedEpisode(self._http, self._url, content, headers)
 
     async def _refuse_session(self, request: Request) -> Response:
-        async with self._bodies.read(request) as body:
-            request_id = request_id_of(body)
+        async with self._bodies.read(Headers(request.scope), request.receive) as body:
+            request_id = readable_id(body)
         message = (
             "this is a cluster, which has no sessions of its own: connect to a node, such as "
             f"{self._url}/mcp, or start an episode with POST /episodes"
         )
         data = {"code": CLUSTER_CODE, "node": self._url}
-        return error_response(
-            400, ErrorData(code=INVALID_PARAMS, message=message, data=data), request_id=request_id
-        )
+        error = McpError(INVALID_PARAMS, message, data, request_id=request_id)
+        return mcp_refusal(400 if request_id is None else 200, error)
 
 
 class _ForwardedEpisode(Response):

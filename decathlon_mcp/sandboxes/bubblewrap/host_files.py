@@ -8,6 +8,7 @@ repositories. Lists with hashes of their files are replaced by others (`answer_t
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import sys
@@ -51,8 +52,11 @@ RESOLVER = "resolv.conf"
 """Only with a network. In one of the sandbox's own, without the machine's name servers."""
 PYTHON_FILES = (*("bin", "include", "lib", "lib32", "lib64", "libexec", "share", "ssl", "pyvenv.cfg"),)
 """In the folder of a Python or a virtual environment: programs, libraries and their data."""
-PYTHONS_IN_USR = ("lib*/python*", "local/lib*/python*")
+PYTHONS_IN_USR = "lib*/python*"
 """Where packages of the system's Pythons are."""
+SYSTEM_IN_USR = re.compile("bin|sbin|lib(32|64|x32|exec)?|share|include|games|etc")
+"""Folders of /usr that only the operating system's packages fill: not searched for answers, which would take
+seconds. Images often have an application in /usr/src or /usr/local."""
 PASSED_VARIABLES = ("LANG", "LANGUAGE", "TZ")
 PASSED_PREFIX = "LC_"
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -241,7 +245,8 @@ def _view(
     )
     if not covered:
         return reached, shown, (), {}
-    of_system = [path for pattern in PYTHONS_IN_USR for path in USR.glob(pattern)]
+    others_in_usr = [path for path in USR.iterdir() if not SYSTEM_IN_USR.fullmatch(path.name)]
+    of_system = [*USR.glob(PYTHONS_IN_USR), *others_in_usr]
     inside = [path for path in pythons if path.is_relative_to(USR) and path not in (USR, USR / "local")]
     searched = _outermost(path for path in (*shown, *of_system, *inside) if not path.is_symlink())
     traces = find_traces(searched, covered)

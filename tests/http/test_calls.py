@@ -1,4 +1,4 @@
-"""Calls that are served without the SDK: clients see what they would see of the SDK."""
+"""Calls over HTTP: the form of their answers, how they end, and what is left of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import gc
 import json
 import re
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,9 @@ import httpx2
 import pytest
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.protocol import exchanges as exchanges_module
-from decathlon_mcp.protocol.exchanges import Exchange
-from decathlon_mcp.protocol.recognition import Recognition
-from decathlon_mcp.protocol.sdk import SessionTransport
+from decathlon_mcp.protocol import http as mcp_http
+from decathlon_mcp.protocol.http import HttpRequest
+from decathlon_mcp.protocol.sessions import Session
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeTool, ToolError
 from tests.fakes.provider import FakeProvider
@@ -93,31 +92,16 @@ class Tools:
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, tools: Tools, *, exchanges: bool = True, store: bool = True, **settings: Any
+    tmp_path: Path, tools: Tools, *, store: bool = True, **settings: Any
 ) -> AsyncGenerator[Served]:
     """A server with or without a store. Without one, answers in sessions are JSON."""
     tmp_path.mkdir(exist_ok=True)  # noqa: ASYNC240
     if store:
-        async with restartable(tmp_path, tools.provider(), exchanges=exchanges, **settings) as server:
+        async with restartable(tmp_path, tools.provider(), **settings) as server:
             yield server.served
     else:
-        async with served_by_fake(tmp_path, tools.provider(), exchanges=exchanges, **settings) as served:
+        async with served_by_fake(tmp_path, tools.provider(), **settings) as served:
             yield served
-
-
-@pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each POST with access to an episode, whether it was served without the SDK."""
-    served: list[bool] = []
-    prepare = Recognition.prepare
-
-    def counted(*arguments: Any) -> Any:
-        call = prepare(*arguments)
-        served.append(call is not None)
-        return call
-
-    monkeypatch.setattr(Recognition, "prepare", counted)
-    return served
 
 
 @pytest.fixture
@@ -140,253 +124,6 @@ def called(name: Any = "probe__params", **members: Any) -> dict[str, Any]:
     for key, value in members.items():
         (message if key in ("id", "jsonrpc", "method", "extra") else params)[key.rstrip("_")] = value
     return message
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A request. `is_fast`: it is served without the SDK, which is not the same as that it succeeds."""
-
-    body: Any
-    is_fast: bool = False
-    headers: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
-
-    @property
-    def content(self) -> bytes:
-        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
-
-
-def raw(arguments: bytes) -> bytes:
-    return json.dumps(called(arguments="ARGUMENTS")).encode().replace(b'"ARGUMENTS"', arguments)
-
-
-def cases_of_bodies() -> Iterator[Case]:
-    """Bodies that are alike in both eras; ids differ, because in a session an id names one call."""
-    for request_id in (7, "7", "a", "\u00fc", -1, 2**70, 0):
-        yield Case(called(id=request_id), is_fast=True)
-    odd_ids: tuple[Any, ...] = (None, 1.0, 1.5, True, [], "x" * 200, "x" * 199)
-    for request_id in odd_ids:
-        yield Case(called(id=request_id), is_fast=request_id == "x" * 199)
-    yield Case({key: value for key, value in called().items() if key != "id"})
-    for number, arguments in enumerate(({}, None, {"a": [1, {"b": None}], "\u00fc": "\U0001f600"})):
-        yield Case(called(id=100 + number, arguments=arguments), is_fast=True)
-    no_objects: tuple[Any, ...] = ([], "x", 1, True)
-    for arguments in no_objects:
-        yield Case(called(arguments=arguments))
-    for number, arguments in enumerate(
-        (b'{"a": "\\ud83d\\ude00"}', b'{\n "a":\r\n 1}', b'{"a": 12345678901234567890}', b'{"a": 1, "a": 2}')
-    ):
-        yield Case(raw(arguments).replace(b'"id": 7', b'"id": %d' % (200 + number)), is_fast=True)
-    for arguments in (
-        b'{"a": "\\ud800"}',
-        b'{"a": "\xff"}',
-        b'{"a": "\n"}',
-        b'{"a": 01}',
-        b"{a: 1}",
-        b'{"a": 1,}',
-        b"[" * 200 + b"]" * 200,
-        b'{"a": "\\x"}',
-    ):
-        yield Case(raw(arguments))
-    whole = json.dumps(called()).encode()
-    for body in (
-        b"",
-        b"{}",
-        b"[]",
-        b"null",
-        whole + b"x",
-        whole[:-1],
-        b"[" + whole + b"]",
-        b"\xef\xbb\xbf" + whole,
-    ):
-        yield Case(body)
-    for number, name in enumerate((None, 5, "", "probe__none", "evaluat", "x" * 300)):
-        yield Case(called(name=name, id=250 + number), is_fast=isinstance(name, str))
-    for name in ("fail", "refuse", "odd", "long", "log"):
-        yield Case(called(f"probe__{name}", id=f"of {name}"), is_fast=True)
-    for code in (-32603, -32001, -32008, -32021, 5):
-        yield Case(called("probe__refuse", id=f"code {code}", arguments={"code": code}), is_fast=True)
-    yield Case(called(jsonrpc="1.0"))
-    yield Case(called(method="tools/calls"))
-    yield Case(called(extra=1, id=300))
-    yield Case(called(more=1, id=301))
-
-
-def session_cases() -> Iterator[Case]:
-    yield from cases_of_bodies()
-    metas: tuple[Any, ...] = (None, [], {"progressToken": 1.5}, {"decathlon/operation": ""})
-    for number, meta in enumerate(metas):
-        yield Case(called(id=400 + number, _meta=meta), is_fast=False)
-    for number, meta in enumerate(
-        ({}, {"a/b": 1}, {"progressToken": 5}, {"decathlon/operation": "one", "traceparent": "00"})
-    ):
-        yield Case(called(id=500 + number, _meta=meta), is_fast=True)
-    yield Case(called(id=600, _meta={"decathlon/operation": "one"}, arguments={}), is_fast=True)
-    yield Case(called(id=7, arguments={"text": "another call with the same id"}), is_fast=True)
-    headers: tuple[tuple[dict[str, str | None], bool], ...] = (
-        ({"Host": "evil.example"}, False),
-        ({"Host": "localhost"}, True),
-        ({"Host": "localhost:1"}, True),
-        ({"Host": "localhost.evil.example:1"}, False),
-        ({"Origin": "http://evil.example"}, False),
-        ({"Origin": "http://localhost:5"}, False),
-        ({"Origin": "null"}, False),
-        ({"Accept": "application/json"}, False),
-        ({"Accept": "text/event-stream"}, False),
-        ({"Accept": "*/*"}, False),
-        ({"Accept": "text/event-stream;q=0.5 , application/json"}, True),
-        ({"Accept": "text/event-stream, APPLICATION/JSON"}, False),
-        ({"Accept": None}, False),
-        ({"Content-Type": "text/plain"}, False),
-        ({"Content-Type": "application/json; charset=utf-8"}, True),
-        ({"Content-Type": "application/jsonp"}, False),
-        ({"mcp-protocol-version": None}, True),
-        ({"mcp-protocol-version": "2024-11-05"}, True),
-        ({"mcp-protocol-version": "2025-11-2"}, False),
-        ({"mcp-protocol-version": MODERN}, False),
-        ({"mcp-session-id": None}, False),
-        ({"mcp-session-id": "0" * 32}, False),
-        ({"Mcp-Method": "tools/list"}, True),
-    )
-    for number, (changed, is_fast) in enumerate(headers):
-        yield Case(called(id=700 + number), is_fast, changed)
-    yield Case(called("evaluates", id=800), is_fast=True)
-    yield Case(called("claim_done", id=801, arguments={"ansver": ""}), is_fast=True)
-    yield Case(called("claim_done", id=802, arguments={"answer": 5}), is_fast=True)
-    yield Case(called("claim_done", id=803, arguments={}), is_fast=True)
-    yield Case(called(id=804), is_fast=True)
-    yield Case(called("evaluate", id=805, arguments={"x": 1}), is_fast=True)
-
-
-def sessionless_cases() -> Iterator[Case]:
-    for case in cases_of_bodies():
-        body = case.body
-        if not isinstance(body, bytes):
-            params = {**body["params"], "_meta": META}
-            name = params["name"] if isinstance(params["name"], str) else None
-            # Of a tool that is not known, the SDK checks which headers it needs.
-            is_fast = case.is_fast and str(name).removeprefix("probe__") in KNOWN
-            yield Case({**body, "params": params}, is_fast, {"Mcp-Name": name})
-        elif b'"arguments": ' in body:
-            meta = b'"_meta": %b, "arguments": ' % json.dumps(META).encode()
-            yield Case(body.replace(b'"arguments": ', meta), case.is_fast)
-        else:
-            yield case
-    metas: tuple[tuple[Any, bool], ...] = (
-        (None, False),
-        ({}, False),
-        ({PREFIX + "protocolVersion": MODERN}, False),
-        ({**META, PREFIX + "protocolVersion": "2025-11-25"}, False),
-        ({**META, PREFIX + "clientCapabilities": 5}, True),
-        ({**META, PREFIX + "clientInfo": {"name": "x"}, "a/b": 1}, True),
-        ({**META, PREFIX + "logLevel": "info"}, True),
-        ({**META, "progressToken": 1}, True),
-        ({**META, "decathlon/operation": "two"}, True),
-        ({**META, "decathlon/operation": 2}, False),
-    )
-    for meta, is_fast in metas:
-        yield Case(called(_meta=meta), is_fast)
-        yield Case(called("probe__log", _meta=meta), is_fast, {"Mcp-Name": "probe__log"})
-    headers: tuple[dict[str, str | None], ...] = (
-        {"Mcp-Name": None},
-        {"Mcp-Name": "probe__echo"},
-        {"Mcp-Name": "=?base64?cHJvYmVfX3BhcmFtcw==?="},
-        {"Mcp-Method": None},
-        {"Mcp-Method": "tools/list"},
-        {"Mcp-Method": "Tools/call"},
-        {"Mcp-Param-Text": "a"},
-        {"mcp-protocol-version": "2099-01-01"},
-        {"Host": "evil.example"},
-        {"Accept": "application/json"},
-        {"Content-Type": "text/plain"},
-        {"mcp-session-id": "0" * 32},
-    )
-    for changed in headers:
-        yield Case(called(_meta=META), headers=changed)
-    for value in ("a", "b", None):
-        header: dict[str, str | None] = {"Mcp-Name": "probe__routed", "Mcp-Param-Text": value}
-        yield Case(called("probe__routed", _meta=META), headers=header)
-
-
-async def observed(
-    http: httpx2.AsyncClient, url: str, headers: dict[str, str], case: Case, *, with_form: bool
-) -> str:
-    """What a client sees of the response to a request. `with_form`: whether it is JSON or events."""
-    changed = {name.lower(): value for name, value in case.headers.items()}
-    all_headers = {
-        "content-type": "application/json",
-        **{name.lower(): value for name, value in headers.items()},
-    }
-    sent = {name: value for name, value in {**all_headers, **changed}.items() if value is not None}
-    if "accept" not in sent:
-        sent["accept"] = ""  # otherwise the client adds one
-    response = await http.post(url, content=case.content, headers=sent)
-    kind = response.headers.get("content-type", "").partition(";")[0]
-    body: Any = response.text
-    if kind == "text/event-stream":
-        body = [json.loads(event["data"]) for event in events_of(response) if event["data"]]
-        body = body if with_form else body[-1]
-    elif kind == "application/json" and body:
-        body = response.json()
-    names = ("allow", "mcp-session-id", "cache-control")[: 3 if with_form else 2]
-    seen = [response.status_code, [response.headers.get(name) for name in names], body]
-    if with_form:
-        seen.append(kind)
-    return IDENTIFIER.sub("ID", json.dumps(seen, sort_keys=True))
-
-
-async def differences(
-    http: httpx2.AsyncClient,
-    fast: list[bool],
-    cases: Iterator[Case],
-    targets: list[tuple[str, dict[str, str]]],
-    *,
-    with_form: bool = True,
-) -> list[Any]:
-    """The requests that are answered differently by the two servers, or otherwise than expected."""
-    different: list[Any] = []
-    for case in cases:
-        fast.clear()
-        one, other = [
-            await observed(http, url, headers, case, with_form=with_form) for url, headers in targets
-        ]
-        if one != other or any(fast) != case.is_fast:
-            different.append((case, fast[:], one, other))
-    return different
-
-
-@pytest.mark.parametrize("store", [True, False], ids=["store", "no store"])
-async def test_requests_in_a_session_are_answered_as_by_the_sdk(
-    tmp_path: Path, http: httpx2.AsyncClient, fast: list[bool], store: bool
-) -> None:
-    async with AsyncExitStack() as stack:
-        targets: list[tuple[str, dict[str, str]]] = []
-        for name in ("exchange", "sdk"):
-            server = serving(tmp_path / name, Tools(), exchanges=name == "exchange", store=store)
-            session = await ready_session(http, await stack.enter_async_context(server))
-            targets.append((session.url, session.headers))
-        # With a store an exchange's answers are events, without one JSON if nothing comes before.
-        assert await differences(http, fast, session_cases(), targets, with_form=False) == []
-
-
-async def test_requests_without_a_session_are_answered_as_by_the_sdk(
-    tmp_path: Path, http: httpx2.AsyncClient, fast: list[bool]
-) -> None:
-    async with AsyncExitStack() as stack:
-        targets: list[tuple[str, dict[str, str]]] = []
-        for name in ("exchange", "sdk"):
-            server = serving(tmp_path / name, Tools(), exchanges=name == "exchange", store=False)
-            served = await stack.enter_async_context(server)
-            await ready_session(http, served)
-            headers = {**ACCEPT, "mcp-protocol-version": MODERN, "Mcp-Method": "tools/call"}
-            targets.append(
-                (served.episode(served.episodes.live[-1].id), {**headers, "Mcp-Name": "probe__params"})
-            )
-        assert await differences(http, fast, sessionless_cases(), targets) == []
-
-
-@pytest.fixture(params=[True, False], ids=["exchange", "sdk"])
-def exchanges(request: pytest.FixtureRequest) -> bool:
-    return request.param
 
 
 STORES = pytest.mark.parametrize("store", [True, False], ids=["store", "no store"])
@@ -417,65 +154,64 @@ async def at_episode(http: httpx2.AsyncClient, served: Served) -> RawSession:
 
 
 async def test_session_stays_open_for_three_idle_times_of_calls_only(
-    tmp_path: Path, http: httpx2.AsyncClient, fast: list[bool]
+    tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     idle_seconds = 2
     async with serving(tmp_path, Tools(), idle_seconds=idle_seconds) as served:
         session = await ready_session(http, served)
-        fast.clear()
         end, number = anyio.current_time() + 3 * idle_seconds, 10
         while anyio.current_time() < end:
             number += 1
             await session.call("probe__params", request_id=number)
-        assert all(fast)
         assert (await session.ask("tools/list", request_id=2))["result"]["tools"]
 
 
 @STORES
 async def test_cancelled_notification_reaches_a_call(
-    tmp_path: Path, http: httpx2.AsyncClient, exchanges: bool, store: bool
+    tmp_path: Path, http: httpx2.AsyncClient, store: bool
 ) -> None:
     tools = Tools()
-    async with serving(tmp_path, tools, exchanges=exchanges, store=store) as served:
+    async with serving(tmp_path, tools, store=store) as served:
         session = await at_episode(http, served)
         async with calling(http, session, tools, id="5") as responses:
-            # For the SDK, 5 and "5" are the same.
-            message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
-            await http.post(session.url, json=message, headers=session.headers)
+            for request_id in (5, True, None, ["5"], "5"):
+                assert tools.cancelled == 0, "5 and '5' are two ids"
+                message = {
+                    "jsonrpc": "2.0",
+                    "method": "notifications/cancelled",
+                    "params": {"requestId": request_id},
+                }
+                await http.post(session.url, json=message, headers=session.headers)
         answer = answer_of(responses[0])
         assert (answer["id"], answer["error"]["code"]) == ("5", -32800)
         # The Python client fails as a whole if a JSON body comes while it closes.
-        assert not exchanges or responses[0].headers["content-type"] == "text/event-stream"
+        assert responses[0].headers["content-type"] == "text/event-stream"
         assert tools.cancelled == 1
         assert "params" in await session.call("probe__params", request_id=6)
 
 
 @STORES
-async def test_delete_ends_the_calls_of_a_session(
-    tmp_path: Path, http: httpx2.AsyncClient, exchanges: bool, store: bool
+async def test_delete_ends_the_calls_of_a_session_with_an_answer(
+    tmp_path: Path, http: httpx2.AsyncClient, store: bool
 ) -> None:
     tools = Tools()
-    async with serving(tmp_path, tools, exchanges=exchanges, store=store) as served:
+    async with serving(tmp_path, tools, store=store) as served:
         session = await at_episode(http, served)
         async with calling(http, session, tools) as responses:
             assert (await http.delete(session.url, headers=session.headers)).status_code == 200
-        if store and exchanges:
-            assert not any(event["data"] for event in events_of(responses[0]))
-        else:
-            assert responses[0].status_code == 500
-            assert "Session terminated" in responses[0].json()["error"]["message"]
+        answer = answer_of(responses[0])
+        assert (answer["id"], answer["error"]["code"]) == (7, -32800)
         await until(lambda: tools.cancelled == 1)
         assert served.episodes.live[-1].state.phase is Phase.READY
 
 
 async def test_log_messages_come_before_the_answer_from_the_level_that_was_set(
-    tmp_path: Path, http: httpx2.AsyncClient, exchanges: bool
+    tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
-    async with serving(tmp_path, Tools(), exchanges=exchanges) as served:
+    async with serving(tmp_path, Tools()) as served:
         session = await ready_session(http, served)
         for number, level in enumerate(("debug", "info", "error", "alert"), 10):
             await session.ask("logging/setLevel", {"level": level}, request_id=number)
-            # With a token, also the SDK's answer is a stream of events.
             params = {"name": "probe__log", "_meta": {"progressToken": number}}
             response = await session.post("tools/call", params, request_id=number + 10)
             messages = [json.loads(event["data"]) for event in events_of(response) if event["data"]]
@@ -485,9 +221,9 @@ async def test_log_messages_come_before_the_answer_from_the_level_that_was_set(
 
 
 async def test_log_messages_of_a_call_answered_with_json_are_on_the_get_stream(
-    tmp_path: Path, http: httpx2.AsyncClient, exchanges: bool
+    tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
-    async with serving(tmp_path, Tools(), exchanges=exchanges, store=False) as served:
+    async with serving(tmp_path, Tools(), store=False) as served:
         session = await ready_session(http, served)
         headers = {**session.headers, "Accept": "text/event-stream"}
         async with http.stream("GET", session.url, headers=headers) as stream:
@@ -501,32 +237,51 @@ async def test_log_messages_of_a_call_answered_with_json_are_on_the_get_stream(
 
 
 @STORES
-async def test_two_requests_with_one_id_get_one_answer_each(
+async def test_requests_in_flight_with_one_id_get_their_own_answers(
     tmp_path: Path, http: httpx2.AsyncClient, store: bool
 ) -> None:
     tools = Tools()
     async with serving(tmp_path, tools, store=store) as served:
         session = await ready_session(http, served)
-        responses: list[httpx2.Response] = []
+        others: list[Any] = []
 
         async def post(message: Any) -> None:
-            responses.append(await http.post(session.url, json=message, headers=session.headers))
+            others.append(answer_of(await http.post(session.url, json=message, headers=session.headers)))
 
         async with calling(http, session, tools, id=5) as first, anyio.create_task_group() as tasks:
             tasks.start_soon(post, called("probe__slow", id=5))
+            await until(lambda: tools.running == 2)
             await post(called("probe__params", id=5))
+            await post(called("probe__params", id="5", arguments={"text": "b"}))
             tools.finish.set()
-    conflict, same = (answer_of(response) for response in responses)
-    assert "another" in conflict["error"]["message"]
-    assert same == answer_of(first[0])
-    assert tools.running == 1
+    texts = [answer["result"]["content"][0]["text"] for answer in others]
+    assert [json.loads(text)["arguments"]["text"] for text in texts[:2]] == ["a", "b"]
+    assert [answer["id"] for answer in others] == [5, "5", 5]
+    assert texts[2] == answer_of(first[0])["result"]["content"][0]["text"] == "done"
+
+
+@STORES
+async def test_cancelling_an_id_that_is_in_flight_twice_cancels_the_newest(
+    tmp_path: Path, http: httpx2.AsyncClient, store: bool
+) -> None:
+    tools = Tools()
+    async with serving(tmp_path, tools, store=store) as served:
+        session = await at_episode(http, served)
+        async with calling(http, session, tools, id=5) as first:
+            async with calling(http, session, tools, id=5, arguments={"text": "b"}) as second:
+                message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
+                await http.post(session.url, json=message, headers=session.headers)
+            assert answer_of(second[0])["error"]["code"] == -32800
+            assert (tools.cancelled, first) == (1, [])
+            tools.finish.set()
+        assert answer_of(first[0])["result"]["content"][0]["text"] == "done"
 
 
 async def test_long_sessionless_call_is_answered_with_events(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchanges_module, "FAST_SECONDS", 0.02)
-    monkeypatch.setattr(exchanges_module, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(mcp_http, "FAST_SECONDS", 0.02)
+    monkeypatch.setattr(mcp_http, "PING_SECONDS", 0.05)
     tools = Tools()
     async with serving(tmp_path, tools) as served:
         await ready_session(http, served)
@@ -557,19 +312,19 @@ async def lines_until_ping(stream: httpx2.Response, tools: Tools) -> AsyncGenera
 async def test_no_task_remains_of_a_long_call_whose_client_is_gone(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchanges_module, "FAST_SECONDS", 0.02)
-    monkeypatch.setattr(exchanges_module, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(mcp_http, "FAST_SECONDS", 0.02)
+    monkeypatch.setattr(mcp_http, "PING_SECONDS", 0.05)
     following: list[bool] = []
-    watch = Exchange.watch
+    watch = HttpRequest.watch
 
-    async def counted(exchange: Exchange) -> None:
+    async def counted(request: HttpRequest) -> None:
         following.append(True)
         try:
-            await watch(exchange)
+            await watch(request)
         finally:
             following.pop()
 
-    monkeypatch.setattr(Exchange, "watch", counted)
+    monkeypatch.setattr(HttpRequest, "watch", counted)
     tools = Tools()
     async with serving(tmp_path, tools) as served:
         await ready_session(http, served)
@@ -610,32 +365,28 @@ async def test_client_that_comes_back_often_leaves_one_request(
         session = await at_episode(http, served)
         async with session.calling("probe__slow", request_id=5) as (_, lines):
             await until(lambda: tools.running == 1)
-        for _ in range(exchanges_module.MAX_WAITING + 5):
+        for _ in range(mcp_http.MAX_WAITING + 5):
             async with session.resuming(lines[0].removeprefix("id: ")):
                 pass
-        await until(lambda: waiting(served, session) == 1)
+        await until(lambda: waiting(session) == 1)
         assert tools.cancelled == 0
         async with session.resuming(lines[0].removeprefix("id: ")) as coming:
             tools.finish.set()
             assert [line async for line in coming if line.startswith("data: {")]
-        await until(lambda: waiting(served, session) == 0)
+        await until(lambda: waiting(session) == 0)
         assert not served.episodes.live[-1].lease._holders  # pyright: ignore[reportPrivateUsage]
 
 
-def waiting(served: Served, session: RawSession) -> int:
+def waiting(session: RawSession) -> int:
     """The requests of a session that wait for their answers."""
-    transports = [
-        transport
-        for transport in gc.get_objects()
-        if isinstance(transport, SessionTransport) and transport.mcp_session_id == session.id
-    ]
-    return sum(transport.waiting_requests for transport in transports)
+    sessions = [each for each in gc.get_objects() if isinstance(each, Session) and each.id == session.id]
+    return sum(len(each.requests) for each in sessions)
 
 
 async def test_requests_of_a_session_that_wait_are_bounded(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchanges_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(mcp_http, "MAX_WAITING", 2)
     tools = Tools()
     async with serving(tmp_path, tools) as served:
         session = await ready_session(http, served)
@@ -655,21 +406,27 @@ async def test_progress_is_under_the_token_of_the_request_that_asked_for_it(
     tools = Tools()
     async with serving(tmp_path, tools) as served:
         session = await at_episode(http, served)
-        params = {"name": "probe__slow", "arguments": {}, "_meta": {"progressToken": "mine"}}
+        meta = {"progressToken": "mine", "decathlon/operation": "one"}
+        params: dict[str, Any] = {"name": "probe__slow", "arguments": {}, "_meta": meta}
         message = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}
         async with http.stream("POST", session.url, json=message, headers=session.headers) as stream:
             lines = aiter(stream.aiter_lines())
             first = (await anext(lines)).removeprefix("id: ")
             await until(lambda: tools.running == 1)
-        # A session that joins the call did not ask for progress.
+        # A session that repeats the call did not ask for progress.
         other = await RawSession.open(http, session.url)
-        await until(lambda: waiting(served, session) == 1)
-        async with other.calling("probe__slow", request_id=6) as (joined, _), session.resuming(first) as back:
+        await until(lambda: waiting(session) == 1)
+        del meta["progressToken"]
+        async with (
+            http.stream("POST", other.url, json={**message, "id": 6}, headers=other.headers) as joined,
+            session.resuming(first) as back,
+        ):
+            await until(lambda: waiting(other) == 1)
             await tools.calls[0].progress(1)
             tools.finish.set()
             answers = [
                 [json.loads(line[6:]) async for line in each if line.startswith("data: {")]
-                for each in (joined, back)
+                for each in (joined.aiter_lines(), back)
             ]
     assert tools.running == 1
     assert [message.get("method") for message in answers[0]] == [None]
@@ -764,27 +521,8 @@ async def test_call_whose_client_leaves_at_once_is_completed(
         tools.finish.set()
         await until(lambda: not episode.lease._holders)  # pyright: ignore[reportPrivateUsage]
         assert tools.cancelled == 0
-        # The same request again gets the reply of the first one.
-        assert await session.call("probe__slow", request_id=10, text="a") == "done"
+        # The client has no reply: the same call, under whatever id, gets it once.
+        assert await session.call("probe__slow", request_id=11, text="a") == "done"
         assert episode.calls.sent == 1
-
-
-async def test_calls_are_counted_as_by_the_sdk(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    def totals(served: Served) -> list[float]:
-        registry = served.episodes.metrics.registry
-        names = ("request_bytes", "response_bytes")
-        values = [registry.get_sample_value(f"decathlon_http_{name}_total") for name in names]
-        values.append(registry.get_sample_value("decathlon_http_responses_total", {"status": "200"}))
-        return [value for value in values if value is not None]
-
-    async def counted(served: Served, *, answers: int) -> tuple[float, ...]:
-        session = await ready_session(http, served)
-        before = totals(served)
-        for number in range(answers):
-            await session.call("probe__params", request_id=number + 10)
-        return tuple(after - earlier for after, earlier in zip(totals(served), before, strict=True))
-
-    async with serving(tmp_path / "exchange", Tools(), store=False) as served:
-        counted_first = await counted(served, answers=3)
-    async with serving(tmp_path / "sdk", Tools(), exchanges=False, store=False) as served:
-        assert await counted(served, answers=3) == counted_first
+        assert await session.call("probe__slow", request_id=11, text="a") == "done"
+        assert episode.calls.sent == 2

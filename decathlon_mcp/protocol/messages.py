@@ -1,0 +1,331 @@
+"""JSON-RPC messages as clients send them, and the ids of events.
+
+A message is decoded once, without a tool's arguments. One that cannot be served is refused under its id
+wherever that can be read: a client waits for an answer to its request, whatever is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, TypeAlias
+from urllib.parse import quote, unquote
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
+from decathlon_mcp.json_limits import JsonLimitError, check_json, check_undecoded
+from decathlon_mcp.storage.logged_calls import request_id_text
+from decathlon_mcp.types import JsonObject, as_object, json_kind
+
+# Checked against `mcp_types` by tests/protocol/test_messages.py. Importing it, or anything of `mcp`, takes
+# from a third of a second to some seconds.
+HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+"""Protocol revisions with a handshake and sessions, the oldest first."""
+SESSIONLESS_VERSIONS = ("2026-07-28",)
+BATCH_VERSION = "2025-03-26"
+"""The only revision with batches."""
+RESUMABLE_SINCE = "2025-11-25"
+"""The first revision whose clients accept an event without data."""
+ENVELOPE_PREFIX = "io.modelcontextprotocol/"
+VERSION_KEY = ENVELOPE_PREFIX + "protocolVersion"
+CAPABILITIES_KEY = ENVELOPE_PREFIX + "clientCapabilities"
+LOG_LEVEL_KEY = ENVELOPE_PREFIX + "logLevel"
+SERVER_INFO_KEY = ENVELOPE_PREFIX + "serverInfo"
+PROGRESS_TOKEN = "progressToken"
+OPERATION_KEY = "decathlon/operation"
+"""Key in the `_meta` of a request with the id under which its client would send it again."""
+
+INITIALIZE, DISCOVER, PING = "initialize", "server/discover", "ping"
+CALL, LIST = "tools/call", "tools/list"
+LIST_PROMPTS, GET_PROMPT = "prompts/list", "prompts/get"
+SET_LEVEL, CANCELLED = "logging/setLevel", "notifications/cancelled"
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
+INTERNAL_ERROR, REQUEST_CANCELLED = -32603, -32800
+MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION = -32021, -32022
+
+MAX_BATCH = 100
+"""Messages in one batch."""
+MAX_REQUEST_ID_BYTES = 128
+"""Longest JSON-RPC id of a request that a client can come back for: the id comes back in a header."""
+_MAX_TOKENS = 10_000
+"""Strings and brackets of an unreadable message that are searched for its id."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+RequestId: TypeAlias = int | str
+
+
+class McpError(Exception):
+    """A JSON-RPC error. `request_id`: of the request that it answers, where no request was made of it."""
+
+    def __init__(
+        self, code: int, message: str, data: Any = None, *, request_id: RequestId | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+        self.request_id = request_id
+
+    def to_json(self) -> JsonObject:
+        data = {} if self.data is None else {"data": self.data}
+        return {"code": self.code, "message": self.message, **data}
+
+
+class Params(msgspec.Struct, frozen=True):
+    """The members of a request's params that this server reads, as the client sent them."""
+
+    name: Any = None
+    arguments: Raw | UnsetType = UNSET
+    meta: Any = msgspec.field(name="_meta", default=None)
+    cursor: Any = None
+    level: Any = None
+    request_id: Any = msgspec.field(name="requestId", default=None)
+    protocol_version: Any = msgspec.field(name="protocolVersion", default=None)
+    capabilities: Any = None
+    client_info: Any = msgspec.field(name="clientInfo", default=None)
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A request, a notification or a response, once `check` has accepted it."""
+
+    jsonrpc: Any = None
+    id: Any = UNSET
+    method: Any = None
+    params: Params | None = None
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+
+    @property
+    def is_request(self) -> bool:
+        return self.id is not UNSET and self.method is not None
+
+    @property
+    def is_response(self) -> bool:
+        return self.method is None
+
+    @property
+    def meta(self) -> JsonObject:
+        return {} if self.params is None else as_object(self.params.meta) or {}
+
+    def check(self) -> None:
+        """Raise McpError for what is no JSON-RPC message, or has a member of a wrong type."""
+        request_id = self.id if is_request_id(self.id) else None
+        if self.id is not UNSET and request_id is None and self.method is not None:
+            raise McpError(
+                INVALID_REQUEST, f"a request's id is a string or an integer, not {_shown(self.id)}"
+            )
+        if self.jsonrpc != "2.0":
+            raise McpError(INVALID_REQUEST, '`jsonrpc` must be "2.0"', request_id=request_id)
+        if self.method is None:
+            if self.id is UNSET or (self.result is UNSET) == (self.error is UNSET):
+                raise McpError(INVALID_REQUEST, "this is no JSON-RPC message: it has no `method`")
+            return
+        if not isinstance(self.method, str):
+            kind = json_kind(self.method)
+            raise McpError(INVALID_REQUEST, f"`method` must be a string, not {kind}", request_id=request_id)
+        if self.id is UNSET or self.params is None:
+            return
+        meta = self.params.meta
+        if meta is not None and not isinstance(meta, dict):
+            message = f"`params._meta` must be an object, not {json_kind(meta)}"
+            raise McpError(INVALID_PARAMS, message, request_id=request_id)
+        token = self.meta.get(PROGRESS_TOKEN)
+        # A token is repeated in every notification of progress, and an id in the answer.
+        if token is not None and not is_request_id(token):
+            message = f"`{PROGRESS_TOKEN}` is a string or an integer, not {_shown(token)}"
+            raise McpError(INVALID_PARAMS, message, request_id=request_id)
+
+    def arguments(self) -> bytes | None:
+        """The arguments of a call as JSON text on one line; None without any. Raises McpError."""
+        if self.params is None or isinstance(self.params.arguments, UnsetType):
+            return None
+        text = bytes(self.params.arguments)
+        if not text.startswith(b"{"):
+            if text == b"null":
+                return None
+            kind = json_kind(json.loads(text))
+            raise McpError(INVALID_PARAMS, f"tools/call: `arguments` must be an object, not {kind}")
+        try:
+            check_undecoded(text)
+        except ValueError as error:
+            raise McpError(INVALID_PARAMS, f"tools/call: `arguments` is not valid JSON: {error}") from None
+        if b"\n" in text or b"\r" in text:
+            # Only between tokens, as strings contain none. Messages to a sandbox are lines.
+            text = msgspec.json.format(text, indent=-1)
+        return text
+
+
+_decode_message = msgspec.json.Decoder(Message).decode
+_decode_batch = msgspec.json.Decoder(list[Raw]).decode
+
+
+def is_request_id(value: object) -> bool:
+    """Whether a value can be a request's id or a progress token."""
+    return type(value) is int or (isinstance(value, str) and len(value) < MAX_NAME_CHARACTERS)
+
+
+def read_message(body: bytes | bytearray | Raw) -> Message:
+    """The message in a body, which has passed `json_limits.check_json`. Raises McpError."""
+    try:
+        message = _decode_message(body)
+    except _UNREADABLE as error:
+        if (body := bytes(body)).startswith(_BYTE_ORDER_MARK):
+            # RFC 8259, section 8.1: a parser may ignore it.
+            return read_message(body.removeprefix(_BYTE_ORDER_MARK))
+        raise _fault(body, error) from None
+    message.check()
+    return message
+
+
+def read_batch(body: bytes) -> list[Raw] | None:
+    """The messages of a batch; None if the body is not an array, which `read_message` judges."""
+    if not body.lstrip(b" \t\r\n").startswith(b"["):
+        return None
+    try:
+        return _decode_batch(body)
+    except _UNREADABLE:
+        return None
+
+
+def read_line(line: bytes) -> Message:
+    """The message in a line from a client that is not limited otherwise. Raises McpError."""
+    try:
+        check_json(line)
+    except JsonLimitError as error:
+        raise McpError(INVALID_REQUEST, str(error), request_id=readable_id(line)) from None
+    return read_message(line)
+
+
+def _fault(body: bytes, error: Exception) -> McpError:
+    """The error that answers a body which is not a readable message."""
+    request_id = readable_id(body)
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as fault:
+        text = str(fault).partition("\n")[0][:MAX_NAME_CHARACTERS]
+        return McpError(PARSE_ERROR, f"this is not JSON: {text}", request_id=request_id)
+    message = as_object(value)
+    if message is None:
+        return McpError(INVALID_REQUEST, f"a message is an object, not {json_kind(value)}")
+    params = message.get("params")
+    if params is not None and not isinstance(params, dict):
+        return McpError(
+            INVALID_REQUEST, f"`params` must be an object, not {json_kind(params)}", request_id=request_id
+        )
+    # Python's decoder takes what JSON does not have: NaN, and half of a pair of surrogates.
+    return McpError(PARSE_ERROR, f"this is not valid JSON: {error}", request_id=request_id)
+
+
+def readable_id(body: bytes) -> RequestId | None:
+    """The id of a request whose body cannot be read; None if there is none, or too much stands before it."""
+    expects_id, value = False, b""
+    for depth, token in _tokens(body):
+        if expects_id and depth == 1:
+            value = token
+            break
+        expects_id = depth == 1 and token == b'"id":'
+    try:
+        request_id = json.loads(value)
+        return request_id if is_request_id(request_id) and _is_text(request_id) else None
+    except ValueError:
+        return None
+
+
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"(?:\s*:)?|[\[\]{}]|-?[0-9.eE+-]+')
+
+
+def _tokens(body: bytes) -> Iterator[tuple[int, bytes]]:
+    """Keys with their colon, strings, numbers and brackets of a text that may not be JSON, with depths."""
+    depth = 0
+    for count, match in enumerate(_TOKEN.finditer(body)):
+        if count >= _MAX_TOKENS:
+            return
+        token = match[0]
+        depth += token in (b"{", b"[")
+        depth -= token in (b"}", b"]")
+        yield depth, b"".join(token.split()) if token.endswith(b":") else token
+
+
+def _is_text(value: object) -> bool:
+    try:
+        str(value).encode()
+    except (UnicodeEncodeError, ValueError):
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    return "one of 200 characters or more" if isinstance(value, str) else json_kind(value)
+
+
+class Kind(StrEnum):
+    """What a request asked for, and from what its answer is made again."""
+
+    LIST = "list"
+    """The tools: listed again."""
+    CALL = "call"
+    """A call of a task's tool: from the running call, or from the trajectory."""
+    CLAIM = "claim"
+    """From the claim in the episode's row."""
+    EVALUATE = "evaluate"
+    """Evaluated again, which gives the same verdict."""
+    START = "start"
+    """From the episode that the request has started."""
+    OTHER = "other"
+    """Cannot be made again: the client has to ask again."""
+
+
+_EVENT_ID = re.compile(
+    r"([0-9]{1,18})\.([0-9]{1,18})(\.last)?\.([a-z]{1,8})\.([!-\-/-~]{1,512})(?:\.([0-9A-Za-z_-]{1,64}))?"
+)
+
+
+class EventId(msgspec.Struct, frozen=True):
+    """The id of an event: GENERATION.NUMBER.KIND.REQUEST, at the lobby with .AGENT.
+
+    `generation`: of the server that began the response, and `number`: that of the response there; the two
+    name the response. `request`: the request's JSON-RPC id, for the answer. `agent`: the agent's id of the
+    episode that a request at the lobby concerns. `is_answer`: the event is the answer (with `.last` after the
+    number), not the first one.
+    """
+
+    generation: int
+    number: int
+    kind: Kind
+    request: int | str
+    agent: str = ""
+    is_answer: bool = False
+
+    @property
+    def key(self) -> str:
+        """What names the response, see `RequestKeys`."""
+        return f"{self.generation}.{self.number}"
+
+    def __str__(self) -> str:
+        text = request_id_text(self.request)
+        # A dot is not escaped by `quote`, and separates the parts.
+        request = text if text.isdigit() else quote(text, safe="").replace(".", "%2E")
+        agent = f".{self.agent}" if self.agent else ""
+        return f"{self.key}{'.last' if self.is_answer else ''}.{self.kind}.{request}{agent}"
+
+    @classmethod
+    def parse(cls, text: str) -> EventId | None:
+        """None if it is not an id of ours."""
+        if (match := _EVENT_ID.fullmatch(text)) is None:
+            return None
+        generation, number, last, kind, request, agent = match.groups()
+        try:
+            value = json.loads(unquote(request, errors="strict"))
+            if not is_request_id(value):
+                return None
+            value_text = str(value)
+            value_text.encode()  # no lone surrogates
+            return cls(int(generation), int(number), Kind(kind), value, agent or "", last is not None)
+        except ValueError:
+            return None

@@ -1,0 +1,393 @@
+"""MCP over lines: this process's stdin and stdout, or an in-memory client.
+
+A line is one message, in revision 2025-03-26 also a batch. What was sent before the input ended is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.episodes.access import EpisodeAccess
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.errors import AtCapacityError, DecathlonError
+from decathlon_mcp.protocol.episode_service import EpisodeService
+from decathlon_mcp.protocol.lobby import Lobby
+from decathlon_mcp.protocol.messages import (
+    BATCH_VERSION,
+    CANCELLED,
+    DISCOVER,
+    HANDSHAKE_VERSIONS,
+    INITIALIZE,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    MAX_BATCH,
+    PING,
+    SESSIONLESS_VERSIONS,
+    UNSUPPORTED_VERSION,
+    VERSION_KEY,
+    McpError,
+    Message,
+    read_batch,
+    read_line,
+)
+from decathlon_mcp.protocol.requests import (
+    Request,
+    RequestContext,
+    Respond,
+    Service,
+    error_message,
+)
+from decathlon_mcp.protocol.results import wire_error
+from decathlon_mcp.protocol.sessions import Session
+from decathlon_mcp.types import JsonObject, as_json
+
+MAX_WAITING = 256
+"""Requests that wait for their answers."""
+MAX_LINE_BYTES = 17 << 20
+"""Longest line: what `StdinPump` passes on, and some."""
+READER_SECONDS = 1.0
+"""Time between two looks at whether anybody reads stdout, once stdin has ended."""
+
+SendMessage = Callable[[JsonObject], Awaitable[None] | None]
+
+
+class LineRequest(Request):
+    """A request whose notifications are messages of their own, apart from its answer."""
+
+    def __init__(
+        self,
+        message: Message,
+        context: RequestContext,
+        session: Session | None,
+        version: str,
+        send: SendMessage,
+    ) -> None:
+        super().__init__(message, context, session, version, can_stream=True)
+        self._send = send
+        self._scope = anyio.CancelScope()
+        self.succeeded = False
+        if session is not None:
+            # From now on: the next message may cancel it.
+            session.requests[self] = None
+
+    async def serve(self, respond: Respond) -> bytes | None:
+        """The answer; None if the request was cancelled."""
+        answer = None
+        try:
+            with self._scope:
+                answer, error = await self.outcome(respond)
+                self.succeeded = error is None
+        finally:
+            if self.session is not None:
+                self.session.requests.pop(self, None)
+            self.drop_call(handed_over=True)
+        return answer
+
+    def cancel(self, *, session_ended: bool = False) -> None:
+        """End the request."""
+        self._scope.cancel()
+
+    async def notify(self, method: str, params: JsonObject, *, with_reply: bool = True) -> None:
+        sending = self._send({"jsonrpc": "2.0", "method": method, "params": params})
+        if sending is not None:
+            await sending
+
+
+class _StreamSession(Session):
+    """The session of a process or an in-memory client: its messages go where answers go."""
+
+    def __init__(self, version: str, send_soon: Callable[[bytes], object]) -> None:
+        super().__init__(None, version=version)
+        self._send_soon = send_soon
+
+    def send(self, message: JsonObject) -> None:
+        self._send_soon(as_json(message))
+
+
+class LineServer:
+    """Serves the messages of one client. `write` writes a line, one at a time; it raises OSError once the
+    client does not read any more. `access`: to the episode that is served.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        write: Callable[[bytes], Awaitable[None]],
+        access: EpisodeAccess | None = None,
+    ) -> None:
+        self._service = service
+        self._write = write
+        self._writing = anyio.Lock()
+        self._access = access
+        self._session: Session | None = None
+        self._running: dict[LineRequest, None] = {}
+        self._tasks: TaskGroup | None = None
+        self._scope: anyio.CancelScope | None = None
+
+    async def serve(self, lines: AsyncIterator[bytes], *, finishes: bool) -> None:
+        """Serve until the lines end, and with `finishes` until all that they asked for is answered."""
+        async with background_tasks() as self._tasks, anyio.create_task_group() as requests:
+            self._scope = requests.cancel_scope
+            async for line in lines:
+                await self._on_line(line, requests)
+            if not finishes:
+                requests.cancel_scope.cancel()
+
+    def leave(self) -> None:
+        """The client does not read any more: nothing needs an answer."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _on_line(self, line: bytes, requests: TaskGroup) -> None:
+        if not line.strip():
+            return
+        if (batch := read_batch(line)) is not None:
+            await self._on_batch([bytes(item) for item in batch], requests)
+            return
+        answer = await self._prepare(line)
+        if isinstance(answer, bytes):
+            await self._send(answer)
+        elif answer is not None:
+            requests.start_soon(self._answer, answer)
+
+    async def _on_batch(self, items: list[bytes], requests: TaskGroup) -> None:
+        problem = None
+        if self._session is None or self._session.version != BATCH_VERSION:
+            problem = f"batches are of revision {BATCH_VERSION}: send one message a line"
+        elif not 1 <= len(items) <= MAX_BATCH:
+            problem = f"a batch has 1 to {MAX_BATCH} messages"
+        if problem is not None:
+            await self._refuse_batch(items[:MAX_BATCH], problem)
+            return
+        answers: list[bytes] = []
+        prepared: list[LineRequest] = []
+        for item in items:
+            answer = await self._prepare(item, in_batch=True)
+            if isinstance(answer, bytes):
+                answers.append(answer)
+            elif answer is not None:
+                prepared.append(answer)
+
+        async def serve(request: LineRequest) -> None:
+            if (answer := await self._serve(request)) is not None:
+                answers.append(answer)
+
+        async def answer_all() -> None:
+            async with anyio.create_task_group() as tasks:
+                for request in prepared:
+                    tasks.start_soon(serve, request)
+            if answers:
+                await self._send(b"[%b]" % b",".join(answers))
+
+        requests.start_soon(answer_all)
+
+    async def _refuse_batch(self, items: list[bytes], problem: str) -> None:
+        """Answer each request of a batch that is none: its client waits for all of them."""
+        ids: list[int | str | None] = []
+        for item in items:
+            try:
+                message = read_line(item)
+            except McpError as error:
+                ids.append(error.request_id)
+            else:
+                ids += [message.id] if message.is_request else []
+        for request_id in ids or [None]:
+            await self._send(error_message(McpError(INVALID_REQUEST, problem), request_id))
+
+    async def _prepare(self, line: bytes, *, in_batch: bool = False) -> LineRequest | bytes | None:
+        """A request to serve, the answer to one that was refused or served, or None for no answer."""
+        request_id = None
+        try:
+            message = read_line(line)
+            if not message.is_request:
+                self._on_notification(message)
+                return None
+            request_id = message.id
+            request = self._request_of(message, in_batch=in_batch)
+        except McpError as error:
+            return error_message(error, error.request_id if request_id is None else request_id)
+        except DecathlonError as error:
+            return error_message(wire_error(error), request_id)
+        if request.method == INITIALIZE:
+            # Served before the next message is read, which may rely on it.
+            return await self._serve(request)
+        self._running[request] = None
+        return request
+
+    def _request_of(self, message: Message, *, in_batch: bool) -> LineRequest:
+        """Raises McpError, AtCapacityError."""
+        if in_batch and message.method == INITIALIZE:
+            raise McpError(INVALID_REQUEST, "`initialize` is in no batch")
+        if len(self._running) >= MAX_WAITING:
+            raise AtCapacityError(f"{MAX_WAITING} requests wait for their answers", retryAfterSeconds=1.0)
+        if VERSION_KEY in message.meta or message.method == DISCOVER:
+            version = message.meta.get(VERSION_KEY)
+            if not isinstance(version, str):
+                raise McpError(INVALID_PARAMS, f"params._meta is missing the required {VERSION_KEY!r}")
+            if version not in SESSIONLESS_VERSIONS:
+                data = {"supported": list(SESSIONLESS_VERSIONS), "requested": version[:100]}
+                raise McpError(UNSUPPORTED_VERSION, "Unsupported protocol version", data)
+            return LineRequest(message, self._new_context(), None, version, self._notify)
+        session = self._session
+        if message.method == INITIALIZE:
+            requested = None if message.params is None else message.params.protocol_version
+            version = requested if requested in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
+            session = session or _StreamSession(version, self._send_soon)
+            session.version = version
+        elif session is None:
+            if message.method != PING:
+                raise McpError(INVALID_REQUEST, "send `initialize` first")
+            session = _StreamSession(HANDSHAKE_VERSIONS[-1], self._send_soon)
+        return LineRequest(message, self._new_context(), session, session.version, self._notify)
+
+    def _new_context(self) -> RequestContext:
+        return RequestContext(access=self._access)
+
+    def _on_notification(self, message: Message) -> None:
+        if message.method == CANCELLED and message.params is not None:
+            request_id = message.params.request_id
+            if self._session is not None:
+                self._session.cancel(request_id)
+            for request in tuple(self._running):
+                if request.session is None and request.id == request_id and type(request_id) in (int, str):
+                    request.cancel()
+
+    async def _answer(self, request: LineRequest) -> None:
+        if (answer := await self._serve(request)) is not None:
+            await self._send(answer)
+
+    async def _serve(self, request: LineRequest) -> bytes | None:
+        try:
+            answer = await request.serve(self._service.respond)
+        finally:
+            self._running.pop(request, None)
+        if (
+            request.method == INITIALIZE
+            and answer is not None
+            and self._session is None
+            and request.succeeded
+        ):
+            self._session = request.session
+        return answer
+
+    async def _notify(self, message: JsonObject) -> None:
+        await self._send(as_json(message))
+
+    def _send_soon(self, line: bytes) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(self._send, line)
+
+    async def _send(self, line: bytes) -> None:
+        try:
+            async with self._writing:
+                await self._write(line)
+        except OSError:
+            self.leave()
+
+
+async def serve_lines(
+    registry: EpisodeRegistry,
+    lines: AsyncIterator[bytes],
+    write: Callable[[bytes], Awaitable[None]],
+    *,
+    task: str | None = None,
+    episode: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    finishes: bool = False,
+    on_begin: Callable[[LineServer], object] = lambda server: None,
+) -> None:
+    """Serve until the lines end, and with `finishes` until all that they asked for is answered.
+
+    With `task`: a new episode of that task, closed at the end. With `episode`: the episode with this handle
+    or agent id, left open. With neither: the lobby. `labels`: of each new episode. `on_begin` is called with
+    the server before the first line. Raises UnknownTaskError, NotRunnableError, AtCapacityError,
+    UnknownEpisodeError before anything is served.
+    """
+    access, started = None, None
+    if episode is not None:
+        access = registry.access(episode, Principal())
+    elif task is not None:
+        started = registry.start(task, Principal(), labels=labels or {})
+        access = EpisodeAccess.by_session(started, Principal())
+    service = Lobby(registry, labels=labels) if access is None else EpisodeService(registry)
+    server = LineServer(service, write, access)
+    on_begin(server)
+    try:
+        with nullcontext() if access is None else access.episode.lease.hold():
+            await server.serve(lines, finishes=finishes)
+    finally:
+        if started is not None:
+            started.close()
+
+
+async def serve_stdio(
+    registry: EpisodeRegistry,
+    stdin: socket.socket,
+    *,
+    task: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> None:
+    """`serve_lines` over a socket with this process's input, and stdout."""
+    reader, writer = await asyncio.open_connection(sock=stdin, limit=MAX_LINE_BYTES)
+    with _stdout() as output:
+
+        async def write(line: bytes) -> None:
+            await anyio.to_thread.run_sync(_write_all, output, line + b"\n", abandon_on_cancel=True)
+
+        async with background_tasks() as tasks:
+
+            def watch(server: LineServer) -> None:
+                tasks.start_soon(_watch_reader, reader, output, server)
+
+            try:
+                await serve_lines(
+                    registry, reader, write, task=task, labels=labels, finishes=True, on_begin=watch
+                )
+            finally:
+                writer.close()
+
+
+async def _watch_reader(reader: asyncio.StreamReader, output: int, server: LineServer) -> None:
+    """Once the input has ended, notice that nobody reads the output: nobody waits for an answer then."""
+    poll = select.poll()
+    poll.register(output, 0)
+    while True:
+        await anyio.sleep(READER_SECONDS)
+        if reader.at_eof() and any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0)):
+            server.leave()
+
+
+@contextmanager
+def _stdout() -> Generator[int]:
+    """A descriptor of stdout, which only messages reach: what else is printed goes to stderr."""
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield output
+    finally:
+        sys.stdout.flush()
+        os.dup2(output, 1)
+        os.close(output)
+
+
+def _write_all(output: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(output, view) :]
+        except BlockingIOError:
+            # Whoever started this process shares the descriptor's flags.
+            select.select([], [output], [])
