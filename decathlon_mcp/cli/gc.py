@@ -24,6 +24,7 @@ import anyio.to_thread
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import ProviderUnavailableError
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.docker.engine import Engine
 from decathlon_mcp.sandboxes.inventory import (
     DockerInventory,
@@ -34,7 +35,6 @@ from decathlon_mcp.sandboxes.inventory import (
 from decathlon_mcp.storage.database import FILE_NAME
 from decathlon_mcp.storage.instance import InstanceLock, check_state_folder, instance_lock, server_processes
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
-from decathlon_mcp.storage.snapshots import remove_states_of_ended
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 
 SERVER_NAME = re.compile(r"[0-9a-f]{12}")
@@ -89,9 +89,10 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
     report.tools = await anyio.to_thread.run_sync(
         partial(remove_unnamed_tools, state, time.time() - RECENT_SECONDS, dry_run=dry_run)
     )
-    report.states = await anyio.to_thread.run_sync(
-        partial(remove_states_of_ended, state / "episodes", dry_run=dry_run)
-    )
+    for part in (part for plugin in plugins() for part in plugin.saved_states):
+        report.states += await anyio.to_thread.run_sync(
+            partial(load(part), state / "episodes", dry_run=dry_run)
+        )
     if as_json:
         print_json({"dry_run": dry_run, **asdict(report)})
     else:
