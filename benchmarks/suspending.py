@@ -34,10 +34,11 @@ from benchmarks.running import START_SECONDS, SUITE, TOOL_SERVER
 from decathlon_mcp.app import sandbox_factories
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.plugins.branches.copies import open_copy
+from decathlon_mcp.plugins.branches.states import SavedState
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder
-from decathlon_mcp.storage.snapshots import SavedState
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject
 
@@ -123,7 +124,11 @@ class Sandboxes:
     ) -> AsyncGenerator[tuple[SavedSandbox, DriverClient]]:
         """A sandbox whose server has answered, or one as it was saved."""
         spec = self.factory.spec(f"suspending-{secrets.token_hex(8)}", "none")
-        async with self.factory.open_new(spec, self.opening, state) as (sandbox, driver):
+        if state is None:
+            new = self.factory.open_new(spec, self.opening)
+        else:
+            new = open_copy(self.factory, state, self.opening, spec)
+        async with new as (sandbox, driver):
             if state is None:
                 command: JsonObject = {"command": "python3", "args": ["-c", TOOL_SERVER.read_text()]}
                 await driver.define([{"name": SERVER, **command, "env": {}, "inherit": "all", "cwd": "/"}])

@@ -67,16 +67,13 @@ _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "archives": ("overlay.py",),
     "catalogue": ("recordings.py",),
     "cli": ("recordings.py",),
-    "episodes": (
-        *("branching.py", "services.py", "snapshots.py", "task_states.py"),
-        *("tools/coercion.py", "warm_pool.py", "web.py"),
-    ),
+    "episodes": ("services.py", "tools/coercion.py", "web.py"),
     "grading": ("kept_attempt.py", "traj_log.py"),
     "http": ("held_episodes.py",),
     "payloads": ("web_trust.py",),
     "protocol": ("spans.py",),
     "sandboxes": ("snapshots.py",),
-    "storage": ("kept_files.py", "snapshots.py"),
+    "storage": ("kept_files.py",),
     "suites": ("release.py",),
 }
 """`plugins`, and the folders and modules that move there."""

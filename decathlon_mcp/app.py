@@ -33,10 +33,10 @@ from decathlon_mcp.episodes.admission import DENSE_FLOOR_MIB, Admission, MemoryF
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.episodes.tools.cache import ToolLists
-from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.episodes.web import RecordedWeb
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.fault import ProviderHealth
@@ -55,9 +55,7 @@ from decathlon_mcp.sandboxes.plugins import (
     load_provider,
     offer_of,
     parse_options,
-    saving_providers,
 )
-from decathlon_mcp.sandboxes.snapshots import snapshots_of
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.disk import DiskSpace, cure_of, is_full
 from decathlon_mcp.storage.file_cache import FileCache
@@ -273,11 +271,6 @@ async def sandbox_factories(
             name = provider_for(suite, settings)
             if name not in providers:
                 provider = create_provider(name, owner, settings)
-                if settings.prepared and snapshots_of(provider) is None:
-                    raise SettingsError(
-                        f"--prepared: sandboxes of the provider {name} cannot be saved; "
-                        f"use {saving_providers()}"
-                    )
                 providers[name] = await stack.enter_async_context(provider)
                 health[name] = ProviderHealth(settings.max_sandboxes)
             common = scratch / f"{suite.name}.tar"
@@ -422,28 +415,29 @@ def create_registry(
         memory=MemoryFloor(_min_available_mib(settings) << 20),
         room=lambda: max_sandboxes_beside(metrics.open_connections),
     )
-    pool = WarmPool(settings.warm, admission, metrics)
+    options = RegistryOptions(
+        reward_policy=settings.reward,
+        limits=limits,
+        drain_seconds=settings.drain_seconds,
+        journals=settings.state / "episodes",
+        scratch=scratch,
+        disk=DiskSpace(settings.state, settings.min_free_mib << 20),
+        max_log_bytes=settings.max_log_mib << 20,
+        max_sessions=settings.max_sessions,
+        keeps_workspace=settings.keep == "workspace",
+    )
+    found = plugins()
+    made = [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources]
+    sources = SandboxSources([source for source in made if source is not None], metrics)
     return EpisodeRegistry(
         catalogue,
         TaskSampler(catalogue),
-        {name: replace(factory, pool=pool) for name, factory in factories.items()},
+        {name: replace(factory, sources=sources) for name, factory in factories.items()},
         admission=admission,
-        pool=pool,
+        sources=sources,
         signer=Signer.at(settings.state),
-        options=RegistryOptions(
-            reward_policy=settings.reward,
-            limits=limits,
-            drain_seconds=settings.drain_seconds,
-            journals=settings.state / "episodes",
-            scratch=scratch,
-            disk=DiskSpace(settings.state, settings.min_free_mib << 20),
-            max_log_bytes=settings.max_log_mib << 20,
-            max_sessions=settings.max_sessions,
-            keeps_workspace=settings.keep == "workspace",
-            snapshot_bytes=settings.snapshot_mib << 20,
-            snapshots_kept=settings.snapshots_kept,
-            prepares=settings.prepared,
-        ),
+        options=options,
+        hooks=[load(part)(settings, options, factories) for plugin in found for part in plugin.episodes],
         metrics=metrics,
         spans=spans,
         store=store,

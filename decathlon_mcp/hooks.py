@@ -39,6 +39,15 @@ class Plugin:
     folder, tokens, host names and public URL."""
     spans: str = ""
     """A function for `--spans`: makes a context of a server's `telemetry.spans.Spans`."""
+    sandbox_sources: Sequence[str] = ()
+    """Functions that make a `SandboxSource` of one server, of its settings and its `Admission`; None without
+    one."""
+    episodes: Sequence[str] = ()
+    """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
+    sandbox factories. The first is around those that follow."""
+    saved_states: Sequence[str] = ()
+    """Functions that remove what is saved of ended episodes. They get the folder of all episodes and,
+    by name, whether it is a `dry_run`; they return how many there were."""
 
 
 CORE = Plugin(

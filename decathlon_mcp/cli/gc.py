@@ -24,7 +24,7 @@ import anyio.to_thread
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
-from decathlon_mcp.hooks import providers
+from decathlon_mcp.hooks import load, plugins, providers
 from decathlon_mcp.sandboxes.inventory import Inventory
 from decathlon_mcp.sandboxes.plugins import load_provider
 from decathlon_mcp.storage.database import FILE_NAME
@@ -36,7 +36,6 @@ from decathlon_mcp.storage.instance import (
     server_processes,
 )
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
-from decathlon_mcp.storage.snapshots import remove_states_of_ended
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 
 SERVER_NAME = re.compile(r"[0-9a-f]{12}")
@@ -92,9 +91,10 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
     report.tools = await anyio.to_thread.run_sync(
         partial(remove_unnamed_tools, state, time.time() - RECENT_SECONDS, dry_run=dry_run)
     )
-    report.states = await anyio.to_thread.run_sync(
-        partial(remove_states_of_ended, state / "episodes", dry_run=dry_run)
-    )
+    for part in (part for plugin in plugins() for part in plugin.saved_states):
+        report.states += await anyio.to_thread.run_sync(
+            partial(load(part), state / "episodes", dry_run=dry_run)
+        )
     if as_json:
         print_json({"dry_run": dry_run, **asdict(report)})
     else:

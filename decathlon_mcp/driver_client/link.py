@@ -25,7 +25,7 @@ import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
-from decathlon_sandbox.lines import body_of_ids, ids_of_body
+from decathlon_sandbox.lines import MAX_NUMBER, body_of_ids, ids_of_body
 from decathlon_sandbox.rates import TokenBucket
 from msgspec import Raw, UnsetType
 
@@ -41,7 +41,7 @@ from decathlon_mcp.driver_client.messages import (
     read_notification,
     reply_id,
 )
-from decathlon_mcp.driver_client.stream import DriverStream, Loss, StreamSource
+from decathlon_mcp.driver_client.stream import DriverStream, Loss, StreamSource, ViolationError
 from decathlon_mcp.driver_client.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
 from decathlon_mcp.errors import (
     CallTimeoutError,
@@ -250,6 +250,8 @@ class DriverLink:
         # of which the driver has not said since that it never received them.
         self._named: set[int] = set()
         self._resendable: set[int] = set()
+        # Length of the line that says so of all that were named.
+        self._max_unknown_bytes = 0
         # Ids of requests that wait for room, and of those whose reply is read in a thread.
         self._waiting_for_room: set[int] = set()
         self._in_thread: set[int] = set()
@@ -487,6 +489,7 @@ class DriverLink:
         self.ready_or_closed.set()
         named, self._named = self._named, set[int]()
         self._resendable = named & self._pending.keys()
+        self._max_unknown_bytes = len(b"unknown") + len(named) * len(b" %d" % MAX_NUMBER)
         for request_id in named - self._pending.keys() - self._unanswered.keys():
             self._write(wire.CANCEL, {"id": request_id})
         for request_id in self._pending.keys() - named - self._in_thread:
@@ -496,6 +499,9 @@ class DriverLink:
         self.tunnels.close()
 
     def on_line(self, body: bytes) -> None:
+        if body.startswith(b"unknown") and len(body) > self._max_unknown_bytes:
+            # Reading 4 MiB of ids takes half a second of the event loop.
+            raise ViolationError("it has not received more requests than there are")
         if (unknown := ids_of_body(body, b"unknown")) is None:
             self._on_message(body)
             return

@@ -86,7 +86,7 @@ class StreamHandler(Protocol):
         ...
 
     def on_line(self, body: bytes) -> None:
-        """The body of a line."""
+        """The body of a line. Raises ViolationError."""
         ...
 
 

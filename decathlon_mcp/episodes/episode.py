@@ -28,7 +28,6 @@ from decathlon_mcp.episodes.records import (
     copied_progress,
 )
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.snapshots import EpisodeSnapshots
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
 from decathlon_mcp.episodes.tools.offered import EpisodeTools, OfferedTools
@@ -38,7 +37,6 @@ from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.labels import check_labels
 from decathlon_mcp.storage.journal import MAX_NOTE_LINE_BYTES, MAX_NOTES, Journal
-from decathlon_mcp.storage.snapshots import SavedStates
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
@@ -63,7 +61,6 @@ class Episode:
         metrics: EpisodeMetrics,
         store: Store | None = None,
         archive: Store | None = None,
-        states: SavedStates,
     ) -> None:
         """A new episode. Raises AtCapacityError if the store cannot be written."""
         self.spec = spec
@@ -88,7 +85,6 @@ class Episode:
             close=self._close_for_limit,
             first=0 if spec.branch is None else spec.branch.at,
         )
-        self.snapshots = EpisodeSnapshots(self, states)
         self.waits_for_room = False
         """Whether the grading waits for space on the disk."""
 
@@ -98,6 +94,7 @@ class Episode:
         One that was not ready starts over. One that was ready is OPENING until its sandbox is taken back.
         """
         self.started_at = stored.started_at
+        self.sandbox_records.former = {row.name: row for row in stored.sandboxes}
         if stored.phase is not Phase.ENDED:
             self.calls.expect()
         if stored.is_closed:

@@ -267,11 +267,15 @@ class EpisodeRecords:
 
 
 class SandboxRecords:
-    """Writes the rows of one episode's sandboxes, for the factory that opens them."""
+    """Writes the rows of one episode's sandboxes, for the factory that opens them.
+
+    `former`: the sandboxes that the episode had when its server died, by name.
+    """
 
     def __init__(self, store: Store | None, episode_id: str) -> None:
         self._store = store
         self._id = episode_id
+        self.former: Mapping[str, SandboxRow] = {}
 
     @contextmanager
     def sandbox(self, spec: SandboxSpec, provider: Provider, role: SandboxRole) -> Generator[None]:
@@ -298,7 +302,7 @@ class SandboxRecords:
             self._store.delete_sandbox(spec.name)
 
     @contextmanager
-    def taken_back(self, row: SandboxRow) -> Generator[None]:
+    def reattached(self, row: SandboxRow) -> Generator[None]:
         """As `sandbox`, for one that an earlier server opened."""
         try:
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,12 +20,13 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, TaskSampler
 from decathlon_mcp.episodes.access import EpisodeAccess, choose_policy
 from decathlon_mcp.episodes.admission import Admission, Ticket
-from decathlon_mcp.episodes.branching import refuse_shared
+from decathlon_mcp.episodes.beginnings import Branching, EpisodeHooks
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.reattach import Reattachment
 from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.snapshots import why_not_saved
+from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import (
     Branch,
     EpisodeLimits,
@@ -34,8 +35,6 @@ from decathlon_mcp.episodes.specification import (
     Principal,
 )
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.episodes.task_states import PREPARED_FOLDER, TaskStates
-from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import (
     AtCapacityError,
     BadRequestError,
@@ -51,8 +50,7 @@ from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full, open_r
 from decathlon_mcp.storage.journal import VERDICT_FILE, Journal
 from decathlon_mcp.storage.kept_tools import FOLDER as KEPT_TOOLS_FOLDER
 from decathlon_mcp.storage.kept_tools import KeptTools
-from decathlon_mcp.storage.snapshots import SavedStates
-from decathlon_mcp.storage.store import ENDED, REPLAY_LABEL, Store
+from decathlon_mcp.storage.store import ENDED, Store
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -81,8 +79,7 @@ class RegistryOptions:
     archives of running episodes. `disk`: their file system. `max_log_bytes`: limit on the calls in one
     episode's trajectory. `drain_seconds`: how long a stopping server waits for gradings. `max_sessions`: how
     many MCP sessions each kind of address may have. `keeps_workspace`: whether what a later grading needs is
-    kept in `journals`. `snapshot_bytes`, `snapshots_kept`: see `SavedStates`. `prepares`: whether tasks that
-    are set up are saved for the episodes after them.
+    kept in `journals`.
     """
 
     reward_policy: RewardPolicy
@@ -94,9 +91,6 @@ class RegistryOptions:
     max_log_bytes: int
     max_sessions: int
     keeps_workspace: bool = False
-    snapshot_bytes: int = 0
-    snapshots_kept: int = 1
-    prepares: bool = False
 
 
 class EpisodeRegistry:
@@ -104,7 +98,8 @@ class EpisodeRegistry:
 
     `sandbox_factories` has one for each suite of the catalogue, by the suite's name. `store`: keeps what the
     next server needs to continue; None if everything is to end with this process. `archive`: gets the rows of
-    ended episodes then. `pool`: the sandboxes that are opened ahead, of which the factories take.
+    ended episodes then. `sources`: those of which the factories take sandboxes. `hooks`: what hangs on every
+    episode.
     """
 
     def __init__(
@@ -114,31 +109,24 @@ class EpisodeRegistry:
         sandbox_factories: Mapping[str, SandboxFactory],
         *,
         admission: Admission,
-        pool: WarmPool,
+        sources: SandboxSources,
         signer: Signer,
         options: RegistryOptions,
         metrics: Metrics,
         spans: Spans | None = None,
         store: Store | None = None,
         archive: Store | None = None,
+        hooks: Sequence[EpisodeHooks] = (),
     ) -> None:
         self.store = store
         self._archive = archive
-        self._states = SavedStates(
-            options.journals,
-            max_bytes=options.snapshot_bytes,
-            kept=options.snapshots_kept,
-            disk=options.disk,
-        )
-        self._task_states = TaskStates(
-            options.scratch / PREPARED_FOLDER, self._states, are_saved=options.prepares
-        )
+        self._hooks = hooks
         self.handing_over = False
         """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.catalogue = catalogue
         self.draws = draws
         self.admission = admission
-        self.pool = pool
+        self.sources = sources
         self.signer = signer
         self.drained = anyio.Event()
         """Set when a stopping server has no episode left to wait for."""
@@ -161,7 +149,7 @@ class EpisodeRegistry:
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Self]:
         """Episodes can be started in the body; on exit all of them have ended."""
-        async with self.pool.running(), background_tasks() as self._tasks:
+        async with self.sources.running(), background_tasks() as self._tasks:
             try:
                 yield self
             finally:
@@ -273,9 +261,7 @@ class EpisodeRegistry:
             snapshots=snapshots,
             shares_launch_time=launch_time is not None,
         )
-        if REPLAY_LABEL in spec.labels and not outside:
-            refuse_shared(self.sandbox_factory(suite.name), task, task_id)
-        return self._start(suite, spec)
+        return self._start(suite, spec, outside=outside)
 
     def branch(
         self,
@@ -300,8 +286,6 @@ class EpisodeRegistry:
         if (episode := self._started_by(operation, first.task_name, principal)) is not None:
             return episode
         suite, task = self._runnable_task(first.task_name)
-        if not outside:
-            refuse_shared(self.sandbox_factory(suite.name), task, first.task_name)
         spec = replace(
             first,
             id=secrets.token_hex(24),
@@ -318,18 +302,26 @@ class EpisodeRegistry:
             snapshots=snapshots,
             shares_launch_time=True,
         )
-        return self._start(suite, spec, self.trajectory(source.id))
+        return self._start(suite, spec, outside=outside)
 
     def trajectory(self, handle: str) -> Path:
         """The trajectory of the episode with this handle."""
         return self.options.journals / handle / TRAJECTORY_FILE
 
-    def _start(self, suite: Suite, spec: EpisodeSpec, source: Path | None = None) -> Episode:
-        factory = self.sandbox_factory(suite.name)
-        if spec.snapshots is not None and (reason := why_not_saved(factory, self._states, spec.task)):
-            raise NotRunnableError(
-                f"the states of {spec.task_name} cannot be saved: {reason}", missing=[reason]
-            )
+    @property
+    def branching(self) -> Branching:
+        """What saves states, and begins branches. Raises NotRunnableError if nothing does."""
+        for hooks in self._hooks:
+            if isinstance(hooks, Branching):
+                return hooks
+        reason = "this server has no plug-in for branches and saved states"
+        raise NotRunnableError(reason, missing=[reason])
+
+    def _start(self, suite: Suite, spec: EpisodeSpec, *, outside: bool) -> Episode:
+        if spec.branch is not None or spec.snapshots is not None:
+            _ = self.branching
+        for hooks in self._hooks:
+            hooks.check(self.sandbox_factory(suite.name), spec, outside=outside)
         self.options.disk.refuse_if_low()
         shared, principal = suite.shared_resources(spec.task.id), spec.owner
         ticket = self.admission.reserve(spec.task_name, shared, principal.share_key)
@@ -345,7 +337,8 @@ class EpisodeRegistry:
             on_error.pop_all()
         self._drop_oldest_ended()
         episode.metrics.started()
-        self._run(episode, source=source)
+        log.info("episode started", extra=fields(episode=episode.public_id, task=episode.task_name))
+        self._run(episode)
         return episode
 
     def _episode(self, spec: EpisodeSpec, suite: str, ticket: Ticket, journal: Journal) -> Episode:
@@ -361,7 +354,6 @@ class EpisodeRegistry:
             else spans.episode(self.metrics, key, spec.public_id),
             store=self.store,
             archive=self._archive,
-            states=self._states,
         )
 
     def recover(self, stored: StoredEpisode) -> None:
@@ -390,14 +382,12 @@ class EpisodeRegistry:
             )
         episode = self._episode(stored.spec, stored.suite, ticket, journal)
         episode.restore(stored)
-        self._run(episode, stored, self._source_of(stored.spec))
+        self._run(episode, Reattachment(episode, stored))
 
-    def _source_of(self, spec: EpisodeSpec) -> Path | None:
-        """The trajectory of the episode that one of a dead server branches from, if it is known."""
-        if spec.branch is None:
-            return None
-        handle = self.handle_of(spec.branch.episode)
-        return None if handle is None else self.trajectory(handle)
+    def _folder_of(self, public_id: str) -> Path | None:
+        """The folder of an episode of this state folder; None if there is none that is known."""
+        handle = self.handle_of(public_id)
+        return None if handle is None else self.options.journals / handle
 
     def handle_of(self, public_id: str) -> str | None:
         """The handle of an episode of this state folder; None if there is none that is known."""
@@ -416,7 +406,7 @@ class EpisodeRegistry:
     def _ended_journal(self, spec: EpisodeSpec) -> Journal:
         return Journal.of_ended(self.options.journals / spec.id, disk=self.options.disk)
 
-    def _run(self, episode: Episode, stored: StoredEpisode | None = None, source: Path | None = None) -> None:
+    def _run(self, episode: Episode, reattachment: Reattachment | None = None) -> None:
         assert self._tasks is not None, "the registry is not running"
         self._add(episode)
         runner = EpisodeRunner(
@@ -425,9 +415,9 @@ class EpisodeRegistry:
             signer=self.signer,
             scratch=self.options.scratch,
             kept_tools=self._kept_tools,
-            task_states=self._task_states,
-            stored=stored,
-            source=source,
+            hooks=self._hooks if reattachment is None else [reattachment, *self._hooks],
+            folder_of=self._folder_of,
+            around=None if reattachment is None else reattachment.recovering(),
         )
         self._tasks.start_soon(self._run_in_scope, runner)
 
@@ -521,7 +511,7 @@ class EpisodeRegistry:
         They have ended then too, without a score, so that requests which wait for them can be answered.
         """
         self._closing = True
-        self.pool.close()
+        self.sources.close()
         if self.live:
             log.info("draining", extra=fields(episodes=len(self.live)))
         for episode in self.live:
@@ -551,7 +541,7 @@ class EpisodeRegistry:
         """
         self._closing = self.handing_over = True
         with anyio.move_on_after(HAND_OVER_SECONDS):
-            await self.pool.empty()
+            await self.sources.empty()
 
     def _started_by(self, operation: str | None, task_id: str, principal: Principal) -> Episode | None:
         """The episode that an earlier request with this operation id has started.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -12,11 +12,9 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-import anyio
 from anyio import CapacityLimiter
 from decathlon_sandbox import wire
 
@@ -29,28 +27,22 @@ from decathlon_mcp.driver_client.driver import (
 )
 from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, StoredEpisode, sandbox_spec
+from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew, SandboxSources
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.cache import LocalTools, ToolLists
-from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.episodes.web import EpisodeWeb, RecordedWeb
-from decathlon_mcp.errors import SnapshotError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.fault import FaultFinder, ProviderHealth
 from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.snapshots import Snapshot, snapshots_of
-from decathlon_mcp.storage.snapshots import SavedState
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import Names, Network, ServerStart
 
-COPY_SECONDS = 20.0
-"""How long the driver of a copy may take to answer, which it mostly does at once: it runs already."""
-
 
 def agent_sandbox(public_id: str) -> str:
-    """Name of the sandbox of an episode's agent, unless one of the pool is taken."""
+    """Name of the sandbox of an episode's agent, unless one is taken that was opened ahead."""
     return f"{public_id}-agent"
 
 
@@ -63,10 +55,10 @@ class SandboxFactory:
     cut, as Toolathlon does. `coerces_arguments`: see `tools.coercion`. `grades_truncated`: whether an attempt
     that a limit ended is graded. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
     sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
-    `local_tools` holds the definitions that all episodes of the suite share. `pool` has sandboxes that were
-    opened ahead. `servers`: when the task's servers start. `tool_lists`: the suite's cached ones; None: every
-    set-up starts all servers. `web`: what tasks get in place of a network; None: a network. `health`: of the
-    provider, for all suites that use it.
+    `local_tools` holds the definitions that all episodes of the suite share. `sources` may have sandboxes
+    that were opened ahead. `servers`: when the task's servers start. `tool_lists`: the suite's cached ones;
+    None: every set-up starts all servers. `web`: what tasks get in place of a network; None: a network.
+    `health`: of the provider, for all suites that use it.
     """
 
     suite: Suite
@@ -86,7 +78,7 @@ class SandboxFactory:
     local_tools: LocalTools = field(default_factory=LocalTools)
     servers: ServerStart = "lazy"
     tool_lists: ToolLists | None = None
-    pool: WarmPool | None = None
+    sources: SandboxSources = field(default_factory=SandboxSources)
     web: RecordedWeb | None = None
     health: ProviderHealth = field(default_factory=ProviderHealth)
 
@@ -137,37 +129,40 @@ class SandboxFactory:
         dense: bool = False,
         opening: CapacityLimiter | None = None,
         web: EpisodeWeb | None = None,
-        state: SavedState | None = None,
-    ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        open_new: OpenNew | None = None,
+    ) -> AsyncGenerator[Opened]:
         """Open a sandbox and connect to its driver; both are gone on exit.
 
-        One that the pool has opened ahead has a name of its own, so use that of its `spec`.
+        One that was opened ahead has a name of its own, so use that of its `spec`.
 
         `image` and `root` replace the suite's. `forwards`: ports of the sandbox's `localhost` and what they
         connect to; ignored if the sandbox shares the loopback interface of its machine. `records`: of the
-        episode to which the sandbox belongs; only those of episodes, and not of services, come from the pool.
+        episode to which the sandbox belongs; only for those, and not for services, the sources are asked.
         `dense`: if the settings allow that, merge its memory with that of other sandboxes; never for one that
         grades. `opening`: limits how many the provider creates at once; the place is free again before the
-        driver has started. `web`: the recorded web that the sandbox gets. `state`: what the sandbox is a copy
-        of; raises SnapshotError if it cannot be opened here.
+        driver has started. `web`: the recorded web that the sandbox gets. `open_new`: what opens it, in place
+        of the sources and this factory.
         """
         spec = self.spec(name, network, image=image, root=root, dense=dense)
         async with AsyncExitStack() as stack:
             # Rows are written before a sandbox can be used, and deleted after it is gone.
             rows = stack.enter_context(ExitStack())
-            pooled = None
-            if self.pool is not None and records is not None and role != "service" and state is None:
-                pool_spec = replace(spec, image=self.image)
-                pooled = await self.pool.take(self.provider, pool_spec, self.open_new, image=image)
-            if pooled is not None:
-                stack.push_async_callback(pooled.remove)
-                spec = pooled.spec
+            ready = None
+            if open_new is not None:
+                self.sources.give_way()
+            elif records is not None and role != "service":
+                wanted = replace(spec, image=self.image)
+                ready = await self.sources.take(self.provider, wanted, self.open_new, image=image)
+            if ready is not None:
+                stack.push_async_callback(ready.remove)
+                spec = ready.spec
             if records is not None:
                 rows.enter_context(records.sandbox(spec, self.provider, role))
-            if pooled is not None:
-                sandbox, driver = pooled.opened
+            if ready is not None:
+                sandbox, driver = ready.opened
             else:
-                sandbox, driver = await stack.enter_async_context(self.open_new(spec, opening, state))
+                cold = self.open_new(spec, opening) if open_new is None else open_new(spec)
+                sandbox, driver = await stack.enter_async_context(cold)
                 self.health.note_success(name.partition("-")[0])
             await self._forward(spec, driver, forwards)
             if web is not None:
@@ -176,57 +171,26 @@ class SandboxFactory:
 
     @asynccontextmanager
     async def open_new(
-        self,
-        spec: SandboxSpec,
-        opening: CapacityLimiter | None = None,
-        state: SavedState | None = None,
-    ) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
-        """Open a new sandbox and connect to its driver, without a look at the pool. `state`: see `open`."""
+        self, spec: SandboxSpec, opening: CapacityLimiter | None = None
+    ) -> AsyncGenerator[Opened]:
+        """Open a new sandbox and connect to its driver, whatever the sources have."""
         async with AsyncExitStack() as stack:
-            survival, opened = self.survival, self.provider.open
-            if state is not None:
-                survival, opened = self._of_copy(state)
             async with opening or nullcontext():
-                sandbox = await stack.enter_async_context(opened(spec))
+                sandbox = await stack.enter_async_context(self.provider.open(spec))
             driver = await stack.enter_async_context(
-                connect(
-                    sandbox,
-                    reply_bytes=self.reply_bytes,
-                    survival=survival,
-                    taken_back=state is not None,
-                )
+                connect(sandbox, reply_bytes=self.reply_bytes, survival=self.survival)
             )
-            if state is not None:
-                # Before anything is sent to what runs in it: it is a sandbox of its own.
-                with anyio.move_on_after(COPY_SECONDS) as time_limit:
-                    await driver.ping()
-                if time_limit.cancelled_caught:
-                    raise SnapshotError(f"the driver of a copy has not answered within {COPY_SECONDS:g} s")
             yield sandbox, driver
 
     def fault_finder(self, public_id: str) -> FaultFinder:
         """Decides whose fault a failure in a sandbox of an episode is."""
 
         @asynccontextmanager
-        async def open_control() -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
+        async def open_control() -> AsyncGenerator[Opened]:
             async with self.open_new(self.spec(f"control-{secrets.token_hex(8)}", "none")) as opened:
                 yield opened
 
         return FaultFinder(public_id, self.health, open_control)
-
-    def _of_copy(
-        self, state: SavedState
-    ) -> tuple[Survival, Callable[[SandboxSpec], AbstractAsyncContextManager[Sandbox]]]:
-        """How the driver of a copy is attached to, and what opens the copy. Raises SnapshotError."""
-        provider = snapshots_of(self.provider)
-        if provider is None or (state.provider, state.wire_version) != (provider.name, wire.VERSION):
-            raise SnapshotError(
-                f"the state is of provider {state.provider} and wire version {state.wire_version}, and this "
-                f"server has provider {self.provider.name} and wire version {wire.VERSION}"
-            )
-        return self.survival.of_copy(state.generation), partial(
-            provider.open, snapshot=Snapshot(state.folder)
-        )
 
     def first_spec(self, task: Task) -> SandboxSpec:
         """Specification, without a name, of the first sandbox that an episode of this task opens."""
@@ -235,9 +199,8 @@ class SandboxFactory:
         return self.spec("", self.network_for(task), dense=dense)
 
     async def expect(self, spec: SandboxSpec) -> None:
-        """Let the pool open sandboxes of this kind before the first episode."""
-        if self.pool is not None:
-            await self.pool.expect(self.provider, spec, self.open_new)
+        """Let sandboxes of this kind be opened ahead, before the first episode."""
+        await self.sources.expect(self.provider, spec, self.open_new)
 
     def obstacle(self, episode: StoredEpisode) -> str | None:
         """Why a sandbox that a dead server's episode needs cannot be taken back here; None if it can be."""
@@ -260,7 +223,7 @@ class SandboxFactory:
         return None
 
     @asynccontextmanager
-    async def take_back(
+    async def reattach(
         self,
         row: SandboxRow,
         records: SandboxRecords,
@@ -275,7 +238,7 @@ class SandboxFactory:
         another wire version. Raises SandboxLostError.
         """
         spec = sandbox_spec(row)
-        with records.taken_back(row):
+        with records.reattached(row):
             async with AsyncExitStack() as stack:
                 sandbox = await stack.enter_async_context(self.provider.take_back(row.owner, spec))
                 if row.wire_version != wire.VERSION or not await sandbox.is_running():

@@ -21,10 +21,13 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.archives import put_archive
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.tunnels import Dialer
+from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import ImageError, SandboxLostError, SetUpError
+from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite_file import Service
@@ -77,6 +80,38 @@ class EpisodeResources:
     credentials: Sequence[tuple[PurePosixPath, bytes]]
     web: EpisodeWeb | None = None
 
+    async def with_web(self, verdict: Verdict) -> Verdict:
+        """The verdict with how the requests to the recorded web were answered."""
+        return verdict if self.web is None else verdict.model_copy(update={"web": await self.web.use()})
+
+
+@asynccontextmanager
+async def open_resources(episode: Episode, admission: Admission) -> AsyncGenerator[EpisodeResources]:
+    """Open what all sandboxes of an episode share; it is gone on exit.
+
+    Raises what `read_credentials` and `open_services` raise.
+    """
+    factory, task, public_id = episode.sandbox_factory, episode.spec.task, episode.public_id
+    credentials = await read_credentials(factory, task, episode.ticket.accounts)
+    async with AsyncExitStack() as stack:
+        async with admission.set_ups:
+            services = await stack.enter_async_context(
+                open_services(
+                    factory,
+                    task,
+                    public_id,
+                    start_seconds=episode.spec.limits.servers_seconds,
+                    records=episode.sandbox_records,
+                    reattaches=episode.was_ready,
+                )
+            )
+        web: EpisodeWeb | None = None
+        if factory.web is not None and factory.uses_web(task):
+            web = await stack.enter_async_context(
+                factory.web.episode(factory.suite, task, public_id, episode.spec.launch_time)
+            )
+        yield EpisodeResources(services, credentials, web)
+
 
 async def read_credentials(
     factory: SandboxFactory, task: Task, accounts: Mapping[str, str]
@@ -99,13 +134,13 @@ async def open_services(
     *,
     start_seconds: float,
     records: SandboxRecords,
-    taken_back: Mapping[str, SandboxRow] | None = None,
+    reattaches: bool = False,
 ) -> AsyncGenerator[Services]:
     """Check a task's external services and start the others; the sandboxes of these are gone on exit.
 
-    `episode`: the public id, with which the sandboxes' names begin. `taken_back`: rows of the sandboxes of
-    running services, by name; these services are not started. Raises SetUpError for a service that cannot be
-    reached, or does not start within `start_seconds`, and SandboxLostError for one that cannot be taken back.
+    `episode`: the public id, with which the sandboxes' names begin. `reattaches`: the services run, and are
+    not started, in sandboxes that `records` has from a dead server. Raises SetUpError for a service that
+    cannot be reached, or does not start within `start_seconds`, and SandboxLostError for one that is gone.
     """
     targets: dict[int, Dialer] = {}
     drivers: list[DriverClient] = []
@@ -115,7 +150,7 @@ async def open_services(
                 await check_reachable(name, service)
                 targets |= {port: partial(_connect_tcp, *target) for port, target in service.targets.items()}
                 continue
-            if taken_back is None:
+            if not reattaches:
                 sandbox, driver = await sandboxes.enter_async_context(
                     _open_sandbox(factory, name, service, episode, records)
                 )
@@ -124,8 +159,8 @@ async def open_services(
                     await put_archive(sandbox, driver, SERVICE_ROOT, files)
                 await _start_service(name, service, driver, timeout_seconds=start_seconds)
             else:
-                row = taken_back.get(_sandbox_name(episode, name))
-                driver = await sandboxes.enter_async_context(_take_back(factory, name, row, records))
+                row = records.former.get(_sandbox_name(episode, name))
+                driver = await sandboxes.enter_async_context(_reattach(factory, name, row, records))
             drivers.append(driver)
             targets |= {port: partial(driver.dial, port) for port in service.ports}
         yield Services(targets, tuple(drivers))
@@ -186,13 +221,13 @@ async def _open_sandbox(
 
 
 @asynccontextmanager
-async def _take_back(
+async def _reattach(
     factory: SandboxFactory, name: str, row: SandboxRow | None, records: SandboxRecords
 ) -> AsyncGenerator[DriverClient]:
     """Continue the sandbox of a service that a dead server started. Raises SandboxLostError."""
     if row is None:
         raise SandboxLostError(f"the service {name} had no sandbox when its server died")
-    async with factory.take_back(row, records) as (_, driver):
+    async with factory.reattach(row, records) as (_, driver):
         if driver is None:
             raise SandboxLostError(f"the sandbox of the service {name} does not run any more")
         yield driver

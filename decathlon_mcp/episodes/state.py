@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 from decathlon_mcp.background import Flag
@@ -65,6 +66,8 @@ class State:
         self._ending: Ending | None = None
         self._cause: DecathlonError | None = None
         self._changed = Flag()
+        self.on_move: Callable[[Phase], None] | None = None
+        """Called with the new phase, before those who wait for it go on."""
 
     @property
     def phase(self) -> Phase:
@@ -83,6 +86,8 @@ class State:
         if to not in TRANSITIONS[self._phase]:
             raise RuntimeError(f"an episode cannot go from {self._phase} to {to}")
         self._phase = to
+        if self.on_move is not None:
+            self.on_move(to)
         self._changed.set()
         self._changed = Flag()
 

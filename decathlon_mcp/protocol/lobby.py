@@ -197,7 +197,7 @@ class Lobby(Service):
                 _require_evaluator(access := self._find(request, call.episode), "save its state")
                 with access.episode.lease.hold():
                     await request.accepted(Kind.OTHER)
-                    state = await access.episode.snapshots.take()
+                    state = await self._registry.branching.save(access.episode)
                 return structured_result({"at": state.at, "bytes": state.size_bytes})
             case CloseEpisode():
                 return await self._close(request, self._find(request, call.episode).episode)

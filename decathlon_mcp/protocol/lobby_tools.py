@@ -14,7 +14,6 @@ from pydantic_core import ErrorDetails
 
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.episodes.access import EpisodeAccess
-from decathlon_mcp.episodes.branching import check_source
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import branch_point
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -403,9 +402,10 @@ async def start_episode(
             raise AccessDeniedError(
                 "this episode is its controller's: only a controller's token may branch it"
             )
-        await source.episode.snapshots.settled()
+        branching = registry.branching
+        await branching.settled(source.episode)
         if registry.task_started_by(operation, principal) is None:
-            await check_source(registry.trajectory(source.id), call.at, registry.admission.readers)
+            await branching.check_source(registry.trajectory(source.id), call.at, registry.admission.readers)
         return registry.branch(
             source.episode,
             call.at,

@@ -577,6 +577,19 @@ async def test_driver_that_repeats_that_it_never_had_a_request_gets_it_once() ->
         assert written <= 2 * size_bytes
 
 
+@pytest.mark.parametrize("body", [b"unknown" + b" 1" * (1 << 21), b"unknown" + b" " * (1 << 22)])
+async def test_driver_that_never_received_more_than_there_is_violates_the_protocol(body: bytes) -> None:
+    """Reading the ids took half a second of the event loop, and 16 MiB of them are read in a second."""
+    async with surviving() as (link, source, _):
+        await link.send(request(link, wire.PING, {}, []))
+        await source.peer.send_payloads(body)
+        with anyio.fail_after(15):
+            await link.closed.wait()
+        error = await link.closed_error()
+        assert "violated the protocol" in error.message
+        assert error.data["by_driver"]
+
+
 async def test_request_that_is_sent_during_an_attachment_arrives() -> None:
     async with surviving() as (link, source, _):
         peer, outcomes = source.peer, list[Any]()

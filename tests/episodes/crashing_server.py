@@ -44,7 +44,6 @@ from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import journal as journal_module
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.logged_calls import RequestKeys
-from decathlon_mcp.storage.snapshots import SavedStates
 from decathlon_mcp.types import JsonObject
 from tests.episodes.environment import sandbox_factory
 from tests.fakes.provider import FakeProvider
@@ -160,7 +159,6 @@ def episode_of(folder: Path, journal: Journal) -> Episode:
         ticket=ticket,
         journal=journal,
         metrics=metrics,
-        states=SavedStates(folder, max_bytes=0, kept=1),
     )
 
 

@@ -13,7 +13,6 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver_client.replies import CallParams
-from decathlon_mcp.episodes import branching
 from decathlon_mcp.episodes.admission import MAX_READERS
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Waiter
@@ -21,10 +20,12 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
+from decathlon_mcp.plugins.branches import replay as branching
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.storage.logged_calls import RequestKeys
 from decathlon_mcp.storage.recorded import RecordedEpisode
 from tests.driver.peer import until
+from tests.episodes.branches import branches_of
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider, SavingFakeProvider
@@ -384,7 +385,7 @@ async def test_a_branch_at_a_saved_state_is_a_copy_of_it(tmp_path: Path) -> None
     async with saving(tmp_path) as (registry, source, counters):
         assert await call(source, "all") == "total 1"
         await call(source, "write", text="first")
-        assert (await source.snapshots.take()).at == 2
+        assert (await branches_of(registry).save(source)).at == 2
         await call(source, "write", text="second")
         copies = [await branch(registry, source.id, 2) for _ in range(2)]
         for number, made in enumerate(copies):
@@ -416,7 +417,7 @@ async def test_states_are_saved_after_every_so_many_calls(tmp_path: Path) -> Non
     async with saving(tmp_path, snapshots=2) as (registry, source, _):
         for number in range(7):
             await call(source, "write", text=str(number))
-        await source.snapshots.settled()
+        await branches_of(registry).settled(source)
         folder = registry.trajectory(source.id).parent / "snapshots"
         # The newest two are kept.
         assert sorted(path.name for path in folder.glob("*.json")) == ["4.json", "6.json"]
@@ -429,7 +430,7 @@ async def test_states_are_saved_after_every_so_many_calls(tmp_path: Path) -> Non
 async def test_a_state_that_cannot_be_copied_costs_time_only(tmp_path: Path) -> None:
     async with saving(tmp_path) as (registry, source, _):
         await call(source, "write", text="first")
-        state = await source.snapshots.take()
+        state = await branches_of(registry).save(source)
         (state.folder / "saved").write_text("damaged")
         made = await branch(registry, source.id, 1)
         await made.ready()
@@ -438,7 +439,7 @@ async def test_a_state_that_cannot_be_copied_costs_time_only(tmp_path: Path) -> 
         assert not state.folder.exists()
         await source.claim_done(None)
         with pytest.raises(BadRequestError, match="not open"):
-            await source.snapshots.take()
+            await branches_of(registry).save(source)
 
 
 async def test_many_branches_of_a_long_trajectory_are_checked_a_few_at_a_time(

@@ -21,7 +21,6 @@ from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.episodes.task_states import TaskStates
 from decathlon_mcp.errors import (
     DecathlonError,
     EpisodeClaimedError,
@@ -35,7 +34,6 @@ from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.kept_tools import KeptTools
-from decathlon_mcp.storage.snapshots import SavedStates
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
 from tests.episodes.environment import (
     TOOLS,
@@ -545,7 +543,6 @@ def new_episode(
         ticket=registry.admission.reserve(task_name),
         journal=Journal(folder / spec.id),
         metrics=registry.metrics.episode(factory.suite.name, task_name),
-        states=SavedStates(folder, max_bytes=0, kept=1),
     )
 
 
@@ -559,7 +556,6 @@ async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, t
     settings = Settings.model_validate({"state": tmp_path / "state"})
     registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, scratch)
     kept_tools = KeptTools(tmp_path / "tools")
-    no_states = TaskStates(tmp_path, SavedStates(tmp_path, max_bytes=0, kept=1), are_saved=False)
     async with provider:
         for step in range(400):
             episode = new_episode(registry, factory, tmp_path / "journals", step, task)
@@ -569,7 +565,6 @@ async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, t
                 signer=registry.signer,
                 scratch=scratch,
                 kept_tools=kept_tools,
-                task_states=no_states,
             )
             scored = False
             async with anyio.create_task_group() as tasks:

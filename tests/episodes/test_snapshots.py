@@ -16,20 +16,21 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.replies import CallParams
-from decathlon_mcp.episodes import sandbox_factory
-from decathlon_mcp.episodes import snapshots as snapshots_module
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.snapshots import EpisodeSnapshots
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import BadRequestError, LimitExceededError, NotRunnableError, SnapshotError
+from decathlon_mcp.plugins.branches import copies
+from decathlon_mcp.plugins.branches import saving as snapshots_module
+from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots
+from decathlon_mcp.plugins.branches.states import SavedStates
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.storage.disk import DiskSpace
-from decathlon_mcp.storage.snapshots import SavedStates
 from tests.driver.peer import until
+from tests.episodes.branches import branches_of
 from tests.episodes.environment import exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeSandbox, SavingFakeProvider
@@ -156,7 +157,7 @@ async def test_the_driver_hears_of_a_saving_and_of_nothing_during_it(
 
         state.meanwhile = send
         async with anyio.create_task_group() as tasks:
-            assert (await episode.snapshots.take()).at == 1
+            assert (await branches_of(state.registry).save(episode)).at == 1
             assert state.events == ["announced", "saved", "nothing sent"]
         assert await call(episode) == "echo"
 
@@ -171,7 +172,7 @@ async def test_a_state_is_not_saved_while_a_call_runs_on(
         while not episode.calls.sent:
             await anyio.lowlevel.checkpoint()
         with pytest.raises(SnapshotError, match="a call has run for more than"):
-            await episode.snapshots.take()
+            await branches_of(state.registry).save(episode)
         assert state.events == []
         # Nothing is held any more.
         with anyio.fail_after(10):
@@ -186,7 +187,7 @@ async def test_a_state_is_saved_once_for_all_who_ask(tmp_path: Path, monkeypatch
         state.meanwhile = anyio.wait_all_tasks_blocked
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
-                tasks.start_soon(episode.snapshots.take)
+                tasks.start_soon(branches_of(state.registry).save, episode)
         assert state.events == ["announced", "saved"]
 
 
@@ -207,7 +208,7 @@ async def test_a_state_is_not_kept_of_an_attempt_that_was_closed_meanwhile(
             await call(episode)
             if asked:
                 with pytest.raises(BadRequestError, match="closed while its state was saved"):
-                    await episode.snapshots.take()
+                    await branches_of(state.registry).save(episode)
             await over.wait()
             assert (await episode.evaluate()).reward == 1.0
         assert state.events == ["announced", "saved"]
@@ -223,7 +224,7 @@ async def test_what_is_outside_of_a_sandbox_is_not_saved_with_it(
             await started(state, snapshots=1)
         episode = await started(state)
         with pytest.raises(NotRunnableError, match="outside of its sandbox: the conflict group"):
-            await episode.snapshots.take()
+            await branches_of(state.registry).save(episode)
         assert state.events == []
 
 
@@ -234,7 +235,7 @@ async def test_a_state_of_another_kind_is_not_opened(
     async with saving(tmp_path, monkeypatch) as state:
         episode = await started(state)
         await call(episode)
-        saved = await episode.snapshots.take()
+        saved = await branches_of(state.registry).save(episode)
         record = saved.folder.with_suffix(".json")
         content = json.loads(record.read_text())
         record.write_text(json.dumps({**content, member: 99 if member == "wire_version" else "other"}))
@@ -247,14 +248,14 @@ async def test_a_state_of_another_kind_is_not_opened(
 async def test_a_copy_whose_driver_does_not_answer_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sandbox_factory, "COPY_SECONDS", 0.2)
+    monkeypatch.setattr(copies, "COPY_SECONDS", 0.2)
     async with saving(tmp_path, monkeypatch, warm=1) as state:
         state.provider.silent_copies = True
         episode = await started(state)
         await call(episode)
-        saved = await episode.snapshots.take()
+        saved = await branches_of(state.registry).save(episode)
         # One that was opened ahead is no copy.
-        await until(lambda: state.registry.pool.idle == 1)
+        await until(lambda: state.registry.sources.idle == 1)
         with anyio.fail_after(10):
             made = await branched(state, episode, 1)
         assert state.provider.copies == 1
@@ -273,9 +274,9 @@ async def test_a_state_that_cannot_be_read_is_not_kept(
     async with saving(tmp_path, monkeypatch) as state:
         episode = await started(state, snapshots=1)
         await call(episode)
-        await episode.snapshots.settled()
+        await branches_of(state.registry).settled(episode)
         with pytest.raises(SnapshotError, match="cannot be kept: Input/output error"):
-            await episode.snapshots.take()
+            await branches_of(state.registry).save(episode)
         assert await call(episode) == "echo"
 
 
@@ -291,9 +292,9 @@ async def test_a_state_whose_folder_cannot_be_made_is_not_kept(
     async with saving(tmp_path, monkeypatch) as state:
         episode = await started(state, snapshots=1)
         await call(episode)
-        await episode.snapshots.settled()
+        await branches_of(state.registry).settled(episode)
         with pytest.raises(SnapshotError, match="cannot be kept: No space left"):
-            await episode.snapshots.take()
+            await branches_of(state.registry).save(episode)
         assert await call(episode) == "echo"
 
 
@@ -308,10 +309,23 @@ async def test_sandboxes_that_could_fill_the_disk_are_saved_one_after_the_other_
         episodes = [await started(state) for _ in range(3)]
         state.meanwhile = anyio.wait_all_tasks_blocked
         for episode in episodes:
-            tasks.start_soon(episode.snapshots.take)
+            tasks.start_soon(branches_of(state.registry).save, episode)
         await until(lambda: len(state.events) == 6)
         assert state.events == ["announced", "saved"] * 3
         state.provider.saved_bytes = 16
         with pytest.raises(LimitExceededError, match="no room above `--min-free-mib`"):
-            await (await started(state)).snapshots.take()
+            await branches_of(state.registry).save(await started(state))
         assert len(state.events) == 6
+
+
+async def test_the_pool_gives_way_to_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy is none of the pool's, and there must not be more sandboxes than the limit for long."""
+    async with saving(tmp_path, monkeypatch, warm=2, max_sandboxes=3) as state:
+        source = await started(state)
+        await call(source)
+        await branches_of(state.registry).save(source)
+        await until(lambda: state.registry.sources.idle == 2)
+        with anyio.fail_after(10):
+            made = await branched(state, source, 1)
+            assert made.records.progress.exact
+            await until(lambda: len(state.provider.machine.sandboxes) == 3)

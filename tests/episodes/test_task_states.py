@@ -13,11 +13,11 @@ import pytest
 
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver_client.replies import CallParams
-from decathlon_mcp.episodes import task_states
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import SetUpError, SnapshotError
+from decathlon_mcp.plugins.branches import prepared as task_states
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from tests.episodes.environment import ended, running_registry, suite_with

@@ -13,18 +13,19 @@ import anyio.lowlevel
 import pytest
 
 from decathlon_mcp.app import create_sandbox_factory
-from decathlon_mcp.episodes import warm_pool
 from decathlon_mcp.episodes.admission import Admission, MemoryFloor
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.warm_pool import WarmPool
 from decathlon_mcp.errors import (
     AtCapacityError,
     ImageError,
     ProviderUnavailableError,
 )
+from decathlon_mcp.plugins.pool import pool as warm_pool
+from decathlon_mcp.plugins.pool.pool import SandboxPool
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.settings import Settings
@@ -59,7 +60,7 @@ def is_pooled(name: str) -> bool:
 class Pooled:
     """A pool, what it is for, and the factory that takes of it."""
 
-    pool: WarmPool
+    pool: SandboxPool
     admission: Admission
     factory: SandboxFactory
     provider: FakeProvider
@@ -106,8 +107,8 @@ async def pooled(
     provider = provider or FakeProvider()
     admission = Admission(max_sandboxes=max_sandboxes, max_opening=max_opening, max_queue=8, memory=memory)
     metrics = Metrics()
-    pool = WarmPool(size, admission, metrics)
-    factory = replace(sandbox_factory(tmp_path, provider), pool=pool)
+    pool = SandboxPool(size, admission)
+    factory = replace(sandbox_factory(tmp_path, provider), sources=SandboxSources([pool], metrics))
     async with provider, pool.running():
         yield Pooled(pool, admission, factory, provider, metrics)
     assert provider.machine.sandboxes == {}
@@ -120,13 +121,13 @@ async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: 
         first = registry.start("find-answer", PLAYER)
         await first.state.reach(Phase.READY)
         assert first.records.progress.agent == f"{first.spec.public_id}-agent"
-        await until(lambda: registry.pool.idle == 1)
+        await until(lambda: registry.sources.idle == 1)
         await first.claim_done(None)
         assert (await first.evaluate()).reward == 1.0
         # The agent's, and that of the pool that the grader took.
         assert [is_pooled(box.spec.name) for box in provider.opened[:2]] == [False, True]
         assert all(is_pooled(box.spec.name) for box in provider.opened[1:])
-        await until(lambda: registry.pool.idle == 1)
+        await until(lambda: registry.sources.idle == 1)
         second = registry.start("find-answer", PLAYER)
         await second.state.reach(Phase.READY)
         agent = second.records.progress.agent
@@ -155,18 +156,18 @@ async def test_nothing_is_opened_ahead_unless_a_number_is_set(tmp_path: Path) ->
 async def test_the_kind_that_most_tasks_need_is_open_before_the_first_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS), warm=2) as registry:
         await registry.open_ahead()
-        await until(lambda: registry.pool.idle == 2)
+        await until(lambda: registry.sources.idle == 2)
         episode = registry.start("find-answer", PLAYER)
         await episode.state.reach(Phase.READY)
         assert is_pooled(str(episode.records.progress.agent))
-        await until(lambda: registry.pool.idle == 2)
+        await until(lambda: registry.sources.idle == 2)
 
 
 async def test_a_draining_server_has_no_pool(tmp_path: Path) -> None:
     provider = FakeProvider()
     async with running_registry(tmp_path, provider, warm=2) as registry:
         await registry.open_ahead()
-        await until(lambda: registry.pool.idle == 2)
+        await until(lambda: registry.sources.idle == 2)
         await registry.drain()
         await until(lambda: not provider.machine.sandboxes)
 
@@ -422,12 +423,12 @@ async def test_local_sandboxes_are_not_opened_ahead(tmp_path: Path) -> None:
     common = tmp_path / "common.tar"
     suite.common_archive(common)
     admission = Admission(max_sandboxes=4, max_opening=4, max_queue=4)
-    pool = WarmPool(4, admission, Metrics())
+    pool = SandboxPool(4, admission)
     async with AsyncExitStack() as stack:
         provider = await stack.enter_async_context(LocalProvider("owner", tmp_path / "sandboxes"))
         await stack.enter_async_context(pool.running())
         factory = create_sandbox_factory(suite, provider, common, Settings.model_validate({}))
-        factory = replace(factory, pool=pool)
+        factory = replace(factory, sources=SandboxSources([pool]))
         spec = factory.first_spec(suite.tasks["find-answer"])
         await factory.expect(spec)
         async with factory.open("own-agent", "none", records=SandboxRecords(None, "e")) as (sandbox, _):

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.errors import LimitExceededError
-from decathlon_mcp.storage.recorded import RecordedEpisode
-from decathlon_mcp.storage.retention import UNFINISHED_FILE
-from decathlon_mcp.storage.snapshots import (
+from decathlon_mcp.plugins.branches.states import (
     SavedState,
     SavedStates,
     nearest_state,
     remove_states_of_ended,
 )
+from decathlon_mcp.storage.recorded import RecordedEpisode
+from decathlon_mcp.storage.retention import UNFINISHED_FILE
 from decathlon_mcp.types import as_json_with_raw
 
 

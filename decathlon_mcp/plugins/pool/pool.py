@@ -23,10 +23,10 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Self, TypeAlias
+from typing import Self
 
 import anyio
 from anyio import CancelScope
@@ -35,10 +35,12 @@ from anyio.abc import TaskGroup
 from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
+from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.telemetry.metrics import Metrics
+from decathlon_mcp.telemetry.metrics import Opening
 
 REFILLS_AT_ONCE = 2
 """Sandboxes that are opened ahead at a time, at most. More would only slow down the episodes."""
@@ -51,10 +53,6 @@ RETRY_SECONDS = 10.0
 """Time until the next try of a kind that could not be opened, or that gave way to memory."""
 CHECK_SECONDS = 1.0
 """In this time the driver of a sandbox that is taken must answer. It takes a millisecond."""
-
-Opened: TypeAlias = tuple[Sandbox, DriverClient]
-OpenNew: TypeAlias = Callable[[SandboxSpec], AbstractAsyncContextManager[Opened]]
-"""Opens a new sandbox and connects to its driver; both are gone on exit."""
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -140,17 +138,18 @@ class PooledSandbox:
             self.end()
 
 
-class WarmPool:
+class SandboxPool:
     """Opens `size` sandboxes ahead of each kind that has been needed.
 
     It works inside `running`; before, and after `close`, nothing is opened ahead. `admission` bounds the
     sandboxes of the pool and of the episodes together.
     """
 
-    def __init__(self, size: int, admission: Admission, metrics: Metrics) -> None:
+    counted_as: Opening = "warm"
+
+    def __init__(self, size: int, admission: Admission) -> None:
         self._size = size
         self._admission = admission
-        self._metrics = metrics
         # By the provider's name and a specification without a name.
         self._kinds: dict[tuple[str, SandboxSpec], _Kind] = {}
         # Also those that are taken or being removed; the oldest first.
@@ -207,18 +206,14 @@ class WarmPool:
     async def take(
         self, provider: Provider, spec: SandboxSpec, open_new: OpenNew, *, image: str | None = None
     ) -> PooledSandbox | None:
-        """Take a sandbox of this specification; None if there is none, and then there is room for a new one.
+        """Take a sandbox of this specification; None if there is none.
 
         It has another name. `open_new` opens more of this kind. `image`: the digest that the image of `spec`
         must have, if not the one that it has now.
         """
-        pooled = None
         if self.is_open and (kind := await self._need(provider, spec, open_new)) is not None:
-            pooled = await self._take(kind, image or kind.spec.image)
-        self._metrics.sandbox_taken("cold" if pooled is None else "warm")
-        if pooled is None:
-            self._make_room()
-        return pooled
+            return await self._take(kind, image or kind.spec.image)
+        return None
 
     async def _need(self, provider: Provider, spec: SandboxSpec, open_new: OpenNew) -> _Kind | None:
         """The kind of this specification, from now on one of those that are opened ahead.
@@ -254,7 +249,7 @@ class WarmPool:
             log.warning("a sandbox opened ahead does not answer", extra=fields(name=pooled.spec.name))
         return pooled if answers else None
 
-    def _make_room(self) -> None:
+    def give_way(self) -> None:
         """Bring episodes and pool together to the limit, by removing sandboxes of the pool."""
         # Those still opening first: less work is lost.
         free = [*self._in(_State.OPENING), *self._in(_State.IDLE)]
@@ -335,3 +330,8 @@ class WarmPool:
 
     def _wake(self) -> None:
         self._changed.set()
+
+
+def create(settings: Settings, admission: Admission) -> SandboxPool | None:
+    """The pool of a server, of the size in its settings; None without one."""
+    return SandboxPool(settings.warm, admission) if settings.warm else None

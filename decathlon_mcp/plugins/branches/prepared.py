@@ -25,14 +25,14 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
+from decathlon_mcp.episodes.beginnings import AgentSandbox, Following, Start
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.set_up import PreparedTask
-from decathlon_mcp.episodes.snapshots import save_state, why_not_saved
-from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import CallTimeoutError, LimitExceededError, SnapshotError
 from decathlon_mcp.grading.kept_attempt import ORIGINAL_FILE
+from decathlon_mcp.plugins.branches.copies import begin_as_copy
+from decathlon_mcp.plugins.branches.saving import save_state, why_not_saved
+from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox
-from decathlon_mcp.storage.snapshots import SavedState, SavedStates, nearest_state
 from decathlon_mcp.telemetry.logs import fields
 
 PREPARED_FOLDER = "prepared"
@@ -67,7 +67,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PreparedSlot:
     """How an episode begins. `found`: the state of which its sandbox is to be a copy; None: with a set-up.
 
     `key`, `entry`: what it saves its state for then; None if it saves none.
@@ -78,7 +78,7 @@ class Turn:
     entry: _Entry | None = None
 
 
-class TaskStates:
+class PreparedTasks:
     """The states of one server, in `folder`, if they are saved at all."""
 
     def __init__(self, folder: Path, states: SavedStates, *, are_saved: bool) -> None:
@@ -87,56 +87,72 @@ class TaskStates:
         self._are_saved = are_saved
         self._entries: dict[_Key, _Entry] = {}
 
+    async def begin(self, start: Start, following: Following) -> AgentSandbox:
+        """Begin as a copy of a task that is set up; or let `following` set it up, for others too."""
+        key = await self._key(start.episode, start.resources.credentials)
+        if key is None:
+            return await following()
+        async with self._slot(key) as slot:
+            if slot.found is not None:
+                agent = await begin_as_copy(start, slot.found, prepared=True)
+                if agent is not None:
+                    return agent
+            agent = await following()
+            await self._save(slot, start, agent)
+            return agent
+
     @asynccontextmanager
-    async def turn(
-        self, episode: Episode, credentials: Sequence[tuple[PurePosixPath, bytes]]
-    ) -> AsyncGenerator[Turn]:
+    async def _slot(self, key: _Key) -> AsyncGenerator[PreparedSlot]:
         """Wait until the task's state is saved, or until it is the episode's turn to save it.
 
-        In the latter case others wait until the body is left. `credentials`: those that the set-up unpacks.
+        In the latter case others wait until the body is left.
         """
-        key = await self._key(episode, credentials)
-        if key is None:
-            yield Turn()
-            return
         entry = await self._entry(key)
         async with entry.lock:
             found = await anyio.to_thread.run_sync(self._find, entry)
             if found is None and anyio.current_time() >= entry.retry_at:
                 try:
-                    yield Turn(key=key, entry=entry)
+                    yield PreparedSlot(key=key, entry=entry)
                 except Exception:
                     entry.retry_at = anyio.current_time() + RETRY_SECONDS
                     raise
                 if entry.folder is None:
                     entry.retry_at = anyio.current_time() + RETRY_SECONDS
                 return
-        yield Turn(found)
+        yield PreparedSlot(found)
 
-    async def save(self, turn: Turn, episode: Episode, prepared: PreparedTask, session: ToolSession) -> None:
+    async def _save(self, slot: PreparedSlot, start: Start, agent: AgentSandbox) -> None:
         """Start the task's servers that do not run yet, and save the sandbox, if it is the episode's turn.
 
         What cannot be saved is logged. Raises SandboxLostError.
         """
-        key, entry, progress = turn.key, turn.entry, episode.records.progress
+        episode = start.episode
+        key, entry, progress = slot.key, slot.entry, episode.records.progress
         if key is None or entry is None or progress.preprocess_failure:
             return  # preprocess may succeed the next time
         if key != replace(key, revision=progress.suite_revision, suite_changed=progress.suite_changed):
             return  # the suite's files were changed meanwhile
+        # It is still a part of the set-up.
+        async with start.admission.set_ups:
+            await self._save_set_up(entry, start, agent)
+
+    async def _save_set_up(self, entry: _Entry, start: Start, agent: AgentSandbox) -> None:
+        episode, session = start.episode, agent.open_session
+        sealed = start.sealed_file if agent.sealed else None
         async with anyio.create_task_group() as tasks:
             for name in (*episode.spec.task.needs.servers, *session.starts.optional):
                 tasks.start_soon(session.starts.start_ahead, [name])
         folder = self._folder / secrets.token_hex(8)
         try:
             at = await anyio.to_thread.run_sync(self._create, folder)
-            sandbox = cast("SavedSandbox", prepared.sandbox)
+            sandbox = cast("SavedSandbox", agent.sandbox)
             async with self._states.room(sandbox.max_snapshot_bytes):
-                state = await save_state(episode, at, 0, sandbox, prepared.driver, prepared.sealed)
+                state = await save_state(episode, at, 0, sandbox, session.driver, sealed)
 
             def keep() -> None:
-                if prepared.sealed is not None and episode.spec.keeps_workspace:
+                if sealed is not None and episode.spec.keeps_workspace:
                     shutil.copyfile(episode.journal.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
-                self._states.add(state, prepared.sealed)
+                self._states.add(state, sealed)
 
             await anyio.to_thread.run_sync(keep)
         except (SnapshotError, LimitExceededError, CallTimeoutError, OSError) as error:
@@ -157,7 +173,7 @@ class TaskStates:
                     await anyio.to_thread.run_sync(_remove, folder)
 
     async def _key(self, episode: Episode, credentials: Sequence[tuple[PurePosixPath, bytes]]) -> _Key | None:
-        """None if no state is saved for such an episode."""
+        """None if no state is saved for such an episode. `credentials`: those that the set-up unpacks."""
         factory, spec = episode.sandbox_factory, episode.spec
         if not (self._are_saved and spec.shares_launch_time):
             return None

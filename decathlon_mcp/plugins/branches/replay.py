@@ -1,7 +1,7 @@
 """Branches: episodes that start where another one stood after one of its calls.
 
 The set-up of a branch makes the calls of the other episode again, one by one, before the branch is ready, and
-compares the replies. If a state of the other episode was saved (`snapshots`), the branch begins as a copy of
+compares the replies. If a state of the other episode was saved (`saving`), the branch begins as a copy of
 the newest one, and only the calls after it are made. The other episode may still play.
 """
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import anyio
 import anyio.lowlevel
@@ -23,18 +23,16 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import BadRequestError, DecathlonError, NotRunnableError, SnapshotError
+from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, kept_progress
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.plugins import saving_providers
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox, snapshots_of
-from decathlon_mcp.storage.snapshots import SavedState, SavedStates, kept_progress
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
-
-if TYPE_CHECKING:
-    from decathlon_mcp.episodes.episode import Episode
 
 STILL_SECONDS = 60.0
 """How long calls that run may take to end before a state is saved; later ones wait for that."""
@@ -87,7 +85,7 @@ async def save_state(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is saved. `sealed`: see `storage.snapshots.SEALED_FILE`."""
+    """What is saved. `sealed`: see `states.SEALED_FILE`."""
 
     sandbox: SavedSandbox
     driver: DriverClient

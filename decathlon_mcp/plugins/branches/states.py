@@ -2,7 +2,7 @@
 
 They are in the folders of their episodes, and deleted with these: `snapshots/<call>/` is a sandbox as it was
 after that call, `snapshots/<call>.json` the rest. Without the second file, the first is unfinished. The
-states of tasks that are set up (`episodes.task_states`) are kept in the same way, in folders of their own.
+states of tasks that are set up (`prepared`) are kept in the same way, in folders of their own.
 States only save time, so that the oldest are deleted where there are too many; one of a task counts as new
 when it is copied. Those of the token that has most go first: with N tokens that have states, each can keep an
 N-th of the space whatever the others save.

@@ -1,0 +1,9 @@
+"""Episodes that begin where others stood: saved states, branches, and tasks that are set up once."""
+
+from decathlon_mcp.hooks import Plugin
+
+PLUGIN = Plugin(
+    name="branches",
+    episodes=("decathlon_mcp.plugins.branches.branches:create",),
+    saved_states=("decathlon_mcp.plugins.branches.states:remove_states_of_ended",),
+)

@@ -1,0 +1,5 @@
+"""Sandboxes that are opened ahead, for the episodes that come next (`--warm`)."""
+
+from decathlon_mcp.hooks import Plugin
+
+PLUGIN = Plugin(name="pool", sandbox_sources=("decathlon_mcp.plugins.pool.pool:create",))
