@@ -100,7 +100,7 @@ async def test_three_replies_of_58_mb_harm_nobody(tmp_path: Path) -> None:
         ("""'"result": {"a":' + '[' * 200 + ']' * 200 + '}'""", "nested too deeply"),
         ("""'"result": {"a":' + '{"a":' * 122 + '0' + '}' * 123""", "nested too deeply"),
         ("""'"result": {"a": NaN}'""", "NaN is not JSON"),
-        ("""'"result": {}, "error": {}'""", "neither a result nor an error"),
+        ("""'"result": {}, "error": {}'""", "not MCP (Object missing required field `content`)"),
         ("""'"result": [1]'""", "not MCP (Expected `object`, got `array`)"),
         ("""'"error": "' + 'x' * 5_000_000 + '"'""", "more than the limit of 4194304 bytes"),
     ],
