@@ -94,7 +94,7 @@ class EpisodeRunner:
     """Runs one episode. An error ends this episode only; a cancelled runner leaves nothing behind.
 
     `stored`: what the store has of an episode that a dead server ran, which `Episode.restore` has got too.
-    `source`: the trajectory of the episode that this one branches from. `task_states`: tasks that other
+    `source`: the folder of the episode that this one branches from. `task_states`: tasks that other
     episodes have set up.
     """
 
@@ -290,7 +290,7 @@ class EpisodeRunner:
         """Open the agent's sandbox on `stack` as a copy of what another episode has saved, or set it up."""
         branch = self._episode.spec.branch
         if branch is not None and self._source is not None:
-            state = await anyio.to_thread.run_sync(nearest_state, self._source.parent, branch.at)
+            state = await anyio.to_thread.run_sync(nearest_state, self._source, branch.at)
             if state is not None:
                 exact = state.at == branch.at
                 if (begun := await self._begin_as_copy(stack, resources, state, exact=exact)) is not None:

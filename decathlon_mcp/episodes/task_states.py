@@ -135,7 +135,7 @@ class TaskStates:
 
             def keep() -> None:
                 if prepared.sealed is not None and episode.spec.keeps_workspace:
-                    shutil.copyfile(episode.journal.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
+                    shutil.copyfile(episode.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
                 self._states.add(state, prepared.sealed)
 
             await anyio.to_thread.run_sync(keep)

@@ -358,7 +358,7 @@ async def start_episode(
             )
         await source.episode.snapshots.settled()
         if registry.task_started_by(operation, principal) is None:
-            await check_source(registry.trajectory(source.id), call.at, registry.admission.readers)
+            await check_source(registry.folder(source.id), call.at, registry.admission.readers)
         return registry.branch(
             source.episode,
             call.at,
