@@ -116,8 +116,8 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
         )
     suites = list(suites)
     names = {suite.name: provider_for(suite, settings) for suite in suites}
-    plugins = {name: load_provider(name) for name in names.values()}
-    offers = {name: offer_of(name, settings) for name in plugins}
+    kinds = {name: load_provider(name) for name in names.values()}
+    offers = {name: offer_of(name, settings) for name in kinds}
     without_network = {
         suite: why for suite, name in names.items() if (why := _why_no_network(offers[name], settings))
     }
@@ -132,11 +132,11 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
         varying_root=frozenset(suite for suite, name in names.items() if offers[name].varying_root),
         tool_names=settings.names,
         # Until a sandbox has been looked into: images have no other zone as a rule.
-        zones={suite: UTC for suite, name in names.items() if plugins[name].image != "none"},
+        zones={suite: UTC for suite, name in names.items() if kinds[name].image != "none"},
         service_images={
             suite.name: found(suite.service_images) if suite.service_images else frozenset()
             for suite in suites
-            if (found := plugins[names[suite.name]].service_images) is not None
+            if (found := kinds[names[suite.name]].service_images) is not None
         },
     )
 
@@ -187,11 +187,11 @@ async def bootstrap(
     create_state_folder(settings.state)
     survives = survives and settings.survive_seconds > 0
     names = {provider_for(suite, settings) for suite in catalogue.suites}
-    plugins = {name: load_provider(name) for name in names}
-    for name, plugin in plugins.items():
-        if plugin.begin is not None:
-            await anyio.to_thread.run_sync(plugin.begin, context_of(name, "", settings))
-    survives = survives and all(plugin.survives for plugin in plugins.values())
+    kinds = {name: load_provider(name) for name in names}
+    for name, kind in kinds.items():
+        if kind.begin is not None:
+            await anyio.to_thread.run_sync(kind.begin, context_of(name, "", settings))
+    survives = survives and all(kind.survives for kind in kinds.values())
     async with AsyncExitStack() as stack:
         own_lock = instance_lock(settings.state, names, survives=survives, successor=successor or Successor())
         lock = stack.enter_context(own_lock)
@@ -211,7 +211,7 @@ async def bootstrap(
             tool_lists = create_tool_lists(factory, settings.state)
             factories[name] = replace(
                 factory,
-                survival=_survival(plugins[provider_for(factory.suite, settings)], survival),
+                survival=_survival(kinds[provider_for(factory.suite, settings)], survival),
                 tool_lists=tool_lists,
                 web=web,
             )
@@ -225,7 +225,7 @@ async def bootstrap(
             archive=None if survives else database,
         )
         registry.metrics.set_generation(1 if store is None else store.generation)
-        swept = [*providers.values(), *_other_providers(plugins, lock.name, settings)]
+        swept = [*providers.values(), *_other_providers(kinds, lock.name, settings)]
         recovery = Recovery(registry, lock, swept, scratch)
         stack.push_async_callback(run_alone, recovery.finish)
         await stack.enter_async_context(registry.running())
@@ -247,12 +247,12 @@ def _survival(plugin: ProviderPlugin, survival: Survival) -> Survival:
 
 
 def _other_providers(
-    plugins: Mapping[str, ProviderPlugin], owner: str, settings: Settings
+    kinds: Mapping[str, ProviderPlugin], owner: str, settings: Settings
 ) -> Iterator[Provider]:
     """The providers of the same names that servers with other settings had."""
-    for name, plugin in plugins.items():
-        if plugin.others is not None:
-            yield from plugin.others(context_of(name, owner, settings))
+    for name, kind in kinds.items():
+        if kind.others is not None:
+            yield from kind.others(context_of(name, owner, settings))
 
 
 @asynccontextmanager

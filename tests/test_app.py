@@ -30,6 +30,12 @@ from tests.fakes.provider import FakeProvider
 from tests.probe.serving import SUITE
 
 
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A state folder that no other test has served, which would keep its isolation."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
 def settings(**values: Any) -> Settings:
     return Settings.model_validate({"suite": (SUITE,), **values})
 

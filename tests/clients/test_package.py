@@ -84,14 +84,14 @@ def test_the_command_without_the_server_names_the_missing_extra(arguments: str, 
 def test_embedding_without_the_server_names_the_missing_extra() -> None:
     code = (
         "import sys; from decathlon_client import ClientError; from decathlon_client.sync import Decathlon\n"
-        "sys.modules['docker'] = None\n"
+        "sys.modules['msgspec'] = None\n"
         "try: Decathlon.embedded().__enter__()\n"
         "except ClientError as error: print(error.code, error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("server_not_installed Decathlon.embedded() runs the server in this process")
     assert "pip install '.[server,starter]' (" in done.stdout
-    assert "docker" in done.stdout
+    assert "msgspec" in done.stdout
 
 
 @pytest.mark.anyio

@@ -27,7 +27,6 @@ ERRORS: list[Exception] = [
     ProviderUnavailableError("the engine could not stop the processes of a sandbox"),
     DriverError("broken", reason="files"),
     MemoryError(),
-    OSError(errno.EMFILE, "Too many open files"),
 ]
 AGENTS, GRADERS, FIRST_GRADER = "-agent$", "-grader", "-grader1$"
 """Patterns of sandboxes' names."""
