@@ -28,9 +28,9 @@ from decathlon_mcp.plugins.history.values import EpisodeQuery, Order
 from decathlon_mcp.plugins.page.access import PageKey, Sessions
 from decathlon_mcp.plugins.page.application import PageApp
 from decathlon_mcp.plugins.page.site import Site
-from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.keys import load_or_create_page_key
 from decathlon_mcp.storage.store import EpisodeRow, Outcome, Store
+from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import public_id
 
 EPISODES, SHORT_EPISODES = 100_000, 2_000
@@ -318,12 +318,18 @@ def _like(template: dict[str, object], number: int) -> dict[str, object]:
 
 def _write_trajectory(state: Path, handle: str, calls: int, reply_bytes: int) -> str:
     """Write calls with replies of that length; the episode's public id."""
-    journal = Journal(state / "episodes" / handle, max_calls_bytes=1 << 40)
+    trajectory = Trajectory.create(state / "episodes" / handle, max_calls_bytes=1 << 40)
     reply = Raw(b'{"content":[{"type":"text","text":"%b"}]}' % (b"x" * reply_bytes))
     for seq in range(1, calls + 1):
-        journal.add_call(
-            server="files", tool="read", request=seq, seq=seq, name="files__read", arguments={"path": "file"}
+        trajectory.add(
+            "call",
+            server="files",
+            tool="read",
+            request=seq,
+            seq=seq,
+            name="files__read",
+            arguments={"path": "file"},
         )
-        journal.add_reply(seq=seq, failed=False, seconds=0.01, result=reply)
-    journal.close()
+        trajectory.add("reply", seq=seq, failed=False, seconds=0.01, result=reply)
+    trajectory.close()
     return public_id(handle)

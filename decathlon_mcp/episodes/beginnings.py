@@ -157,10 +157,10 @@ class Branching(Protocol):
         """Wait for a state that is being saved, so that a branch finds it."""
         ...
 
-    async def check_source(self, trajectory: Path, at: int, readers: anyio.CapacityLimiter) -> None:
+    async def check_source(self, source: Path, at: int, readers: anyio.CapacityLimiter) -> None:
         """Check that an episode can be branched from after call `at`. Raises BadRequestError.
 
-        `readers`: limits how many trajectories are read at once.
+        `source`: its folder. `readers`: limits how many trajectories are read at once.
         """
         ...
 

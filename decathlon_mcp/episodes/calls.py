@@ -41,8 +41,8 @@ from decathlon_mcp.errors import (
     UnknownToolError,
 )
 from decathlon_mcp.grading.attempt import TruncationCause
-from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.logged_calls import RequestKeys
+from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
 from decathlon_mcp.types import JsonObject
@@ -68,7 +68,7 @@ class EpisodeCalls:
 
     def __init__(
         self,
-        journal: Journal,
+        trajectory: Trajectory,
         metrics: EpisodeMetrics,
         *,
         public_id: str,
@@ -78,9 +78,9 @@ class EpisodeCalls:
         close: Callable[[TruncationCause], bool],
         first: int = 0,
     ) -> None:
-        self.recorder = CallRecorder(journal, first)
+        self.recorder = CallRecorder(trajectory, first)
         self._first = first
-        self._journal = journal
+        self._trajectory = trajectory
         self._metrics = metrics
         self._public_id = public_id
         self._state = state
@@ -105,12 +105,11 @@ class EpisodeCalls:
         self._known = Flag()
         """Set unless the calls of a server that died are still to be read."""
         self._known.set()
-        self._damage: str | None = None
 
     @property
     def sent(self) -> int:
         """Number of calls that were sent so far, by this server or by one that died."""
-        return self.recorder.sent
+        return self._trajectory.index.sent
 
     @property
     def unanswered(self) -> tuple[RunningCall, ...]:
@@ -120,7 +119,7 @@ class EpisodeCalls:
     @property
     def answered(self) -> int:
         """Number of those that have their reply."""
-        return self.recorder.answered
+        return self._trajectory.index.answered
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -149,9 +148,6 @@ class EpisodeCalls:
         await self._known.wait()
         call = await self._operations.find(keys, digest)
         if call is None:
-            if self._damage is not None:
-                # What it repeats may be missing. The episode is about to end, and says why.
-                await self._state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
             call = self._begin(name, params.on_one_line(), keys, digest)
         elif isinstance(call, RunningCall) and self._operations.remember_all(call, keys):
             self.recorder.add_joined(call, keys)
@@ -274,29 +270,26 @@ class EpisodeCalls:
 
         Those of `replay` are removed there if the episode was not READY: its set-up starts over.
         """
-        logged = await anyio.to_thread.run_sync(self._journal.read_calls)
-        if starts_over and self._first and logged.damage is None:
-            await anyio.to_thread.run_sync(self._journal.remove_calls, self._first)
-            logged = await anyio.to_thread.run_sync(self._journal.read_calls)
-        self.recorder.restore(logged)
+        logged = await anyio.to_thread.run_sync(self._trajectory.read_calls)
+        if starts_over and self._first:
+            await anyio.to_thread.run_sync(self._trajectory.remove_calls, self._first)
+            logged = await anyio.to_thread.run_sync(self._trajectory.read_calls)
         calls = [unanswered_call(line) for line in logged.unanswered]
         for call in calls:
             call.cancel = self._cancel
         self._operations.restore(logged.keys, calls)
-        self._damage = logged.damage
         self._known.set()
 
     def require_whole_record(self, claimed: int = 0) -> None:
-        """Raise SandboxLostError if the trajectory is not what was written: lines are missing or changed.
+        """Raise SandboxLostError if the trajectory is gone or lacks calls: evaluators must not judge it.
 
-        Then calls that it lacks must not run again, and evaluators must not judge it. `claimed`: how many
-        calls had been sent before the claim.
+        `claimed`: how many calls had been sent before the claim.
         """
-        damage = self._damage or self._journal.damage()
+        damage = self._trajectory.why_unreadable()
         if self.sent < claimed:
             damage = f"{claimed - self.sent} of {claimed} calls are missing in it"
         if damage is not None:
-            raise _damaged(damage)
+            raise SandboxLostError(f"the episode's record, its trajectory, is damaged: {damage}")
 
     @property
     def unanswered_requests(self) -> set[int]:
@@ -348,7 +341,7 @@ class EpisodeCalls:
     def forget_old(self) -> None:
         """Free the memory of an episode that is over, once nobody asks for a reply any more."""
         if time.monotonic() > self._ended_at + ANSWER_SECONDS:
-            self.recorder.forget()
+            self._trajectory.forget()
             self._operations = Operations()
 
     # from the acceptance to the driver
@@ -389,7 +382,6 @@ class EpisodeCalls:
                 advice = "the call was not sent, and the attempt goes on: send it again later"
                 raise DiskFullError(f"{error.message}; {advice}", **error.data) from None
             raise
-        self.recorder.last = max(call.seq, self.recorder.last)
         if self._holds:
             self._held.append(call)
         return call
@@ -574,9 +566,6 @@ class EpisodeCalls:
 
     async def _first_reply(self, seq: int) -> Reply:
         """The reply of a call that has ended, from the trajectory. Raises the error that it failed with."""
-        if self._damage is not None:
-            # The reply may be another one than the client had.
-            raise await self._explain(_damaged(self._damage))
         outcome = await self.recorder.read_outcome(seq)
         if outcome is None:
             raise LimitExceededError("the call has run, but its reply could not be kept")
@@ -600,10 +589,6 @@ class EpisodeCalls:
             why = f": {error.message}" if error.code == "sandbox_lost" else ""
             return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
         return state.end_error() if state.phase is Phase.ENDED else error
-
-
-def _damaged(damage: str) -> SandboxLostError:
-    return SandboxLostError(f"the episode's record, its trajectory, is damaged: {damage}")
 
 
 def _episode_ended() -> SandboxLostError:

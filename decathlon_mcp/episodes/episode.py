@@ -36,8 +36,9 @@ from decathlon_mcp.errors import DecathlonError, LimitExceededError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.labels import check_labels
-from decathlon_mcp.storage.journal import MAX_NOTE_LINE_BYTES, MAX_NOTES, Journal
+from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.store import Store
+from decathlon_mcp.storage.trajectory import MAX_NOTE_LINE_BYTES, MAX_NOTES, Trajectory
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
 from decathlon_mcp.types import JsonObject, NoteRole
@@ -57,7 +58,7 @@ class Episode:
         *,
         sandbox_factory: SandboxFactory,
         ticket: Ticket,
-        journal: Journal,
+        trajectory: Trajectory,
         metrics: EpisodeMetrics,
         store: Store | None = None,
         archive: Store | None = None,
@@ -66,7 +67,8 @@ class Episode:
         self.spec = spec
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
-        self.journal = journal
+        self.trajectory = trajectory
+        self.files = KeptFiles(trajectory.folder, trajectory.disk)
         self.metrics = metrics
         self.lease = Lease(spec.limits)
         self.state = State(spec.public_id)
@@ -76,7 +78,7 @@ class Episode:
         self._verdict: Verdict | None = None
         self.tools = EpisodeTools(self.state, sandbox_factory.tool_names, self._save_tools)
         self.calls = EpisodeCalls(
-            journal,
+            trajectory,
             metrics,
             public_id=spec.public_id,
             state=self.state,
@@ -283,13 +285,13 @@ class Episode:
 
     def note_preprocess_failure(self, failure: str) -> None:
         """Preprocess failed, and the suite plays on."""
-        self.journal.add("preprocess_failed", failure=failure)
+        self.trajectory.add("preprocess_failed", failure=failure)
         # It is written when the episode becomes ready; until then the set-up starts over.
         self.records.progress = replace(self.records.progress, preprocess_failure=failure)
 
     def note_difference(self, seq: int, difference: Difference) -> None:
         """A call of the episode that this one branches from has another reply here."""
-        self.journal.add("difference", seq=seq, **difference.to_json())
+        self.trajectory.add("difference", seq=seq, **difference.to_json())
         # As for the failure of preprocess.
         differences = self.records.progress.differences + 1
         self.records.progress = replace(self.records.progress, differences=differences)
@@ -306,7 +308,8 @@ class Episode:
         if self.state.phase is Phase.ENDED:
             raise self.state.end_error()
         sent = self.calls.sent
-        is_kept = self.journal.add_note(
+        is_kept = self.trajectory.add(
+            "note",
             calls=sent if calls is None else min(calls, sent),
             role=role,
             text=text,
@@ -331,7 +334,7 @@ class Episode:
     def write_head(self) -> None:
         """Write the first line of the trajectory: what is fixed when the episode starts, without secrets."""
         spec, factory = self.spec, self.sandbox_factory
-        self.journal.add(
+        self.trajectory.add(
             "start",
             version=TRAJECTORY_VERSION,
             suite=factory.suite.name,
@@ -354,7 +357,7 @@ class Episode:
         `sealed`: see `Progress`. `tools`: digest of the list, see `KeptTools`.
         """
         progress = self.records.progress
-        self.journal.add(
+        self.trajectory.add(
             "ready",
             tools=tools,
             prompt={"system": self.prompt.system, "task": self.prompt.task},
@@ -381,7 +384,7 @@ class Episode:
         self.records.set_verdict(verdict.to_json())
         self._verdict = verdict
         self.metrics.verdict_made(verdict.status, reward=verdict.reward, success=verdict.success)
-        self.journal.write_verdict(verdict.to_json())
+        self.files.write_verdict(verdict.to_json())
         if self.claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.
             self.records.progress = replace(self.records.progress, claim=replace(self.claim, answer=None))
@@ -392,7 +395,7 @@ class Episode:
         self.state.move(Phase.SCORED)
 
     def mark_ended(self, ending: Ending, cause: DecathlonError | None = None) -> None:
-        """The episode is over and nothing of it is left but its journal. Raises nothing."""
+        """The episode is over and nothing of it is left but its files. Raises nothing."""
         message = cause.message if cause else None
         # First: clients wait for it.
         self.state.end(ending, cause)
@@ -403,8 +406,9 @@ class Episode:
             lambda: self.calls.end(self.state.end_error()),
             # Read again if a client asks for it.
             lambda: self.__dict__.pop("prompt", None),
-            lambda: self.journal.add("end", ending=str(ending), cause=message),
-            self.journal.close,
+            lambda: self.trajectory.add("end", ending=str(ending), cause=message),
+            self.trajectory.close,
+            self.files.release_verdict,
         )
 
     def _accept_claim(self, claim: Claim) -> bool:
@@ -417,7 +421,7 @@ class Episode:
         self.lease.suspend()
         self.state.move(Phase.CLAIMED)
         self.metrics.claimed()
-        self.journal.add(
+        self.trajectory.add(
             "claim",
             by_agent=claim.by_agent,
             answer=claim.answer,

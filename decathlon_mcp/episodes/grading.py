@@ -43,7 +43,7 @@ from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.usage import fills_disk
 from decathlon_mcp.storage.disk import is_full
-from decathlon_mcp.storage.kept_files import KeptFiles
+from decathlon_mcp.storage.kept_files import KeptFiles, indented
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import Network, as_object, read_object
 
@@ -110,7 +110,7 @@ async def capture_workspace(
     archive = scratch / WORKSPACE_FILE
     await anyio.Path(archive).unlink(missing_ok=True)
     folder = sandbox.root / episode.sandbox_factory.suite.profile.workspace
-    disk, limit_bytes = episode.journal.disk, episode.spec.limits.workspace_bytes
+    disk, limit_bytes = episode.trajectory.disk, episode.spec.limits.workspace_bytes
     allowed_bytes = limit_bytes if disk is None else disk.limit_archive(limit_bytes)
     try:
         with anyio.fail_after(COPY_SECONDS):
@@ -197,7 +197,7 @@ def branch_point(episode: Episode) -> BranchPoint | None:
 
 
 def require_whole_record(episode: Episode) -> None:
-    """Raise SandboxLostError if the trajectory, which evaluators may judge, is not what was written."""
+    """Raise SandboxLostError if the trajectory, which evaluators may judge, is gone or lacks calls."""
     episode.calls.require_whole_record(0 if episode.claim is None else episode.claim.calls)
 
 
@@ -278,10 +278,10 @@ class EpisodeGrader:
 
     def _write_toolathlon_files(self, attempt: Attempt, verdict: Verdict) -> None:
         # Toolathlon's viewer (vis_traj) shows folders with files of these names.
-        suite, journal = self.episode.sandbox_factory.suite, self.episode.journal
+        suite, files = self.episode.sandbox_factory.suite, self.episode.files
         log = TrajectoryLog(attempt, suite=suite, task=self.episode.spec.task, root=suite.profile.root)
-        journal.write_chunks("traj_log.json", log)
-        journal.write("eval_res.json", eval_res(attempt, suite.profile, verdict))
+        files.write_log("traj_log.json", log)
+        files.write_log("eval_res.json", (indented(eval_res(attempt, suite.profile, verdict)),))
 
 
 async def keep_sealed(episode: Episode, sealed: Path, original: Mapping[str, str]) -> None:
@@ -289,7 +289,7 @@ async def keep_sealed(episode: Episode, sealed: Path, original: Mapping[str, str
 
     `original`: see `grading.kept_attempt.ORIGINAL_FILE`. Raises nothing but cancellation.
     """
-    files, limit_bytes = _files(episode), episode.spec.limits.workspace_bytes
+    files, limit_bytes = episode.files, episode.spec.limits.workspace_bytes
 
     def keep() -> None:
         files.write(ORIGINAL_FILE, {"files": dict(original)})
@@ -313,7 +313,7 @@ async def keep_attempt(
     episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool = False
 ) -> None:
     """Keep a claimed attempt with its workspace, before its grading. Raises nothing but cancellation."""
-    files, limit_bytes = _files(episode), episode.spec.limits.workspace_bytes
+    files, limit_bytes = episode.files, episode.spec.limits.workspace_bytes
     task, language = episode.spec.task, episode.sandbox_factory.suite.language
     sealed = captured.sealed is not None and not in_place
     if sealed and not files.has(KEPT_SEALED):
@@ -330,10 +330,6 @@ async def keep_attempt(
         await anyio.to_thread.run_sync(keep)
     except (DecathlonError, OSError) as error:
         await _give_up(episode, files, error)
-
-
-def _files(episode: Episode) -> KeptFiles:
-    return KeptFiles(episode.journal.folder, episode.journal.disk)
 
 
 async def _give_up(episode: Episode, files: KeptFiles, error: DecathlonError | OSError) -> None:

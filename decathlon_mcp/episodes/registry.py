@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -47,11 +48,11 @@ from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.labels import check_labels
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full, open_regular
-from decathlon_mcp.storage.journal import VERDICT_FILE, Journal
+from decathlon_mcp.storage.kept_files import VERDICT_FILE, KeptFiles
 from decathlon_mcp.storage.kept_tools import FOLDER as KEPT_TOOLS_FOLDER
 from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.store import ENDED, Store
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
+from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
@@ -304,9 +305,9 @@ class EpisodeRegistry:
         )
         return self._start(suite, spec, outside=outside)
 
-    def trajectory(self, handle: str) -> Path:
-        """The trajectory of the episode with this handle."""
-        return self.options.journals / handle / TRAJECTORY_FILE
+    def folder(self, handle: str) -> Path:
+        """The folder with the files of the episode with this handle."""
+        return self.options.journals / handle
 
     @property
     def branching(self) -> Branching:
@@ -327,9 +328,8 @@ class EpisodeRegistry:
         ticket = self.admission.reserve(spec.task_name, shared, principal.share_key)
         with ExitStack() as on_error:
             on_error.callback(self.admission.release, ticket)
-            journal = self._create_journal(spec.id)
-            on_error.callback(journal.discard)
-            episode = self._episode(spec, suite.name, ticket, journal)
+            trajectory = self._create_files(spec.id, on_error)
+            episode = self._episode(spec, suite.name, ticket, trajectory)
             # Read here, so that a task with a broken prompt fails at its start.
             _ = episode.prompt
             episode.write_head()
@@ -341,14 +341,14 @@ class EpisodeRegistry:
         self._run(episode)
         return episode
 
-    def _episode(self, spec: EpisodeSpec, suite: str, ticket: Ticket, journal: Journal) -> Episode:
+    def _episode(self, spec: EpisodeSpec, suite: str, ticket: Ticket, trajectory: Trajectory) -> Episode:
         key = (suite, spec.task_name)
         spans = self.spans
         return Episode(
             spec,
             sandbox_factory=self.sandbox_factory(suite),
             ticket=ticket,
-            journal=journal,
+            trajectory=trajectory,
             metrics=self.metrics.episode(*key)
             if spans is None
             else spans.episode(self.metrics, key, spec.public_id),
@@ -372,22 +372,22 @@ class EpisodeRegistry:
         if stored.verdict is not None:
             self.admission.release(ticket)
         try:
-            journal = self._reopen_journal(stored.spec)
+            trajectory = self._reopen_files(stored.spec.id)
         except OSError as error:
             obstacle = f"its trajectory cannot be continued: {error.strerror}"
-            stored, journal = replace(stored, obstacle=obstacle), self._ended_journal(stored.spec)
+            stored, trajectory = replace(stored, obstacle=obstacle), self._closed_trajectory(stored.spec.id)
             log.exception(
                 "an episode cannot be continued",
                 extra=fields(episode=stored.spec.public_id, task=stored.spec.task_name, why=obstacle),
             )
-        episode = self._episode(stored.spec, stored.suite, ticket, journal)
+        episode = self._episode(stored.spec, stored.suite, ticket, trajectory)
         episode.restore(stored)
         self._run(episode, Reattachment(episode, stored))
 
     def _folder_of(self, public_id: str) -> Path | None:
         """The folder of an episode of this state folder; None if there is none that is known."""
         handle = self.handle_of(public_id)
-        return None if handle is None else self.options.journals / handle
+        return None if handle is None else self.folder(handle)
 
     def handle_of(self, public_id: str) -> str | None:
         """The handle of an episode of this state folder; None if there is none that is known."""
@@ -397,14 +397,16 @@ class EpisodeRegistry:
         rows = [] if self.store is None else self.store.find_episodes(public_id, 1)
         return rows[0].id if rows else None
 
-    def _reopen_journal(self, spec: EpisodeSpec) -> Journal:
+    def _reopen_files(self, episode_id: str) -> Trajectory:
         """Raises OSError."""
-        options = self.options
-        folder = options.journals / spec.id
-        return Journal.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
+        options, folder = self.options, self.folder(episode_id)
+        trajectory = Trajectory.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
+        KeptFiles(folder).reserve_again()
+        return trajectory
 
-    def _ended_journal(self, spec: EpisodeSpec) -> Journal:
-        return Journal.of_ended(self.options.journals / spec.id, disk=self.options.disk)
+    def _closed_trajectory(self, episode_id: str) -> Trajectory:
+        """That of an episode that is over, whatever is in its folder. Opens nothing."""
+        return Trajectory(self.folder(episode_id), disk=self.options.disk)
 
     def _run(self, episode: Episode, reattachment: Reattachment | None = None) -> None:
         assert self._tasks is not None, "the registry is not running"
@@ -574,7 +576,7 @@ class EpisodeRegistry:
         except ValueError:
             return None  # its files were deleted
         ticket = Ticket(self.admission, stored.spec.task_name)
-        episode = self._episode(stored.spec, stored.suite, ticket, self._ended_journal(stored.spec))
+        episode = self._episode(stored.spec, stored.suite, ticket, self._closed_trajectory(row.id))
         episode.restore(stored)
         self._drop_oldest_ended()
         self._add(episode)
@@ -588,12 +590,14 @@ class EpisodeRegistry:
         load_rubric(suite, task)
         return suite, task
 
-    def _create_journal(self, episode_id: str) -> Journal:
-        options = self.options
+    def _create_files(self, episode_id: str, on_error: ExitStack) -> Trajectory:
+        """The trajectory of a new episode and the room for its verdict, so that a full disk is found now."""
+        options, folder = self.options, self.folder(episode_id)
         try:
-            return Journal(
-                options.journals / episode_id, max_calls_bytes=options.max_log_bytes, disk=options.disk
-            )
+            trajectory = Trajectory.create(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
+            on_error.callback(shutil.rmtree, folder, ignore_errors=True)
+            on_error.callback(trajectory.close)
+            KeptFiles(folder).reserve_verdict()
         except OSError as error:
             if not is_full(error):
                 raise
@@ -601,6 +605,7 @@ class EpisodeRegistry:
                 f"the state folder has no room for another episode: {error.strerror}",
                 retryAfterSeconds=RETRY_SECONDS,
             ) from None
+        return trajectory
 
     def _refuse_if_full(self, principal: Principal) -> None:
         self.options.disk.refuse_if_low()

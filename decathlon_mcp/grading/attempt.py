@@ -17,6 +17,7 @@ SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "su
 TruncationCause: TypeAlias = Literal["calls", "client", "log", "time"]
 """What ended an attempt that its agent had not finished: the limit of tool calls, its client (whose own limit
 was reached), the limit of its log or the server's disk, or the time limit of the episode."""
+UNANSWERED = "the server has no reply of this call"
 MAX_COUNT = 2**53 - 1
 """Largest count of turns, so that it is a number that a verdict may contain."""
 
@@ -40,18 +41,23 @@ class CallRecord:
     seconds: float
 
     @classmethod
-    def from_journal(cls, event: JsonObject) -> CallRecord:
-        """Read a call as `Journal.calls_at` yields it; unknown fields are ignored."""
+    def of_lines(cls, call: JsonObject, reply: JsonObject | None) -> CallRecord:
+        """A call from its lines in the trajectory; one without a reply has failed."""
+        reply = {"failed": True, "seconds": 0.0, "error": UNANSWERED} if reply is None else reply
+        result = reply.get("result")
+        if result is None:
+            failure = as_object(reply.get("failure"))
+            result = {"error": failure.get("message") if failure else reply.get("error")}
         return cls(
-            seq=int(event["seq"]),
-            server=str(event["server"]),
-            tool=str(event["tool"]),
-            name=str(event["name"]),
-            arguments=as_object(event.get("arguments")) or {},
-            result=as_object(event.get("result")),
-            failed=bool(event["failed"]),
-            started_at=float(event["started_at"]),
-            seconds=float(event["seconds"]),
+            seq=int(call["seq"]),
+            server=str(call["server"]),
+            tool=str(call["tool"]),
+            name=str(call["name"]),
+            arguments=as_object(call.get("arguments")) or {},
+            result=as_object(result),
+            failed=bool(reply.get("failed")),
+            started_at=float(call["started_at"]),
+            seconds=float(reply.get("seconds") or 0),
         )
 
 

@@ -405,7 +405,7 @@ async def start_episode(
         branching = registry.branching
         await branching.settled(source.episode)
         if registry.task_started_by(operation, principal) is None:
-            await branching.check_source(registry.trajectory(source.id), call.at, registry.admission.readers)
+            await branching.check_source(registry.folder(source.id), call.at, registry.admission.readers)
         return registry.branch(
             source.episode,
             call.at,

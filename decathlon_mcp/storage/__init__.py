@@ -1,1 +1,1 @@
-"""The state folder: journal, keys, instance lock."""
+"""The state folder: trajectories, keys, instance lock."""

@@ -148,9 +148,13 @@ def read_kernel_file(file: Path) -> str:
     return text.decode("utf-8", "replace")
 
 
-def append_to_regular(file: Path) -> FileIO:
-    """Open a file of a state folder to append to it, unbuffered; it is created. Raises the same."""
-    return FileIO(_open_regular(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, follow=False), "ab")
+def append_to_regular(file: Path, *, create: bool = False) -> FileIO:
+    """Open a file of a state folder to append to it, unbuffered. Raises the same.
+
+    `create`: a new file; FileExistsError if there is one. Otherwise it must exist.
+    """
+    flags = os.O_CREAT | os.O_EXCL if create else 0
+    return FileIO(_open_regular(file, os.O_WRONLY | os.O_APPEND | flags, follow=False), "ab")
 
 
 def _open_regular(file: Path, flags: int, *, follow: bool) -> int:

@@ -1,14 +1,17 @@
-"""Files of an episode that a later grading needs: archives, JSON files, and the verdicts of regradings.
+"""Files of an episode beside its trajectory: its verdict and logs for people, and what a later grading needs.
 
-They are in the episode's folder, next to its journal, readable by their owner alone. A file has its name only
-once it is complete. Nothing here deletes them, except what could not be kept as a whole.
+They are in the episode's folder, readable by their owner alone. A file has its name only once it is complete.
+Nothing here deletes them, except what could not be kept as a whole.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import logging
+import os
 import zlib
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from secrets import token_hex
@@ -17,7 +20,8 @@ from typing import BinaryIO
 import anyio.from_thread
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, LimitExceededError
-from decathlon_mcp.storage.disk import DiskSpace, create_private, new_file, open_regular
+from decathlon_mcp.storage.disk import DiskSpace, create_private, new_file, open_regular, write_all
+from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, read_object
 
 CHUNK_BYTES = 1 << 20
@@ -25,6 +29,14 @@ COMPRESSION_LEVEL = 1
 """gzip's fastest: the grading waits for it, and it takes most of what there is to gain from text."""
 MAX_VERDICTS = 10_000
 """Verdicts of one episode. A limit on the search for a free name."""
+VERDICT_FILE = "verdict.json"
+"""The episode's own verdict; regradings are in further files."""
+RESERVED_FILE = ".verdict.reserved"
+"""Room for the verdict. Every episode has it until it is over."""
+VERDICT_BYTES = 256 << 10
+"""Room on the disk that is reserved for the verdict: several times the longest that there can be."""
+
+log = logging.getLogger("decathlon.observe")
 
 
 class KeptFiles:
@@ -32,7 +44,67 @@ class KeptFiles:
 
     def __init__(self, folder: Path, disk: DiskSpace | None = None) -> None:
         self.folder = folder
-        self._disk = disk
+        self.disk = disk
+        self._reserved = folder / RESERVED_FILE
+
+    def reserve_verdict(self) -> None:
+        """Reserve room for the verdict. Raises OSError, for a full disk too."""
+        descriptor = os.open(self._reserved, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, VERDICT_BYTES)
+        except OSError:
+            self._reserved.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def reserve_again(self) -> None:
+        """Continue the folder of a server that died: without what it has not finished, and with the room.
+
+        A disk that fails is logged.
+        """
+        try:
+            for unfinished in self.folder.glob("*.partial"):
+                unfinished.unlink(missing_ok=True)
+            if not (self.folder / VERDICT_FILE).exists():
+                self.reserve_verdict()
+        except OSError as error:
+            _warn_of_file(RESERVED_FILE, error)
+
+    def release_verdict(self) -> None:
+        """Give back the room. A disk that fails is logged."""
+        try:
+            self._reserved.unlink(missing_ok=True)
+        except OSError as error:
+            _warn_of_file(RESERVED_FILE, error)
+
+    def write_verdict(self, verdict: JsonObject) -> None:
+        """Write or replace `verdict.json`; the first time into the room that is reserved for it.
+
+        A disk that fails is logged.
+        """
+        data = indented(verdict)
+        try:
+            if len(data) <= VERDICT_BYTES and self._reserved.exists():
+                # Overwrites blocks that the file has already, so that a full disk cannot refuse them.
+                with self._reserved.open("r+b", buffering=0) as file:
+                    write_all(file.fileno(), data)
+                    file.truncate(len(data))
+                os.replace(self._reserved, self.folder / VERDICT_FILE)  # noqa: PTH105  (documented as atomic)
+            else:
+                self._reserved.unlink(missing_ok=True)
+                with self._new_file(VERDICT_FILE) as out:
+                    out.write(data)
+        except OSError as error:
+            _warn_of_file(VERDICT_FILE, error)
+
+    def write_log(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Write or replace a file that people look at. A disk that fails, or is nearly full, is logged."""
+        try:
+            with self._new_file(name) as out:
+                out.writelines(chunks if self.disk is None else self.disk.guard(chunks))
+        except (OSError, AtCapacityError) as error:
+            _warn_of_file(name, error)
 
     def has(self, name: str) -> bool:
         return (self.folder / name).is_file()
@@ -43,9 +115,9 @@ class KeptFiles:
         Raises LimitExceededError past the limit, AtCapacityError if the disk is nearly full, and OSError.
         """
         allowed_bytes = limit_bytes
-        if self._disk is not None:
-            self._disk.refuse_if_low()
-            allowed_bytes = self._disk.limit_archive(limit_bytes)
+        if self.disk is not None:
+            self.disk.refuse_if_low()
+            allowed_bytes = self.disk.limit_archive(limit_bytes)
         with (
             source.open("rb") as plain,
             self._new_file(name) as out,
@@ -64,7 +136,7 @@ class KeptFiles:
         Raises LimitExceededError past the limit, AtCapacityError if the disk is nearly full, BadRequestError
         if the file is broken, and OSError.
         """
-        allowed_bytes = limit_bytes if self._disk is None else self._disk.limit_archive(limit_bytes)
+        allowed_bytes = limit_bytes if self.disk is None else self.disk.limit_archive(limit_bytes)
         written_bytes = 0
         try:
             with (
@@ -85,8 +157,8 @@ class KeptFiles:
 
     def write(self, name: str, value: JsonObject) -> None:
         """Write or replace a JSON file. Raises AtCapacityError if the disk is nearly full, and OSError."""
-        if self._disk is not None:
-            self._disk.refuse_if_low()
+        if self.disk is not None:
+            self.disk.refuse_if_low()
         with self._new_file(name) as out:
             # ASCII: an answer may contain lone surrogates, which UTF-8 cannot encode.
             out.write(json.dumps(value).encode("ascii"))
@@ -131,6 +203,18 @@ class KeptFiles:
         """A file that gets its name at the end of the body; after an error there is none."""
         # One name, since an episode has one writer: what a killed server left is overwritten.
         return new_file(self.folder / name, self.folder / f".{name}.partial")
+
+
+def indented(value: JsonObject) -> bytes:
+    """The JSON of a file that people look at."""
+    # UTF-8 has no lone surrogates; Python's escape for them is also JSON's.
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _warn_of_file(name: str, error: OSError | AtCapacityError) -> None:
+    why = error.strerror if isinstance(error, OSError) else error.message
+    log.warning("a file of an episode could not be kept", extra=fields(file=name, why=why))
 
 
 def _over_limit(name: str, allowed_bytes: int, limit_bytes: int) -> AtCapacityError | LimitExceededError:

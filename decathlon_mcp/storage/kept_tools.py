@@ -19,15 +19,14 @@ import anyio.to_thread
 
 from decathlon_mcp.storage.disk import NotRegularError, new_file, open_regular
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
+from decathlon_mcp.storage.trajectory_lines import event_of, find_lines
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject
+from decathlon_mcp.types import JsonObject, read_object
 
 FOLDER = "tools"
 UNFINISHED = ".new-"
 RECENT_SECONDS = 3600.0
 """A list that was used so recently may be named by a line that is about to be written."""
-_READY = b'{"event":"ready",'
-_CALL = b'{"event":"call",'
 
 log = logging.getLogger("decathlon.storage")
 
@@ -105,9 +104,9 @@ def _named_digests(episodes: Path) -> Iterator[str]:
 def _ready_digests(trajectory: Path) -> Iterator[str]:
     """The digests in the lines `ready` of one trajectory; a set-up that started over has several."""
     with open_regular(trajectory) as lines:
-        for line in lines:
-            if line.startswith(_CALL):
+        for _, _, line in find_lines(lines, whole=("ready",)):
+            event = event_of(line)
+            if event == "call":
                 return  # nothing was sent before the episode was ready
-            if line.startswith(_READY):
-                with suppress(ValueError, KeyError, TypeError):
-                    yield str(json.loads(line)["tools"])
+            if event == "ready":
+                yield str((read_object(line) or {}).get("tools"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from decathlon_mcp.storage.kept_files import RESERVED_FILE
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import public_id
@@ -22,8 +23,6 @@ MAX_RUN_EPISODES = 1_000_000
 DAY_SECONDS = 86_400.0
 UNFINISHED_SECONDS = 7 * DAY_SECONDS
 """Age at which a folder that nobody has closed counts as finished; no episode takes as long."""
-UNFINISHED_FILE = ".verdict.reserved"
-"""A file that every journal has until it is closed."""
 
 _log = logging.getLogger("decathlon.storage")
 
@@ -97,7 +96,7 @@ def _ended_before(folder: Path, before: float) -> bool:
         newest = max([folder.stat().st_mtime, *times.values()])
     except OSError:
         return False
-    return newest < before - (UNFINISHED_SECONDS if UNFINISHED_FILE in times else 0)
+    return newest < before - (UNFINISHED_SECONDS if RESERVED_FILE in times else 0)
 
 
 def _delete(folder: Path, episode: str) -> bool:

@@ -24,6 +24,7 @@ from mcp.shared.exceptions import MCPError
 from tests.cheats.agent import SOLUTIONS, SUITE
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served, serving
+from tests.storage.trajectories import events
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -238,7 +239,7 @@ async def test_answer_over_its_limit_is_an_error_and_the_attempt_stays_open(
             await agent.call_tool("evaluate", handle)
     assert episode.claim is not None
     assert episode.claim.answer is None, "an answer is dropped after grading"
-    (event,) = episode.journal.events("claim")
+    (event,) = events(episode.trajectory, "claim")
     assert event["answer"] == answer
     episode.close()
 

@@ -41,12 +41,13 @@ from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage import disk
-from decathlon_mcp.storage import journal as journal_module
-from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage import trajectory as trajectory_module
 from decathlon_mcp.storage.logged_calls import RequestKeys
+from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import JsonObject
 from tests.episodes.environment import sandbox_factory
 from tests.fakes.provider import FakeProvider
+from tests.storage.trajectories import events
 
 STEPS = 12
 
@@ -136,7 +137,7 @@ class FolderDriver:
         return self._folder / f"reply-{request.id}"
 
 
-def episode_of(folder: Path, journal: Journal) -> Episode:
+def episode_of(folder: Path, trajectory: Trajectory) -> Episode:
     factory = sandbox_factory(folder, FakeProvider())
     settings = Settings.model_validate({"state": folder / "state"})
     registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, folder)
@@ -157,7 +158,7 @@ def episode_of(folder: Path, journal: Journal) -> Episode:
         spec,
         sandbox_factory=factory,
         ticket=ticket,
-        journal=journal,
+        trajectory=trajectory,
         metrics=metrics,
     )
 
@@ -181,21 +182,21 @@ def caller_of(operation: str) -> Waiter:
 
 async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
     """The first server: a call that is answered, and one in which the server dies."""
-    episode, crash = episode_of(folder, Journal(folder / "journal")), Crash(step)
+    episode, crash = episode_of(folder, Trajectory.create(folder / "episode")), Crash(step)
     episode.mark_opening()
     make_ready(episode, tools(folder, Crash(0), 1, waits=waits))
     async with episode.calls.running():
         await episode.calls.call("probe__tool", CallParams.of({}), waiter=caller_of("before"))
         session = tools(folder, crash, 2, waits=waits)
         episode.calls.open(session)
-        journal_module.write_all = crash.write_all
+        trajectory_module.write_all = crash.write_all
         with suppress(CallTimeoutError):
             await episode.calls.call("probe__tool", CallParams.of(arguments), waiter=caller_of("one"))
 
 
 async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     """The next server, and its client."""
-    episode = episode_of(folder, Journal.reopen(folder / "journal"))
+    episode = episode_of(folder, Trajectory.reopen(folder / "episode"))
     await episode.calls.restore()
     counts = [episode.calls.sent]
     replies: list[str] = []
@@ -226,9 +227,9 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     records = [(call.seq, call.failed, call.result) for call in attempt.calls]
     counted = attempt.call_counts
     counts += [counted.calls, counted.failed, len(records)]
-    events = [event["event"] for event in episode.journal.events("call")]
+    calls = events(episode.trajectory, "call")
     runs = int((folder / "sandbox" / "runs").read_text())
-    return {"replies": replies, "runs": runs, "counts": counts, "calls": len(events), "records": records}
+    return {"replies": replies, "runs": runs, "counts": counts, "calls": len(calls), "records": records}
 
 
 def fork(run: Callable[[], None]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec import Raw
 
 from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.admission import MAX_READERS
@@ -21,9 +22,11 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
 from decathlon_mcp.plugins.branches import replay as branching
+from decathlon_mcp.plugins.history.recorded_calls import raw_members
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.storage.logged_calls import RequestKeys
-from decathlon_mcp.storage.recorded import RecordedEpisode
+from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.types import as_json_with_raw
 from tests.driver.peer import until
 from tests.episodes.branches import branches_of
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
@@ -96,7 +99,10 @@ async def branch(
 
 
 def lines(registry: EpisodeRegistry, episode: Episode) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in registry.trajectory(episode.id).read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (registry.folder(episode.id) / "trajectory.jsonl").read_text().splitlines()
+    ]
 
 
 async def test_a_branch_stands_where_its_source_stood(tmp_path: Path) -> None:
@@ -318,7 +324,7 @@ async def test_a_branch_whose_source_is_gone_fails_with_that_reason(tmp_path: Pa
     async with playing(tmp_path) as (registry, source):
         await call(source, "count")
         made = await branch(registry, source.id, 1)
-        registry.trajectory(source.id).unlink()
+        (registry.folder(source.id) / "trajectory.jsonl").unlink()
         with pytest.raises(SetUpError, match=f"the record of episode {source.public_id}"):
             await made.ready()
 
@@ -418,7 +424,7 @@ async def test_states_are_saved_after_every_so_many_calls(tmp_path: Path) -> Non
         for number in range(7):
             await call(source, "write", text=str(number))
         await branches_of(registry).settled(source)
-        folder = registry.trajectory(source.id).parent / "snapshots"
+        folder = registry.folder(source.id) / "snapshots"
         # The newest two are kept.
         assert sorted(path.name for path in folder.glob("*.json")) == ["4.json", "6.json"]
         made = await branch(registry, source.id, 6)
@@ -448,16 +454,16 @@ async def test_many_branches_of_a_long_trajectory_are_checked_a_few_at_a_time(
     """All threads would read it otherwise, before any of the branches has a ticket."""
     reading, most, release = 0, 0, threading.Event()
 
-    class LongEpisode(RecordedEpisode):
-        def __init__(self, trajectory: Path) -> None:
+    class LongTrajectory(Trajectory):
+        def __init__(self, folder: Path) -> None:
             nonlocal reading, most
             reading += 1
             most = max(most, reading)
             release.wait(10)
-            super().__init__(trajectory)
+            super().__init__(folder)
             reading -= 1
 
-    monkeypatch.setattr(branching, "RecordedEpisode", LongEpisode)
+    monkeypatch.setattr(branching, "Trajectory", LongTrajectory)
     async with playing(tmp_path) as (registry, source), anyio.create_task_group() as tasks:
 
         async def refused() -> None:
@@ -470,3 +476,20 @@ async def test_many_branches_of_a_long_trajectory_are_checked_a_few_at_a_time(
         await anyio.wait_all_tasks_blocked()
         release.set()
     assert most == MAX_READERS
+
+
+def test_lines_of_calls_are_copied_as_they_are(tmp_path: Path) -> None:
+    call = {"event": "call", "seq": 1, "server": "probe", "tool": "echo", "name": "probe__echo"}
+    reply = {"event": "reply", "seq": 1, "failed": False, "seconds": 0.5}
+    # The second has a lone surrogate, which a tool may send.
+    lines = [
+        as_json_with_raw({**call, "arguments": Raw(b'{"a":  1}')}),
+        as_json_with_raw({**reply, "result": {"content": ["\ud800"]}}),
+        as_json_with_raw({**call, "seq": 2}),
+    ]
+    (tmp_path / "trajectory.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    first, _ = Trajectory(tmp_path).update().sent_calls()
+    read_call, read_reply = raw_members(first)
+    assert (read_call["seq"], read_call["server"], read_reply["failed"]) == (1, "probe", False)
+    assert b'"arguments":{"a":  1}' in as_json_with_raw(read_call)
+    assert b"\\ud800" in as_json_with_raw(read_reply)

@@ -15,7 +15,7 @@ from decathlon_mcp.episodes import runner as runner_module
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import SandboxLostError
-from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.trajectory import Trajectory
 from tests.disks import failing_disk
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
 from tests.fakes.provider import FakeProvider
@@ -97,12 +97,10 @@ async def test_error_whose_data_is_no_json_is_the_cause_of_an_end(tmp_path: Path
         assert episode.state.end_error().message == "it is gone"
 
 
-@pytest.mark.parametrize("kind", ["trajectory", "mark"])
-def test_journal_whose_descriptor_is_gone_is_closed_completely(tmp_path: Path, kind: str) -> None:
-    journal = Journal(tmp_path / "episode")
-    trajectory, mark = journal._trajectory, journal._mark  # pyright: ignore[reportPrivateUsage]
-    assert trajectory is not None
-    assert mark is not None
-    os.close(trajectory.fileno() if kind == "trajectory" else mark)
-    journal.close()
-    assert [file.name for file in journal.folder.iterdir()] == ["trajectory.jsonl"]
+def test_trajectory_whose_descriptor_is_gone_is_closed(tmp_path: Path) -> None:
+    trajectory = Trajectory.create(tmp_path / "episode")
+    out = trajectory._out  # pyright: ignore[reportPrivateUsage]
+    assert out is not None
+    os.close(out.fileno())
+    trajectory.close()
+    assert not trajectory.add("claim")

@@ -16,7 +16,7 @@ import pytest
 from decathlon_mcp import __version__
 from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.storage.kept_tools import remove_unnamed_tools
-from decathlon_mcp.storage.trajectory import TrajectoryCalls
+from decathlon_mcp.storage.trajectory import Trajectory
 from tests.probe.clients import playing, start
 from tests.probe.serving import Served, serving
 
@@ -96,8 +96,8 @@ async def test_a_list_of_tools_is_removed_when_no_trajectory_names_it(served: Se
 async def test_readers_of_calls_pass_over_the_other_lines(served: Served) -> None:
     async with playing(served, "find-answer", "task") as player:
         await player.call("probe__read", path="notes.txt")
-    trajectory = served.state / "episodes" / player.episode_id / "trajectory.jsonl"
-    assert [call["name"] for call in TrajectoryCalls(trajectory)] == ["probe__read"]
+    trajectory = Trajectory(served.state / "episodes" / player.episode_id).update()
+    assert [call["name"] for call, _ in trajectory.sent_calls().objects()] == ["probe__read"]
 
 
 @pytest.mark.parametrize("hours", [-10, 10], ids=["forward", "back"])

@@ -44,16 +44,16 @@ from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
-from decathlon_mcp.storage.journal import Journal
+from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.logged_calls import LoggedCalls, RequestKeys
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
+from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
 from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory, suite_with
 from tests.fakes.driver import FakeCall, Handler
 from tests.fakes.provider import FakeMachine, FakeProvider, FakeSandbox
 from tests.probe.serving import SUITE
-from tests.storage.journals import kill
 
 pytestmark = pytest.mark.anyio
 
@@ -76,14 +76,14 @@ async def recovered(
     agent: SandboxRow | None = None,
     machine: FakeMachine | None = None,
     tools: Mapping[str, Mapping[str, Handler]] = TOOLS,
-    write: Callable[[Journal], object] = lambda journal: None,
+    write: Callable[[Trajectory], object] = lambda trajectory: None,
     damage: Callable[[Path], object] = lambda trajectory: None,
 ) -> AsyncGenerator[EpisodeRegistry]:
     """A registry that has taken over one episode, which a dead server left like this.
 
     `suite`: the name of another one than that at `path`. `has_file`: whether that server's lock file is still
     there. `engine_is_late`: no engine answers at the first start. `agent`: the row of the agent's sandbox,
-    which is on `machine`. `write`: writes its journal, whose trajectory is then damaged by `damage`.
+    which is on `machine`. `write`: writes its trajectory, which is then damaged by `damage`.
     """
     state = tmp_path / "state"
     settings = Settings.model_validate({"state": state})
@@ -116,12 +116,14 @@ async def recovered(
         store.update_episode(HANDLE, phase=phase, progress=progress, tools=offered)
         if agent is not None:
             store.insert_sandbox(agent)
-    journal = Journal(state / "episodes" / HANDLE)
+    trajectory = Trajectory.create(state / "episodes" / HANDLE)
+    files = KeptFiles(trajectory.folder)
+    files.reserve_verdict()
     if verdict is not None:
-        journal.write_verdict(verdict)
-    write(journal)
-    kill(journal)
-    damage(journal.folder / "trajectory.jsonl")
+        files.write_verdict(verdict)
+    write(trajectory)
+    trajectory.close()
+    damage(trajectory.file)
     (state / "servers").mkdir(exist_ok=True)
     if has_file:
         (state / "servers" / "dead").write_text('{"survives": true}')
@@ -187,6 +189,7 @@ NOT_A_TRAJECTORY: dict[str, Callable[[Path], None]] = {
     "link": replace_by(lambda file: file.symlink_to("moved")),
     "link to nothing": replace_by(lambda file: file.symlink_to("/nowhere/at/all")),
     "socket": replace_by(lambda file: os.mknod(file, stat.S_IFSOCK | 0o600)),
+    "missing": Path.unlink,
     "missing folder": lambda file: shutil.rmtree(file.parent),
     "no folder": lambda file: file.parent.rename(file.parent.with_name("moved")) and file.parent.touch(),
 }
@@ -473,22 +476,11 @@ async def test_claimed_attempt_whose_trajectory_lacks_calls_is_lost_and_not_grad
         assert "its trajectory, is damaged: 2 of 2 calls are missing" in verdict.detail
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "cut": lambda trajectory: os.truncate(trajectory, 200),
-    "emptied": lambda trajectory: os.truncate(trajectory, 0),
-    "a line is missing": lambda trajectory: trajectory.write_bytes(
-        b"".join(trajectory.read_bytes().splitlines(keepends=True)[:-1])
-    ),
-    "bytes changed": lambda trajectory: trajectory.write_bytes(
-        trajectory.read_bytes().replace(b"ran", b"\0\0\0")
-    ),
-}
-
-
-def write_calls(journal: Journal) -> None:
+def write_calls(trajectory: Trajectory) -> None:
     """Two calls that were answered, `one` and `two`."""
     for seq, operation in enumerate(("one", "two"), 1):
-        journal.add_call(
+        trajectory.add(
+            "call",
             seq=seq,
             name="probe__echo",
             server="probe",
@@ -499,7 +491,7 @@ def write_calls(journal: Journal) -> None:
             operation=operation,
         )
         result = {"content": [{"type": "text", "text": f"ran as {operation}"}]}
-        journal.add_reply(seq=seq, failed=False, seconds=1.0, result=result)
+        trajectory.add("reply", seq=seq, failed=False, seconds=1.0, result=result)
 
 
 async def call_again(episode: Episode, operation: str, outcomes: list[str]) -> None:
@@ -513,66 +505,17 @@ async def call_again(episode: Episode, operation: str, outcomes: list[str]) -> N
         outcomes.append(error.message)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-async def test_open_attempt_whose_trajectory_is_damaged_is_lost_and_repeats_no_call(
-    tmp_path: Path, damage: str
-) -> None:
-    runs, outcomes = list[str](), list[str]()
-
-    async def count(call: FakeCall) -> str:
-        runs.append("run")
-        return "ran again"
-
-    async with (
-        sandbox_of_the_dead_server(tmp_path) as (agent, machine),
-        recovered(
-            tmp_path,
-            Phase.READY,
-            READY,
-            agent=agent,
-            machine=machine,
-            tools={"probe": {"echo": count}},
-            write=write_calls,
-            damage=DAMAGES[damage],
-        ) as registry,
-    ):
-        episode = only(registry)
-        with anyio.fail_after(10):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(call_again, episode, "two", outcomes)
-            await call_again(episode, "two", outcomes)
-            verdict = await episode.evaluate()
-        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
-        assert "its trajectory, is damaged: it has " in verdict.detail
-        assert runs == []
-        for outcome in outcomes:
-            assert "is damaged: it has " in outcome
-        assert machine.sandboxes == {}
-
-
-async def test_episode_that_was_not_ready_is_lost_at_once_if_its_trajectory_is_damaged(
-    tmp_path: Path,
-) -> None:
-    outcomes = list[str]()
-    async with recovered(tmp_path, Phase.OPENING, {}, write=write_calls, damage=DAMAGES["cut"]) as registry:
-        with anyio.fail_after(10):
-            await call_again(only(registry), "two", outcomes)
-            verdict = await only(registry).evaluate()
-        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
-        assert ["is damaged: it has " in outcome for outcome in outcomes] == [True]
-
-
 async def test_call_that_comes_before_the_trajectory_was_read_is_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading, resume, read_calls = anyio.Event(), threading.Event(), Journal.read_calls
+    reading, resume, read_calls = anyio.Event(), threading.Event(), Trajectory.read_calls
 
-    def read_slowly(journal: Journal) -> LoggedCalls:
+    def read_slowly(trajectory: Trajectory) -> LoggedCalls:
         anyio.from_thread.run_sync(reading.set)
         resume.wait(10)
-        return read_calls(journal)
+        return read_calls(trajectory)
 
-    monkeypatch.setattr(Journal, "read_calls", read_slowly)
+    monkeypatch.setattr(Trajectory, "read_calls", read_slowly)
     outcomes = list[str]()
     async with (
         sandbox_of_the_dead_server(tmp_path) as (agent, machine),
@@ -732,9 +675,10 @@ async def test_files_do_not_change_whether_an_episode_with_a_row_is_open(tmp_pat
         assert not is_open(folder)
 
 
-def write_unanswered_call(journal: Journal, name: str = "probe__echo") -> None:
+def write_unanswered_call(trajectory: Trajectory, name: str = "probe__echo") -> None:
     """A call `one` that was sent, and whose reply never came."""
-    journal.add_call(
+    trajectory.add(
+        "call",
         seq=1,
         name=name,
         server="probe",

@@ -165,7 +165,7 @@ async def test_with_at_limit_fail_a_truncated_attempt_is_not_graded_and_its_rewa
         assert (verdict.claimed, verdict.truncated) == (False, True)
         assert verdict.detail.endswith("`--at-limit grade` grades them")
         assert verdict.signature is not None
-        folder = episode.journal.folder
+        folder = episode.files.folder
         assert json.loads((folder / "traj_log.json").read_text())["status"] == "max_turns_reached"
         result = json.loads((folder / "eval_res.json").read_text())
         assert result["pass"] is None

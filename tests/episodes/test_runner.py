@@ -15,6 +15,7 @@ from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client import driver as driver_module
 from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes.call_recorder import CallRecorder
 from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.runner import EpisodeRunner
@@ -32,8 +33,8 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.kept_tools import KeptTools
+from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
 from tests.episodes.environment import (
     TOOLS,
@@ -57,7 +58,7 @@ def sandbox_roles(provider: FakeProvider) -> list[str]:
 
 
 def trajectory(folder: Path, episode: Episode) -> list[dict[str, Any]]:
-    """What was done: the events of the journal, without calls that wait and without the two first lines."""
+    """What was done: the lines, without calls that wait and without the two first ones."""
     file = folder / "state" / "episodes" / episode.id / "trajectory.jsonl"
     events = [json.loads(line) for line in file.read_text().splitlines()]
     return [event for event in events if event["event"] not in ("start", "ready", "accepted")]
@@ -325,7 +326,7 @@ async def test_a_call_whose_end_cannot_be_recorded_ends_for_its_callers(
         episode = registry.start("find-answer", PLAYER)
         await episode.ready()
         with monkeypatch.context() as patch:
-            patch.setattr(EpisodeMetrics if part == "called" else Journal, part, explode)
+            patch.setattr(EpisodeMetrics if part == "called" else CallRecorder, part, explode)
             with anyio.fail_after(10), pytest.raises(DecathlonError, match="a fault of the server: Runtime"):
                 await episode.calls.call("probe__echo", CallParams.of({}))
         await episode.calls.call("probe__echo", CallParams.of({"text": "still here"}))
@@ -372,13 +373,23 @@ async def test_a_failing_disk_ends_no_other_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         broken, other = (registry.start("find-answer", PLAYER) for _ in range(2))
         await broken.calls.call("probe__echo", CallParams.of({"text": "kept in memory only"}))
-        with (broken.journal.folder / "trajectory.jsonl").open("ab") as file:
+        with (broken.files.folder / "trajectory.jsonl").open("ab") as file:
             file.write(b'{"event": "call", "torn')
         await broken.claim_done(None)
-        shutil.rmtree(broken.journal.folder)
+        shutil.rmtree(broken.files.folder)
         broken.close()
         await ended(broken)
         assert (await other.evaluate()).reward == 1.0
+
+
+async def test_an_attempt_whose_trajectory_is_gone_is_lost_and_not_graded(tmp_path: Path) -> None:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
+        episode = registry.start("find-answer", PLAYER)
+        await episode.calls.call("probe__echo", CallParams.of({}))
+        episode.trajectory.file.unlink()
+        verdict = await episode.evaluate()
+        assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
+        assert "its trajectory, is damaged: it cannot be read: No such file" in verdict.detail
 
 
 async def test_an_episode_closed_in_the_queue_never_opens_a_sandbox(tmp_path: Path) -> None:
@@ -541,7 +552,7 @@ def new_episode(
         spec,
         sandbox_factory=factory,
         ticket=registry.admission.reserve(task_name),
-        journal=Journal(folder / spec.id),
+        trajectory=Trajectory.create(folder / spec.id),
         metrics=registry.metrics.episode(factory.suite.name, task_name),
     )
 

@@ -72,7 +72,7 @@ class Saving:
     meanwhile: Callable[[], Awaitable[object]] | None = None
 
     def folder(self, episode: Episode) -> Path:
-        return self.registry.trajectory(episode.id).parent / "snapshots"
+        return self.registry.folder(episode.id) / "snapshots"
 
 
 async def call(episode: Episode, tool: str = "echo") -> str:

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from decathlon_mcp.grading.attempt import CallRecord
+from decathlon_mcp.grading.attempt import UNANSWERED, CallRecord
 from decathlon_mcp.grading.verdict import (
     REWARDED,
     Outcome,
@@ -153,11 +153,23 @@ def test_lone_surrogates_are_replaced() -> None:
     assert verdict.refused == ("e?f: a FIFO",)
 
 
-def test_call_record_is_read_from_a_journal_event() -> None:
+def test_call_record_is_read_from_both_lines_of_a_call() -> None:
+    record = make_call(7, result={"content": []})
+    line = {name: getattr(record, name) for name in CallRecord.__slots__}
+    reply = {name: line.pop(name) for name in ("failed", "seconds", "result")}
+    call = {**line, "event": "call", "time": 1.0}
+    assert CallRecord.of_lines(call, {**reply, "event": "reply"}) == record
+    error = {"code": -32602, "message": "no"}
+    for members, result in (
+        ({"failure": {"code": "call_timeout", "message": "too slow"}}, "too slow"),
+        ({"error": error}, error),
+    ):
+        failed = CallRecord.of_lines(call, {"failed": True, "seconds": 1.0, **members})
+        assert (failed.failed, failed.seconds, failed.result) == (True, 1.0, {"error": result})
+
+
+def test_a_call_without_a_reply_has_failed() -> None:
     record = make_call(7, result=None)
-    event = {
-        **{name: getattr(record, name) for name in CallRecord.__slots__},
-        "event": "call",
-        "at": "2026-11-21T00:00:00",
-    }
-    assert CallRecord.from_journal(event) == record
+    call = {name: getattr(record, name) for name in CallRecord.__slots__ if name not in ("failed", "seconds")}
+    found = CallRecord.of_lines(call, None)
+    assert (found.failed, found.result, found.seconds) == (True, {"error": UNANSWERED}, 0.0)

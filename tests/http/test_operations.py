@@ -26,6 +26,7 @@ from tests.http.messages import ACCEPT, INITIALIZE
 from tests.http.test_lost_clients import served_by_fake
 from tests.probe.clients import connected, start
 from tests.probe.serving import Served
+from tests.storage.trajectories import events
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -116,8 +117,8 @@ async def test_request_sent_again_gets_the_first_reply_and_runs_nothing(play: Pl
         assert await play.call("quick", "one", era=era, text="a") == "run 1 of a"
     assert await play.call("quick", "two", era=era, text="a") == "run 2 of a"
     assert await play.call("quick", None, era=era, text="a") == "run 3 of a"
-    events = play.served.find(play.id).journal.events("call")
-    assert [(event["seq"], event.get("operation")) for event in events][:2] == [(1, "one"), (2, "two")]
+    calls = events(play.served.find(play.id).trajectory, "call")
+    assert [(event["seq"], event.get("operation")) for event in calls][:2] == [(1, "one"), (2, "two")]
     assert all(OPERATION_KEY not in (meta or {}) for meta in play.tools.metas)
 
 
@@ -223,7 +224,7 @@ async def test_same_call_of_the_session_gets_the_reply_of_one_whose_connection_b
         tasks.start_soon(finish)
         assert "run 1" in (await http.post(play.url, json=again)).text
         if operation:
-            assert "joined" in (play.served.find(play.id).journal.folder / "trajectory.jsonl").read_text()
+            assert events(play.served.find(play.id).trajectory, "joined")
             assert await play.call("slow", operation, era="handshake") == "run 1"
         else:
             # Now it has the reply.
@@ -249,7 +250,7 @@ async def test_reply_that_was_not_handed_over_is_given_once(play: Play) -> None:
     async with broken_call(play) as http:
         play.tools.finish.set()
         episode = play.served.find(play.id)
-        await until(lambda: not episode.calls.unanswered and list(episode.journal.events("reply")))
+        await until(lambda: not episode.calls.unanswered and events(episode.trajectory, "reply"))
         await until(lambda: not episode.lease._holders)  # pyright: ignore[reportPrivateUsage]
         assert "run 1" in (await http.post(play.url, json=request(8, "slow"))).text
         assert "run 2" in (await http.post(play.url, json=request(8, "slow"))).text
@@ -293,7 +294,7 @@ async def test_sessionless_call_with_an_operation_goes_on_without_its_connection
         tasks.cancel_scope.cancel()
     await anyio.sleep(0.3)
     play.tools.finish.set()
-    await until(lambda: list(play.served.find(play.id).journal.events("reply")))
+    await until(lambda: events(play.served.find(play.id).trajectory, "reply"))
     assert await play.call("slow", "one") == "run 1"
     assert play.tools.cancelled == 0
 

@@ -22,6 +22,7 @@ from tests.episodes.environment import TOOLS
 from tests.fakes.driver import FakeCall, FakeRun
 from tests.fakes.provider import FakeProvider
 from tests.http.restarting import RawSession, Restartable, answer_of, events_of, restartable
+from tests.storage.trajectories import events
 
 pytestmark = pytest.mark.anyio
 
@@ -88,7 +89,7 @@ async def test_call_is_in_the_trajectory_before_its_first_event(
     async with restartable(tmp_path, gate.provider()) as server:
         session = await ready_session(http, server)
         async with session.calling("probe__hang", request_id=5) as (coming, lines):
-            (call,) = server.registry.live[0].journal.events("call")
+            (call,) = events(server.registry.live[0].trajectory, "call")
             assert lines == [f"id: {call['event_id']}.call.5", "data: "]
             assert call["event_id"].startswith(f"{server.store.generation}.")
             assert call["session"] == session.id
@@ -107,7 +108,7 @@ async def test_call_before_the_end_of_the_set_up_is_in_the_trajectory_and_can_be
         session = await RawSession.open(http, server.served.task("made-answer"))
         await set_up.begun.wait()
         async with session.calling("probe__hang", request_id=5) as (_, lines):
-            (accepted,) = server.registry.live[0].journal.events("accepted")
+            (accepted,) = events(server.registry.live[0].trajectory, "accepted")
             assert accepted["session"] == session.id
             assert lines[0] == f"id: {accepted['event_id']}.call.5"
         await server.restart(leaving_calls=True)
@@ -126,7 +127,7 @@ async def test_call_that_is_refused_at_once_has_one_json_body(
         response = await session.post("tools/call", {"name": "probe__none"}, request_id=5)
         assert response.headers["content-type"] == "application/json"
         assert response.json()["error"]["data"]["code"] == "unknown_tool"
-        assert not list(server.registry.live[0].journal.events("call"))
+        assert not events(server.registry.live[0].trajectory, "call")
 
 
 async def test_list_is_made_again_after_a_restart(tmp_path: Path, http: httpx2.AsyncClient) -> None:

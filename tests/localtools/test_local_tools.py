@@ -13,6 +13,7 @@ from mcp.shared.exceptions import MCPError
 from tests.localtools.conftest import SUITE
 from tests.probe.clients import Player, playing
 from tests.probe.serving import Served, serving
+from tests.storage.trajectories import events
 
 pytestmark = pytest.mark.anyio
 
@@ -143,7 +144,7 @@ async def test_a_server_that_exited_is_started_again(player: Player) -> None:
 
 async def test_calls_are_recorded_with_toolathlons_names(served: Served, player: Player) -> None:
     await player.call("local__shout", text="hello")
-    (event,) = served.episodes.live[-1].journal.events("call")
+    (event,) = events(served.episodes.live[-1].trajectory, "call")
     assert (event["server"], event["tool"], event["name"]) == ("local", "shout", "local__shout")
 
 

@@ -14,6 +14,7 @@ from decathlon_sandbox.truncation import model_text, shorten
 from tests.localtools.conftest import SUITE
 from tests.probe.clients import playing
 from tests.probe.serving import Served, serving
+from tests.storage.trajectories import events
 
 pytestmark = pytest.mark.anyio
 
@@ -75,7 +76,7 @@ async def test_truncation_removes_output_schemas_and_structured_content(served: 
 async def test_the_trajectory_has_the_truncated_result(served: Served) -> None:
     async with playing(served, "play", "task") as player:
         text = await player.text("long__text", characters=LIMIT_CHARACTERS)
-        (event,) = served.episodes.live[-1].journal.events("reply")
+        (event,) = events(served.episodes.live[-1].trajectory, "reply")
         assert event["result"]["content"] == [{"type": "text", "text": text}]
 
 

@@ -16,7 +16,8 @@ FOLDERS = ("decathlon_mcp", "sandbox", "clients", "tests", "benchmarks", "docs")
 SECONDS = 900
 CORE_TESTS = (
     *("tests/suites", "tests/catalogue", "tests/grading/test_evaluation.py", "tests/grading/test_verdict.py"),
-    *("tests/storage/test_store.py", "tests/storage/test_journal.py", "tests/driver_client/test_driver.py"),
+    *("tests/storage/test_store.py", "tests/storage/test_trajectory.py"),
+    "tests/driver_client/test_driver.py",
     *("tests/episodes/test_registry.py", "tests/episodes/test_runner.py", "tests/episodes/test_set_up.py"),
     *("tests/protocol/test_lobby.py", "tests/http/test_application.py", "tests/http/test_held_episodes.py"),
     *("tests/cli/test_tasks.py", "tests/cli/test_stdio.py", "tests/e2e/test_episode.py"),

@@ -141,7 +141,7 @@ class Folder:
         with (folder / "trajectory.jsonl").open("wb") as file:
             for line in (head, ready, *lines(entries, started_at)):
                 event, time = line.pop("event"), line.pop("time", started_at)
-                # As a journal writes it.
+                # As a server writes it.
                 file.write(as_json_with_raw({"event": event, "time": time, **line}) + b"\n")
         return name
 

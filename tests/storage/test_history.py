@@ -19,11 +19,11 @@ from decathlon_client.results import TaskSummary
 from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.labels import check_labels
 from decathlon_mcp.plugins.history import queries
-from decathlon_mcp.plugins.history.episode_history import KEPT_INDEXES, EpisodeHistory
-from decathlon_mcp.plugins.history.trajectories import JSON_BYTES, MAX_SKIPPED_CALLS
+from decathlon_mcp.plugins.history.entries import JSON_BYTES
+from decathlon_mcp.plugins.history.episode_history import KEPT_TRAJECTORIES, EpisodeHistory
 from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery, Estimate, NoteEntry, Page
-from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.types import public_id
+from decathlon_mcp.storage.trajectory import MAX_SKIPPED_CALLS, Trajectory
+from decathlon_mcp.types import as_json_with_raw, public_id
 from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run
 
 
@@ -254,12 +254,13 @@ def test_runs_are_compared_by_the_tasks_that_both_have(tmp_path: Path) -> None:
     assert history.compare("a", "none") is None
 
 
-# trajectories
+# writers
 
 
-def write_calls(journal: Journal, first: int, last: int, *, reply: str = '{"content":[]}') -> None:
+def write_calls(trajectory: Trajectory, first: int, last: int, *, reply: str = '{"content":[]}') -> None:
     for seq in range(first, last + 1):
-        journal.add_call(
+        trajectory.add(
+            "call",
             server="files",
             tool="read",
             request=seq,
@@ -269,50 +270,52 @@ def write_calls(journal: Journal, first: int, last: int, *, reply: str = '{"cont
             digest="0",
             started_at=1.0,
         )
-        journal.add_reply(seq=seq, failed=seq % 3 == 0, seconds=0.25, result=msgspec.Raw(reply.encode()))
+        trajectory.add(
+            "reply", seq=seq, failed=seq % 3 == 0, seconds=0.25, result=msgspec.Raw(reply.encode())
+        )
 
 
-class Journals:
-    """Episodes with a journal, which is closed at the end of the test."""
+class Writers:
+    """Episodes with a trajectory, which is closed at the end of the test."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
-        self._open: list[Journal] = []
+        self._open: list[Trajectory] = []
 
-    def open(self, name: str = "one") -> tuple[Journal, str]:
+    def open(self, name: str = "one") -> tuple[Trajectory, str]:
         episode = add_episode(self._state, name)
-        return self.keep(Journal(self._state / "episodes" / name)), episode
+        return self.keep(Trajectory.create(self._state / "episodes" / name)), episode
 
-    def keep(self, journal: Journal) -> Journal:
-        self._open.append(journal)
-        return journal
+    def keep(self, trajectory: Trajectory) -> Trajectory:
+        self._open.append(trajectory)
+        return trajectory
 
     def close(self) -> None:
-        for journal in self._open:
-            journal.close()
+        for trajectory in self._open:
+            trajectory.close()
 
 
 @pytest.fixture
-def journals(tmp_path: Path) -> Generator[Journals]:
-    journals = Journals(tmp_path)
-    yield journals
-    journals.close()
+def writers(tmp_path: Path) -> Generator[Writers]:
+    writers = Writers(tmp_path)
+    yield writers
+    writers.close()
 
 
-def test_calls_and_notes_are_read_in_order_by_their_numbers(tmp_path: Path, journals: Journals) -> None:
-    journal, episode = journals.open()
+def test_calls_and_notes_are_read_in_order_by_their_numbers(tmp_path: Path, writers: Writers) -> None:
+    trajectory, episode = writers.open()
     tools = b'[{"name":"files__read"}]'
     digest = sha256(tools).hexdigest()
-    journal.add("start", version=1, suite="s", task="task", labels={"run": "r"})
-    journal.add("ready", prompt={"system": None, "task": "Do it."}, tools=digest)
+    trajectory.add("start", version=1, suite="s", task="task", labels={"run": "r"})
+    trajectory.add("ready", prompt={"system": None, "task": "Do it."}, tools=digest)
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / f"{digest}.json").write_bytes(tools)
-    journal.add("note", calls=0, role="assistant", text="First I look.", usage={"input_tokens": 7})
-    write_calls(journal, 1, 2)
-    journal.add("note", calls=2, role="reasoning", text='Quotes " and \n lines')
-    write_calls(journal, 3, 3)
-    journal.add("note", calls=3, role="assistant", text="Done.")
-    journal.add("claim", by_agent=True, answer="42")
+    trajectory.add("note", calls=0, role="assistant", text="First I look.", usage={"input_tokens": 7})
+    write_calls(trajectory, 1, 2)
+    trajectory.add("note", calls=2, role="reasoning", text='Quotes " and \n lines')
+    write_calls(trajectory, 3, 3)
+    trajectory.add("note", calls=3, role="assistant", text="Done.")
+    trajectory.add("claim", by_agent=True, answer="42")
     history = EpisodeHistory([tmp_path])
     entries = history.calls(episode, 1, 100)
     assert [entry.text.raw if isinstance(entry, NoteEntry) else entry.seq for entry in entries] == [
@@ -357,31 +360,33 @@ def test_calls_and_notes_are_read_in_order_by_their_numbers(tmp_path: Path, jour
 
 
 def test_an_unfinished_trajectory_is_continued_from_where_it_was_read(
-    tmp_path: Path, journals: Journals
+    tmp_path: Path, writers: Writers
 ) -> None:
-    journal, episode = journals.open()
+    trajectory, episode = writers.open()
     history = EpisodeHistory([tmp_path])
     assert history.calls(episode, 1, 10) == []
-    write_calls(journal, 1, 1)
+    write_calls(trajectory, 1, 1)
     assert len(history.calls(episode, 1, 10)) == 1
-    write_calls(journal, 2, 4)
-    file = journal.folder / "trajectory.jsonl"
+    write_calls(trajectory, 2, 4)
+    file = trajectory.folder / "trajectory.jsonl"
     with file.open("ab") as half:
         half.write(b'{"event":"call","time":1.0,"seq":5,')
     assert [entry.seq for entry in history.calls(episode, 2, 10) if isinstance(entry, CallEntry)] == [2, 3, 4]
     # A server that starts later cuts the line that the dead one did not finish.
-    journal = journals.keep(Journal.reopen(journal.folder))
-    write_calls(journal, 5, 5)
+    trajectory = writers.keep(Trajectory.reopen(trajectory.folder))
+    write_calls(trajectory, 5, 5)
     assert len(history.calls(episode, 1, 10)) == 5
 
 
 def test_a_call_without_a_reply_and_one_that_was_never_sent_are_shown(
-    tmp_path: Path, journals: Journals
+    tmp_path: Path, writers: Writers
 ) -> None:
-    journal, episode = journals.open()
-    journal.add_accepted(seq=1, name="files__read", arguments=None, digest="0", started_at=1.0)
-    journal.add_reply(seq=1, failed=True, seconds=1.0, failure={"code": "episode_ended", "message": "over"})
-    journal.add_call(server="files", tool="read", request=2, seq=2, name="files__read", arguments={})
+    trajectory, episode = writers.open()
+    trajectory.add("accepted", seq=1, name="files__read", arguments=None, digest="0", started_at=1.0)
+    trajectory.add(
+        "reply", seq=1, failed=True, seconds=1.0, failure={"code": "episode_ended", "message": "over"}
+    )
+    trajectory.add("call", server="files", tool="read", request=2, seq=2, name="files__read", arguments={})
     first, second = EpisodeHistory([tmp_path]).calls(episode, 1, 2)
     assert isinstance(first, CallEntry)
     assert isinstance(second, CallEntry)
@@ -389,11 +394,12 @@ def test_a_call_without_a_reply_and_one_that_was_never_sent_are_shown(
     assert (second.server, second.reply, second.seconds) == ("files", None, None)
 
 
-def test_long_values_are_slices_that_nobody_parses(tmp_path: Path, journals: Journals) -> None:
-    journal, episode = journals.open()
+def test_long_values_are_slices_that_nobody_parses(tmp_path: Path, writers: Writers) -> None:
+    trajectory, episode = writers.open()
     deep = "[" * 1_000_000 + "]" * 1_000_000
-    journal.add("ready", prompt={"system": "s", "task": "é" * JSON_BYTES}, tools="0" * 64)
-    journal.add_call(
+    trajectory.add("ready", prompt={"system": "s", "task": "é" * JSON_BYTES}, tools="0" * 64)
+    trajectory.add(
+        "call",
         server="files",
         tool="read",
         request=1,
@@ -402,8 +408,11 @@ def test_long_values_are_slices_that_nobody_parses(tmp_path: Path, journals: Jou
         arguments={"text": "x" * JSON_BYTES},
         digest="0",
     )
-    journal.add_reply(seq=1, failed=False, seconds=0.1, result=msgspec.Raw(deep.encode()))
-    journal.add("note", calls=1, role="assistant", text="é" * JSON_BYTES)
+    trajectory.add("reply", seq=1, failed=False, seconds=0.1, result=msgspec.Raw(deep.encode()))
+    # Longer than a server keeps.
+    note = {"event": "note", "time": 1.0, "calls": 1, "role": "assistant", "text": "é" * JSON_BYTES}
+    with trajectory.file.open("ab") as file:
+        file.write(as_json_with_raw(note) + b"\n")
     history = EpisodeHistory([tmp_path])
     call, note = history.calls(episode, 1, 1)
     assert isinstance(call, CallEntry)
@@ -425,14 +434,14 @@ def test_long_values_are_slices_that_nobody_parses(tmp_path: Path, journals: Jou
     assert history.raw_reply(episode, 2) is None
 
 
-def test_lone_surrogates_hide_nothing_of_a_line(tmp_path: Path, journals: Journals) -> None:
+def test_lone_surrogates_hide_nothing_of_a_line(tmp_path: Path, writers: Writers) -> None:
     text = "\ud800 and \udfff"
-    journal, episode = journals.open()
-    journal.add("start", version=1, labels={"run": text})
-    journal.add("ready", prompt={"system": text, "task": text})
-    journal.add_call(server="s", tool=text, request=1, seq=1, name=text, arguments={text: [text]})
-    journal.add_reply(seq=1, failed=False, seconds=0.1, result={"text": text})
-    journal.add_note(calls=1, role="assistant", text=text)
+    trajectory, episode = writers.open()
+    trajectory.add("start", version=1, labels={"run": text})
+    trajectory.add("ready", prompt={"system": text, "task": text})
+    trajectory.add("call", server="s", tool=text, request=1, seq=1, name=text, arguments={text: [text]})
+    trajectory.add("reply", seq=1, failed=False, seconds=0.1, result={"text": text})
+    trajectory.add("note", calls=1, role="assistant", text=text)
     history = EpisodeHistory([tmp_path])
     details = history.episode(episode)
     assert details is not None
@@ -451,9 +460,9 @@ def test_lone_surrogates_hide_nothing_of_a_line(tmp_path: Path, journals: Journa
 
 
 @pytest.mark.parametrize("text", ['a "quoted" name', "line\nbreak", "Ünïcode", "C:\\path", "FILE"])
-def test_texts_are_found_however_json_writes_them(tmp_path: Path, journals: Journals, text: str) -> None:
-    journal, episode = journals.open()
-    write_calls(journal, 1, 2, reply='{"content":[{"type":"text","text":"nothing"}]}')
+def test_texts_are_found_however_json_writes_them(tmp_path: Path, writers: Writers, text: str) -> None:
+    trajectory, episode = writers.open()
+    write_calls(trajectory, 1, 2, reply='{"content":[{"type":"text","text":"nothing"}]}')
     inner = json.dumps({"text": text.lower()}, ensure_ascii=False)
     for seq, reply in enumerate(
         (
@@ -463,18 +472,16 @@ def test_texts_are_found_however_json_writes_them(tmp_path: Path, journals: Jour
         ),
         3,
     ):
-        journal.add_call(server="s", tool="t", request=seq, seq=seq, name="other", arguments=None)
-        journal.add_reply(seq=seq, failed=False, seconds=0.1, result=msgspec.Raw(reply.encode()))
+        trajectory.add("call", server="s", tool="t", request=seq, seq=seq, name="other", arguments=None)
+        trajectory.add("reply", seq=seq, failed=False, seconds=0.1, result=msgspec.Raw(reply.encode()))
     history = EpisodeHistory([tmp_path])
     found = [history.find(episode, text, after=after) for after in (2, 3, 4, 5)]
     assert found == [3, 4, 5 if text != "Ünïcode" else None, None]
 
 
-def test_search_covers_names_and_arguments_and_finds_the_next_error(
-    tmp_path: Path, journals: Journals
-) -> None:
-    journal, episode = journals.open()
-    write_calls(journal, 1, 7)
+def test_search_covers_names_and_arguments_and_finds_the_next_error(tmp_path: Path, writers: Writers) -> None:
+    trajectory, episode = writers.open()
+    write_calls(trajectory, 1, 7)
     history = EpisodeHistory([tmp_path])
     results = [
         history.find(episode, "READ"),
@@ -502,24 +509,24 @@ def test_search_covers_names_and_arguments_and_finds_the_next_error(
         b'{"event":"reply","seq":1,"failed":true,"seconds":NaN,"error":"\\ud800"}',
     ],
 )
-def test_damaged_lines_hide_no_others(tmp_path: Path, journals: Journals, line: bytes) -> None:
-    journal, episode = journals.open()
-    write_calls(journal, 1, 1)
-    with (journal.folder / "trajectory.jsonl").open("ab") as file:
+def test_damaged_lines_hide_no_others(tmp_path: Path, writers: Writers, line: bytes) -> None:
+    trajectory, episode = writers.open()
+    write_calls(trajectory, 1, 1)
+    with (trajectory.folder / "trajectory.jsonl").open("ab") as file:
         file.write(line + b"\n")
-    journal = journals.keep(Journal.reopen(journal.folder))
-    write_calls(journal, 2, 2)
+    trajectory = writers.keep(Trajectory.reopen(trajectory.folder))
+    write_calls(trajectory, 2, 2)
     history = EpisodeHistory([tmp_path])
     entries = history.calls(episode, 1, 10)
     assert [entry.seq for entry in entries if isinstance(entry, CallEntry)] == [1, 2]
     assert [time.seconds for time in history.call_times(episode)] == [0.25, 0.25]
 
 
-def test_numbers_that_damaged_lines_skip_take_little_memory(tmp_path: Path, journals: Journals) -> None:
-    journal, episode = journals.open()
-    write_calls(journal, 1, 1)
+def test_numbers_that_damaged_lines_skip_take_little_memory(tmp_path: Path, writers: Writers) -> None:
+    trajectory, episode = writers.open()
+    write_calls(trajectory, 1, 1)
     for number in range(1, 100):
-        journal.add_call(seq=number * MAX_SKIPPED_CALLS, name="x")
+        trajectory.add("call", seq=number * MAX_SKIPPED_CALLS, name="x")
     history = EpisodeHistory([tmp_path])
     details = history.episode(episode)
     assert details is not None
@@ -536,11 +543,11 @@ def test_numbers_that_damaged_lines_skip_take_little_memory(tmp_path: Path, jour
     ids=["names of other members", "long"],
 )
 def test_labels_of_any_name_and_length_leave_the_head_readable(
-    tmp_path: Path, journals: Journals, labels: dict[str, str]
+    tmp_path: Path, writers: Writers, labels: dict[str, str]
 ) -> None:
-    journal, episode = journals.open()
+    trajectory, episode = writers.open()
     assert check_labels(labels) == labels
-    journal.add("start", suite="s", task="t", labels=labels, policy="visible")
+    trajectory.add("start", suite="s", task="t", labels=labels, policy="visible")
     details = EpisodeHistory([tmp_path]).episode(episode)
     assert details is not None
     assert details.head is not None
@@ -548,17 +555,15 @@ def test_labels_of_any_name_and_length_leave_the_head_readable(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_trajectory_that_is_no_regular_file_is_not_read(
-    tmp_path: Path, journals: Journals, kind: str
-) -> None:
-    journal, episode = journals.open()
-    write_calls(journal, 1, 1)
-    trajectory = journal.folder / "trajectory.jsonl"
-    elsewhere = trajectory.rename(tmp_path / "elsewhere")
+def test_trajectory_that_is_no_regular_file_is_not_read(tmp_path: Path, writers: Writers, kind: str) -> None:
+    trajectory, episode = writers.open()
+    write_calls(trajectory, 1, 1)
+    file = trajectory.file
+    elsewhere = file.rename(tmp_path / "elsewhere")
     if kind == "pipe":
-        os.mkfifo(trajectory)
+        os.mkfifo(file)
     else:
-        trajectory.symlink_to(elsewhere)
+        file.symlink_to(elsewhere)
     details = EpisodeHistory([tmp_path]).episode(episode)
     assert details is not None
     assert details.calls == 0
@@ -580,8 +585,8 @@ def test_no_list_opens_a_trajectory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "", "../one", "0" * 16, "g" * 16])
-def test_an_id_that_is_no_episodes_is_none(tmp_path: Path, journals: Journals, name: str) -> None:
-    journals.open()
+def test_an_id_that_is_no_episodes_is_none(tmp_path: Path, writers: Writers, name: str) -> None:
+    writers.open()
     history = EpisodeHistory([tmp_path])
     assert history.episode(name) is None
     assert history.calls(name, 1, 1) == []
@@ -589,11 +594,11 @@ def test_an_id_that_is_no_episodes_is_none(tmp_path: Path, journals: Journals, n
     assert history.raw_reply(name, 1) is None
 
 
-def test_more_trajectories_than_are_kept_can_be_read(tmp_path: Path, journals: Journals) -> None:
+def test_more_trajectories_than_are_kept_can_be_read(tmp_path: Path, writers: Writers) -> None:
     episodes: list[str] = []
-    for number in range(KEPT_INDEXES + 2):
-        journal, episode = journals.open(f"{number}")
-        write_calls(journal, 1, 1)
+    for number in range(KEPT_TRAJECTORIES + 2):
+        trajectory, episode = writers.open(f"{number}")
+        write_calls(trajectory, 1, 1)
         episodes.append(episode)
     history = EpisodeHistory([tmp_path])
     assert [len(history.calls(episode, 1, 1)) for episode in [*episodes, *episodes]] == [1] * 2 * len(

@@ -15,7 +15,7 @@ import pytest
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, LimitExceededError
 from decathlon_mcp.storage.disk import DiskSpace
-from decathlon_mcp.storage.kept_files import KeptFiles
+from decathlon_mcp.storage.kept_files import RESERVED_FILE, VERDICT_BYTES, VERDICT_FILE, KeptFiles
 
 NAME = "workspace.tar.gz"
 
@@ -125,3 +125,28 @@ def test_a_damaged_json_file_is_an_error(files: KeptFiles, content: str) -> None
     (files.folder / "attempt.json").write_text(content)
     with pytest.raises(BadRequestError, match="not a JSON object"):
         files.read("attempt.json")
+
+
+def test_room_for_the_verdict_is_reserved_and_given_back(tmp_path: Path) -> None:
+    files = KeptFiles(tmp_path)
+    files.reserve_verdict()
+    assert (tmp_path / RESERVED_FILE).stat().st_blocks * 512 >= VERDICT_BYTES
+    (tmp_path / ".traj_log.json.partial").write_bytes(b"half")
+    files.reserve_again()
+    assert [file.name for file in tmp_path.iterdir()] == [RESERVED_FILE]
+    files.write_verdict({"reward": 1.0})
+    files.reserve_again()
+    files.write_verdict({"reward": 0.0})
+    assert [file.name for file in tmp_path.iterdir()] == [VERDICT_FILE]
+    assert files.read(VERDICT_FILE) == {"reward": 0.0}
+    files.reserve_verdict()
+    files.release_verdict()
+    assert not (tmp_path / RESERVED_FILE).exists()
+
+
+def test_a_log_is_a_file_or_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    KeptFiles(tmp_path).write_log("log", (b"a", b"b"))
+    assert (tmp_path / "log").read_bytes() == b"ab"
+    KeptFiles(tmp_path, DiskSpace(tmp_path, 1 << 60)).write_log("large", (b"x" * 600_000 for _ in range(2)))
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
+    assert [record.message for record in caplog.records] == ["a file of an episode could not be kept"]

@@ -11,12 +11,10 @@ import pytest
 from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.storage.disk import NotRegularError
 from decathlon_mcp.storage.file_cache import FileCache
-from decathlon_mcp.storage.journal import Journal
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.kept_tools import FOLDER, remove_unnamed_tools
 from decathlon_mcp.storage.keys import PAGE_KEY_FILE, load_or_create_page_key
-from decathlon_mcp.storage.recorded import RecordedEpisode
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, TrajectoryCalls, has_ended
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, Trajectory, has_ended
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -35,19 +33,18 @@ def folder(file: Path) -> None:
     file.mkdir()
 
 
-def reopen(file: Path) -> None:
-    Journal.reopen(file.parent)
+def update(folder: Path) -> None:
+    Trajectory(folder).update()
 
 
 @pytest.mark.parametrize("place", [fifo, link, folder])
-@pytest.mark.parametrize("read", [TrajectoryCalls, has_ended, RecordedEpisode, reopen])
+@pytest.mark.parametrize("read", [update, has_ended, Trajectory.reopen])
 def test_what_is_no_trajectory_is_refused_at_once(
     place: Callable[[Path], None], read: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    file = tmp_path / TRAJECTORY_FILE
-    place(file)
+    place(tmp_path / TRAJECTORY_FILE)
     with pytest.raises(NotRegularError, match="not a regular file"):
-        read(file)
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("place", [fifo, link, folder])

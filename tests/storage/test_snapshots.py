@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -15,9 +14,7 @@ from decathlon_mcp.plugins.branches.states import (
     nearest_state,
     remove_states_of_ended,
 )
-from decathlon_mcp.storage.recorded import RecordedEpisode
-from decathlon_mcp.storage.retention import UNFINISHED_FILE
-from decathlon_mcp.types import as_json_with_raw
+from decathlon_mcp.storage.kept_files import RESERVED_FILE
 
 
 def save(
@@ -146,7 +143,7 @@ def test_states_of_episodes_that_are_over_are_removed(tmp_path: Path) -> None:
     for episode in (over, live):
         save(states, episode, 1)
         save(states, episode, 2)
-    (live / UNFINISHED_FILE).touch()
+    (live / RESERVED_FILE).touch()
     assert remove_states_of_ended(tmp_path, dry_run=True) == 2
     assert kept(over, live) == [[1, 2], [1, 2]]
     assert remove_states_of_ended(tmp_path, dry_run=False) == 2
@@ -155,19 +152,3 @@ def test_states_of_episodes_that_are_over_are_removed(tmp_path: Path) -> None:
     # The server goes on with what is left.
     save(states, live, 3, 98)
     assert kept(live) == [[1, 2, 3]]
-
-
-def test_lines_of_calls_are_read_as_they_are(tmp_path: Path) -> None:
-    call = {"event": "call", "seq": 1, "server": "probe", "tool": "echo", "name": "probe__echo"}
-    reply = {"event": "reply", "seq": 1, "failed": False, "seconds": 0.5}
-    # The second has a lone surrogate, which a tool may send.
-    lines = [
-        f'{json.dumps(call)[:-1]}, "arguments": {{"a":  1}}}}',
-        f'{json.dumps(reply)[:-1]}, "result": {{"content": ["\\ud800"]}}}}',
-        json.dumps({**call, "seq": 2}),
-    ]
-    (tmp_path / "trajectory.jsonl").write_text("\n".join(lines) + "\n")
-    ((read_call, read_reply),) = RecordedEpisode(tmp_path / "trajectory.jsonl").lines(2)
-    assert (read_call["seq"], read_call["server"], read_reply["failed"]) == (1, "probe", False)
-    assert b'"arguments":{"a":  1}' in as_json_with_raw(read_call)
-    assert b"\\ud800" in as_json_with_raw(read_reply)

@@ -1,60 +1,315 @@
-"""Calls read from trajectories."""
+"""The trajectory of an episode: lines that are appended, found and read again."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from decathlon_mcp.storage.journal import Journal
-from decathlon_mcp.storage.logged_calls import UNANSWERED
-from decathlon_mcp.storage.trajectory import TrajectoryCalls, has_ended
+import msgspec
+import pytest
 
-CALL: dict[str, Any] = {"server": "files", "tool": "read", "name": "files__read", "arguments": {"path": "a"}}
+from decathlon_mcp.errors import DiskFullError
+from decathlon_mcp.storage.disk import DiskSpace
+from decathlon_mcp.storage.logged_calls import LoggedKey
+from decathlon_mcp.storage.trajectory import (
+    MAX_NOTE_LINE_BYTES,
+    MAX_SKIPPED_CALLS,
+    CallLines,
+    Trajectory,
+    has_ended,
+)
+from decathlon_mcp.storage.trajectory_lines import NOTHING
+from decathlon_mcp.types import JsonObject
+from tests.storage.trajectories import events
+
+CALL: dict[str, Any] = {
+    "server": "files",
+    "tool": "read",
+    "name": "files__read",
+    "arguments": {"path": "a"},
+    "started_at": 1.0,
+}
 REPLY: dict[str, Any] = {"failed": False, "seconds": 0.5, "result": {"content": []}}
 
 
-def write(file: Path, *events: dict[str, Any]) -> Path:
-    file.write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    return file
+def new(folder: Path, **options: Any) -> Trajectory:
+    return Trajectory.create(folder / "one", **options)
 
 
-def test_calls_of_a_journal_are_in_the_order_in_which_they_began(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "episode")
-    trajectory = journal.folder / "trajectory.jsonl"
-    for seq in (1, 2, 3):
-        journal.add_call(seq=seq, started_at=float(seq), **CALL)
-    for seq in (3, 1):
-        journal.add_reply(seq=seq, **REPLY)
-    journal.add_reply(seq=2, failed=True, seconds=1.0, failure={"message": "too slow"})
-    journal.add("claim", answer="x")
-    first, second, third = TrajectoryCalls(trajectory)
-    assert [call["seq"] for call in (first, second, third)] == [1, 2, 3]
-    assert (first["failed"], first["seconds"], first["result"]) == (False, 0.5, {"content": []})
-    assert (second["failed"], second["result"]) == (True, {"error": "too slow"})
-    assert (third["started_at"], third["arguments"]) == (3.0, {"path": "a"})
-    assert not has_ended(trajectory)
-    journal.add("end", ending="closed")
-    journal.close()
-    assert has_ended(trajectory)
+def numbers(trajectory: Trajectory) -> list[int]:
+    return [lines.seq for lines in trajectory.sent_calls()]
 
 
-def test_a_call_without_a_reply_has_failed(tmp_path: Path) -> None:
-    file = write(tmp_path / "trajectory.jsonl", {"event": "call", "seq": 1, "started_at": 1.0, **CALL})
-    (call,) = TrajectoryCalls(file)
-    assert (call["failed"], call["result"], call["seconds"]) == (True, {"error": UNANSWERED}, 0.0)
+def test_lines_are_read_back_as_written(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as trajectory:
+        trajectory.add("claim", answer="ü\n\ud800")
+        assert trajectory.first("claim")["answer"] == "ü\n\ud800"
+        assert trajectory.first("end") == {}
+        assert trajectory.add("call", seq=1, arguments=msgspec.Raw(b'{ "as":"it came"}'), **REPLY)
+        ((_, call, *_),) = trajectory.sent_calls()
+        assert b'"arguments":{ "as":"it came"}' in call
+    assert trajectory.folder.stat().st_mode & 0o077 == 0
+    assert not trajectory.add("call", seq=2)
+    assert numbers(trajectory) == [1]
 
 
-def test_lines_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:
-    file = write(tmp_path / "trajectory.jsonl", {"event": "call", "seq": 1, "started_at": 1.0, **CALL})
-    with file.open("ab") as lines:
-        lines.write(b'{"event": "call", "seq": 2, "too')
-    calls = TrajectoryCalls(file)
-    assert [call["seq"] for call in calls] == [1]
-    assert not has_ended(file)
+def test_a_new_one_is_none_that_is_there(tmp_path: Path) -> None:
+    new(tmp_path).close()
+    with pytest.raises(FileExistsError):
+        new(tmp_path)
 
 
-def test_an_empty_trajectory_has_no_calls_and_no_end(tmp_path: Path) -> None:
-    file = write(tmp_path / "trajectory.jsonl")
-    assert list(TrajectoryCalls(file)) == []
-    assert not has_ended(file)
+def test_one_that_is_missing_is_not_begun_again(tmp_path: Path) -> None:
+    trajectory = new(tmp_path)
+    assert trajectory.why_unreadable() is None
+    trajectory.close()
+    trajectory.file.unlink()
+    assert trajectory.why_unreadable() == "it cannot be read: No such file or directory"
+    with pytest.raises(FileNotFoundError):
+        Trajectory.reopen(trajectory.folder)
+    with pytest.raises(FileNotFoundError):
+        Trajectory(trajectory.folder).update()
+    with pytest.raises(FileNotFoundError):
+        has_ended(trajectory.folder)
+    assert list(trajectory.folder.iterdir()) == []
+
+
+def fill(trajectory: Trajectory) -> list[JsonObject]:
+    """Calls in the order 1, 2, 3 (never sent), 4, of which 2 has no reply and 4 failed."""
+    trajectory.add("start", labels={"arguments": "x"})
+    trajectory.add("call", seq=1, operation="a", digest="00", request=1, **CALL)
+    trajectory.add("call", seq=2, request=2, **{**CALL, "tool": "write", "arguments": {"text": "\ud800"}})
+    trajectory.add("accepted", seq=3, operation="c", digest="03", name="files__read", arguments=None)
+    trajectory.add("reply", seq=1, **REPLY)
+    trajectory.add("reply", seq=3, failed=True, seconds=9.0, failure={"code": "x", "message": "over"})
+    trajectory.add("note", calls=2, role="assistant", text="hm")
+    trajectory.add("accepted", seq=4, operation="d", digest="04", **CALL)
+    trajectory.add("call", seq=4, request=3, operation="d", digest="04", **CALL)
+    trajectory.add("joined", seq=2, operation="b", digest="01")
+    trajectory.add("reply", seq=4, failed=True, seconds=2.0, error={"message": "no"})
+    trajectory.add("claim", answer="x")
+    return [json.loads(line) for line in trajectory.file.read_bytes().splitlines()]
+
+
+def known(trajectory: Trajectory) -> tuple[object, ...]:
+    index = trajectory.index
+    counts = index.sent, index.answered, index.failed, index.last, index.tools, len(index.notes)
+    return (*counts, index.notes_bytes, index.placed, [index.places(seq) for seq in range(6)])
+
+
+def test_who_appends_and_all_who_read_know_the_same(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as writer:
+        fill(writer)
+        reader = Trajectory(writer.folder).update()
+        with closing(Trajectory.reopen(writer.folder)) as again:
+            logged = again.read_calls()
+        assert known(writer) == known(reader) == known(again)
+        assert known(writer)[:6] == (3, 2, 1, 4, {("files", "read"), ("files", "write")}, 1)
+        assert [lines.seq for lines in writer.sent_calls()] == [1, 2, 4]
+        assert list(writer.sent_calls()) == list(reader.sent_calls()) == list(again.sent_calls())
+    assert list(logged.keys) == [
+        LoggedKey("a", "00", 1),
+        LoggedKey("c", "03", 3),
+        LoggedKey("d", "04", 4),
+        LoggedKey("b", "01", 2),
+    ]
+    assert [(line["seq"], line["arguments"]) for line in logged.unanswered] == [(2, {"text": "\ud800"})]
+
+
+def test_a_reader_goes_on_where_it_was_and_begins_again_with_another_file(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as writer:
+        reader = Trajectory(writer.folder)
+        for seq in (1, 2):
+            writer.add("call", seq=seq, **CALL)
+            assert reader.update().index.sent == seq
+        writer.add("reply", seq=2, **REPLY)
+        writer.remove_calls(1)
+        assert numbers(reader.update()) == [2]
+        writer.read_calls()
+        assert writer.add("call", seq=3, **CALL)
+        assert numbers(writer) == numbers(reader.update()) == [2, 3]
+    assert [seconds for _, seconds, _ in reader.index.call_times()][1] == 0.5
+
+
+def test_lines_of_calls_that_are_made_again_are_removed_and_no_others(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as trajectory:
+        trajectory.add("ready", tools="0")
+        for seq in (3, 1, 2):
+            trajectory.add("call", seq=seq, arguments={"text": "x" * 10_000}, digest="00", operation=f"{seq}")
+        trajectory.add("reply", seq=2, **REPLY)
+        trajectory.add("difference", seq=2)
+        trajectory.add("note", calls=1, text="hm")
+        trajectory.remove_calls(2)
+        logged = trajectory.read_calls()
+        lines = [json.loads(line) for line in trajectory.file.read_bytes().splitlines()]
+        assert [line["event"] for line in lines] == ["ready", "call", "note"]
+        assert [key.seq for key in logged.keys] == [3]
+        assert numbers(trajectory) == [3]
+
+
+def test_calls_know_which_others_ran_meanwhile(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as trajectory:
+        for event, seq in (
+            *(("call", 1), ("reply", 1)),
+            *(("call", 2), ("call", 3), ("reply", 3), ("reply", 2)),
+            *(("call", 4), ("call", 5), ("reply", 5)),
+        ):
+            trajectory.add(event, seq=seq)
+        found = list(trajectory.sent_calls())
+    assert [lines.seq for lines in found if lines.overlaps] == [2, 3, 4]
+    assert found[3] == CallLines(4, found[3].call, b"", found[3].call_at, float("inf"), True)
+
+
+def test_calls_that_come_later_are_not_among_those_until_now(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as trajectory:
+        trajectory.add("call", seq=1)
+        before = trajectory.sent_calls()
+        trajectory.add("reply", seq=1, **REPLY)
+        trajectory.add("call", seq=2)
+        for _ in range(2):
+            assert [(lines.seq, lines.reply) for lines in before] == [(1, b"")]
+
+
+def test_what_was_counted_stays_when_the_places_are_freed(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as trajectory:
+        fill(trajectory)
+        trajectory.forget()
+        assert (trajectory.index.sent, trajectory.index.last, numbers(trajectory)) == (3, 4, [])
+        assert trajectory.index.places(1) == (NOTHING, NOTHING)
+
+
+def test_lines_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as trajectory:
+        trajectory.add("call", seq=1, **CALL)
+    with trajectory.file.open("ab") as file:
+        file.write(b'no JSON\n[1]\n{"event":"call","seq":"x"}\n{"event":"call","seq":-1}\n\xff\n')
+        file.write(b'{"event":"call","seq":%d}\n' % (MAX_SKIPPED_CALLS + 9))
+        file.write(b'{"event":"call","seq":3,"arguments":%b}\n' % (b"[" * 100_000))
+        file.write(b'{"event":"call","seq":2,"too')
+    for seqs, read in (
+        # Whoever shows it has the beginning of the third one, and who continues it must have all of it.
+        ([1, 3], lambda: Trajectory(trajectory.folder).update()),
+        ([1], lambda: continued(trajectory.folder)),
+    ):
+        found = read()
+        assert numbers(found) == seqs
+        assert [call["seq"] for call, _ in found.sent_calls().objects()] == [1]
+        assert len(found.index.calls) <= 3
+
+
+def continued(folder: Path) -> Trajectory:
+    with closing(Trajectory.reopen(folder)) as trajectory:
+        assert [line["seq"] for line in trajectory.read_calls().unanswered] == [1]
+        return trajectory
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"event":"call","seq":9', b"x" * 2_000_000, b""])
+def test_a_torn_last_line_is_removed_when_it_is_continued(tmp_path: Path, torn: bytes) -> None:
+    with closing(new(tmp_path)) as trajectory:
+        trajectory.add("call", seq=1)
+    with trajectory.file.open("ab") as file:
+        file.write(torn)
+    with closing(Trajectory.reopen(trajectory.folder)) as again:
+        again.read_calls()
+        again.add("call", seq=2)
+        assert [event["seq"] for event in events(again, "call")] == numbers(again) == [1, 2]
+    trajectory.file.write_bytes(torn)
+    Trajectory.reopen(trajectory.folder).close()
+    assert trajectory.file.read_bytes() == b""
+
+
+def test_an_end_is_the_last_line(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as trajectory:
+        assert not has_ended(trajectory.folder)
+        trajectory.add("claim", answer="x" * 100_000)
+        assert not has_ended(trajectory.folder)
+        trajectory.add("end", ending="closed")
+        assert has_ended(trajectory.folder)
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+from decathlon_mcp.storage.trajectory import Trajectory
+trajectory = Trajectory.create(Path(sys.argv[1]))
+assert trajectory.add("call", seq=1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+assert not trajectory.add("call", seq=2, result="x" * 400_000)
+assert trajectory.add("call", seq=3)
+print([lines.seq for lines in trajectory.sent_calls()])
+"""
+
+
+def test_line_that_is_written_in_part_is_removed_and_later_lines_are_kept(tmp_path: Path) -> None:
+    """A limit on the size of files makes write(2) stop in the middle of the line, as a full disk does."""
+    folder = tmp_path / "one"
+    program = [sys.executable, "-c", FILL, str(folder)]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[1, 3]\n"
+    assert "a line of a trajectory is lost" in done.stderr
+    assert [event["seq"] for event in events(folder, "call")] == [1, 3]
+
+
+def test_a_disk_that_is_full_refuses_lines_of_calls_for_now_and_loses_others(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as trajectory:
+        trajectory.add("call", seq=1)
+        out = trajectory._out  # pyright: ignore[reportPrivateUsage]
+        assert out is not None
+        working, full = os.dup(out.fileno()), os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, out.fileno())
+        with pytest.raises(DiskFullError, match="No space left"):
+            trajectory.add("reply", seq=1, **REPLY)
+        assert not trajectory.add("claim")
+        assert known(trajectory)[:3] == (1, 0, 0)
+        os.dup2(working, out.fileno())
+        assert trajectory.add("reply", seq=1, **REPLY)
+        assert known(trajectory) == known(Trajectory(trajectory.folder).update())
+        os.close(working)
+        os.close(full)
+
+
+def test_calls_over_the_limit_are_not_kept_and_other_lines_are(tmp_path: Path) -> None:
+    with closing(new(tmp_path, max_calls_bytes=1000)) as trajectory:
+        kept = [trajectory.add("call", seq=seq, result="x" * 300) for seq in range(1, 5)]
+        assert kept == [True, True, False, False]
+        assert trajectory.add("claim", answer="y" * 2000)
+        assert numbers(trajectory) == [1, 2]
+    with closing(Trajectory.reopen(trajectory.folder, max_calls_bytes=1000)) as again:
+        assert not again.add("reply", seq=2)
+
+
+def test_large_logs_do_not_grow_while_the_disk_is_nearly_full(tmp_path: Path) -> None:
+    with closing(new(tmp_path, disk=DiskSpace(tmp_path, floor_bytes=1 << 60))) as trajectory:
+        assert trajectory.add("call", seq=1, result="x" * 500_000)
+        assert not trajectory.add("call", seq=2, result="x" * 600_000)
+        assert trajectory.add("call", seq=3, result="x")
+        assert not trajectory.add("note", calls=1, text="x")
+
+
+def test_notes_are_limited_and_take_no_room_from_the_calls(tmp_path: Path) -> None:
+    with closing(new(tmp_path, max_calls_bytes=4000)) as trajectory:
+        assert trajectory.add("call", seq=1, result="x" * 1800)
+        assert [trajectory.add("note", calls=1, text="x" * 400) for _ in range(3)] == [True, True, False]
+        assert trajectory.add("call", seq=2, result="x" * 1800)
+        with closing(Trajectory.reopen(trajectory.folder, max_calls_bytes=4000)) as again:
+            again.read_calls()
+            assert not again.add("note", calls=1, text="x" * 400)
+    with closing(Trajectory.create(tmp_path / "two")) as trajectory:
+        assert not trajectory.add("note", calls=0, text="x" * MAX_NOTE_LINE_BYTES)
+        assert trajectory.add("note", calls=0, text="x" * (MAX_NOTE_LINE_BYTES - 100))
+
+
+def test_places_take_little_memory(tmp_path: Path) -> None:
+    with closing(new(tmp_path)) as trajectory:
+        for seq in range(1, 1001):
+            trajectory.add("call", seq=seq, server="s", tool="t")
+            trajectory.add("reply", seq=seq)
+        index = trajectory.index
+        tables = (index.calls, index.replies, index.flags, index.notes, index.note_calls)
+        assert sum(map(sys.getsizeof, tables)) < 24 * 1000
+        assert index.times is None

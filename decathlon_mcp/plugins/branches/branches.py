@@ -25,7 +25,6 @@ from decathlon_mcp.sandboxes.plugins import saving_providers
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.store import REPLAY_LABEL
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
 
 
 class Branches(EpisodeHooks):
@@ -58,8 +57,7 @@ class Branches(EpisodeHooks):
                 copied = 0 if agent is None else state.at
         if agent is None:
             agent = await self._prepared.begin(start, following)
-        trajectory = None if source is None else source / TRAJECTORY_FILE
-        await play_again(start.episode, branch, agent.open_session, trajectory, copied=copied)
+        await play_again(start.episode, branch, agent.open_session, source, copied=copied)
         return agent
 
     def acting(self, start: Start, agent: AgentSandbox) -> AbstractAsyncContextManager[object]:
@@ -83,9 +81,9 @@ class Branches(EpisodeHooks):
         """Wait for a state that is being saved, so that a branch finds it."""
         await self.snapshots(episode).settled()
 
-    async def check_source(self, trajectory: Path, at: int, readers: anyio.CapacityLimiter) -> None:
+    async def check_source(self, source: Path, at: int, readers: anyio.CapacityLimiter) -> None:
         """Check that an episode can be branched from after call `at`. Raises BadRequestError."""
-        await check_source(trajectory, at, readers)
+        await check_source(source, at, readers)
 
 
 def create(settings: Settings, options: RegistryOptions, factories: Mapping[str, SandboxFactory]) -> Branches:

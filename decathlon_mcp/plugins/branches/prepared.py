@@ -151,7 +151,7 @@ class PreparedTasks:
 
             def keep() -> None:
                 if sealed is not None and episode.spec.keeps_workspace:
-                    shutil.copyfile(episode.journal.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
+                    shutil.copyfile(episode.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
                 self._states.add(state, sealed)
 
             await anyio.to_thread.run_sync(keep)

@@ -8,6 +8,8 @@ the newest one, and only the calls after it are made. The other episode may stil
 from __future__ import annotations
 
 import json
+import math
+from itertools import islice
 from pathlib import Path
 
 import anyio
@@ -29,7 +31,13 @@ from decathlon_mcp.errors import (
     UnknownToolError,
     failure_text,
 )
-from decathlon_mcp.storage.recorded import RecordedCall, RecordedEpisode
+from decathlon_mcp.plugins.history.recorded_calls import (
+    RecordedCall,
+    raw_members,
+    recorded_calls,
+    why_missing,
+)
+from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.suites.tasks import Task
 
 TIMES_SLOWER = 3
@@ -63,19 +71,47 @@ def refuse_shared(factory: SandboxFactory, task: Task, task_name: str) -> None:
         )
 
 
-async def check_source(trajectory: Path, at: int, readers: anyio.CapacityLimiter) -> None:
+async def check_source(source: Path, at: int, readers: anyio.CapacityLimiter) -> None:
     """Check that an episode can be branched from after call `at`. Raises BadRequestError.
 
-    `readers`: limits how many trajectories are read at once.
+    `source`: its folder. `readers`: limits how many trajectories are read at once.
     """
 
     def check() -> None:
         try:
-            RecordedEpisode(trajectory).require_state_after(at)
+            require_state_after(Trajectory(source).update(), at)
         except OSError as error:
             raise BadRequestError(f"the calls of this episode cannot be read: {error.strerror}") from None
 
     await anyio.to_thread.run_sync(check, limiter=readers)
+
+
+def require_state_after(trajectory: Trajectory, last: int) -> None:
+    """Check that the episode stood still after this call, in a state to which its calls lead.
+
+    Raises BadRequestError, OSError.
+    """
+    index = trajectory.index
+    if last > index.last:
+        raise BadRequestError(
+            f"there is no call {last} to branch after: the episode has {index.last} until now"
+        )
+    refused, claim = f"no branch after call {last}: call", index.placed.get("claim", math.inf)
+    sent = trajectory.sent_calls()
+    following = min((at for seq, at in sent.places() if seq > last), default=math.inf)
+    for call in sent:
+        if call.seq > last:
+            return
+        if (missing := why_missing(call.reply)) is not None:
+            why = "was cancelled" if missing == "cancelled" else "has no reply that could be compared"
+            raise BadRequestError(f"{refused} {call.seq} {why}; branch before it")
+        if call.reply_at > claim:
+            raise BadRequestError(f"{refused} {call.seq} ended after the claim")
+        if call.reply_at > following:
+            raise BadRequestError(
+                f"{refused} {call.seq} still ran when a later one was sent; branch after a call at whose end "
+                "no other ran"
+            )
 
 
 async def play_again(
@@ -83,19 +119,23 @@ async def play_again(
 ) -> None:
     """Make the calls of the episode that this one branches from, before this one is ready.
 
-    `source`: its trajectory. `copied`: the call after which its sandbox was copied; that one and those before
+    `source`: its folder. `copied`: the call after which its sandbox was copied; that one and those before
     are not made, but written with their replies. Raises SetUpError for a reply that differs, if the branch
     refuses that, and for calls that cannot be made or take too long; SandboxLostError.
     """
     if source is None:
         raise _gone(branch)
     try:
-        recorded = await anyio.to_thread.run_sync(RecordedEpisode, source)
-        lines = recorded.lines(copied)
-        while (pair := await anyio.to_thread.run_sync(next, lines, None)) is not None:
+        recorded = await anyio.to_thread.run_sync(Trajectory(source).update)
+        pairs = (raw_members(call) for call in recorded.sent_calls() if call.reply)
+        while (pair := await anyio.to_thread.run_sync(next, pairs, None)) is not None:
+            if pair[0]["seq"] > copied:
+                break
             episode.calls.copy(*pair)
-        calls = (call for call in recorded.calls(branch.at) if call.seq > copied)
-        seconds = episode.spec.limits.set_up_seconds + TIMES_SLOWER * recorded.seconds(branch.at)
+        calls = (call for call in recorded_calls(recorded, branch.at) if call.seq > copied)
+        replied = islice(recorded.index.call_times(), branch.at)
+        times = (seconds for _, seconds, _ in replied if not math.isnan(seconds))
+        seconds = episode.spec.limits.set_up_seconds + TIMES_SLOWER * sum(times)
         with anyio.move_on_after(seconds) as time_limit:
             while (call := await anyio.to_thread.run_sync(next, calls, None)) is not None:
                 await _play_call(episode, branch, session, call)

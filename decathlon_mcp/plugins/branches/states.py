@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 
 from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.storage.disk import DiskSpace, new_file, open_regular
-from decathlon_mcp.storage.retention import UNFINISHED_FILE
+from decathlon_mcp.storage.kept_files import RESERVED_FILE
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json
 
@@ -240,7 +240,7 @@ def remove_states_of_ended(episodes: Path, *, dry_run: bool) -> int:
     """Remove the states of episodes whose attempt is over; returns how many there were. Blocks."""
     count = 0
     for folder in episodes.glob(f"*/{SNAPSHOTS_FOLDER}"):
-        if not (folder.parent / UNFINISHED_FILE).exists():
+        if not (folder.parent / RESERVED_FILE).exists():
             count += sum(1 for _ in _snapshots(folder))
             if not dry_run:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -13,14 +13,9 @@ from typing import TypeVar
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history import queries
+from decathlon_mcp.plugins.history.entries import JSON_BYTES, EntryReader, call_times
 from decathlon_mcp.plugins.history.queries import FoundEpisode, Position
 from decathlon_mcp.plugins.history.reports import RunNumbers, compare_runs
-from decathlon_mcp.plugins.history.trajectories import (
-    JSON_BYTES,
-    Span,
-    TrajectoryIndex,
-    TrajectoryReader,
-)
 from decathlon_mcp.plugins.history.trees import read_tree
 from decathlon_mcp.plugins.history.values import (
     CallTime,
@@ -38,7 +33,8 @@ from decathlon_mcp.plugins.history.values import (
 )
 from decathlon_mcp.storage.database import read_only_connection
 from decathlon_mcp.storage.disk import open_regular
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
+from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.storage.trajectory_lines import NOTHING
 from decathlon_mcp.types import JsonObject, as_object, is_public_id, read_object
 
 PAGE_ITEMS = 100
@@ -46,8 +42,8 @@ MAX_PAGE_ITEMS = 10_000
 MAX_ENTRIES = 1_000
 """Calls that one request reads."""
 MAX_SEARCH_CHARACTERS = 1_000
-KEPT_INDEXES = 64
-"""Trajectories, the last used, whose index stays in memory; 50 bytes a call."""
+KEPT_TRAJECTORIES = 64
+"""Trajectories, the last used, whose places of lines stay in memory; 33 bytes a call."""
 MAX_TOOLS_BYTES = 16 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -63,7 +59,7 @@ class EpisodeHistory:
 
     def __init__(self, states: Sequence[Path]) -> None:
         self._states = tuple(states)
-        self._indexes: OrderedDict[Path, TrajectoryIndex] = OrderedDict()
+        self._trajectories: OrderedDict[Path, Trajectory] = OrderedDict()
         self._lock = Lock()
 
     def runs(
@@ -129,15 +125,18 @@ class EpisodeHistory:
         if found is None:
             return None
         state, episode = found
-        head = ready = claim = system = task = index = None
+        head = ready = claim = system = task = trajectory = None
         with self._reader(state, episode) as opened:
             if opened is not None:
-                index, reader = opened
-                head, ready, claim = map(reader.line, (index.head, index.ready, index.claim))
+                trajectory, reader = opened
+                places = [
+                    trajectory.index.placed.get(event, NOTHING) for event in ("start", "ready", "claim")
+                ]
+                head, ready, claim = map(reader.line, places)
                 system, task = _prompts(ready)
-                if index.ready is not None and ready is None:
+                if ready is None and (place := places[1]) != NOTHING:
                     # Too long to be parsed: both texts as they were written.
-                    task = reader.value(index.ready)
+                    task = reader.value(place)
         return EpisodeDetails(
             summary=episode.summary,
             launch_time=episode.launch_time,
@@ -148,9 +147,9 @@ class EpisodeHistory:
             claim=claim,
             verdict=_parsed(episode.verdict),
             verdict_text=episode.verdict,
-            calls=0 if index is None else len(index.calls),
-            notes=0 if index is None else len(index.notes),
-            size_bytes=0 if index is None else index.size_bytes,
+            calls=0 if trajectory is None else trajectory.index.last,
+            notes=0 if trajectory is None else len(trajectory.index.notes),
+            size_bytes=0 if trajectory is None else trajectory.index.size_bytes,
         )
 
     def tree(self, public_id: str, *, owner: str | None = None) -> EpisodeTree | None:
@@ -175,13 +174,13 @@ class EpisodeHistory:
         """All calls and notes in order, one at a time in memory. Values above `limit_bytes` are cut."""
         with self._trajectory(public_id) as opened:
             if opened is not None:
-                index, reader = opened
-                yield from reader.entries(1, len(index.calls), limit=limit_bytes)
+                trajectory, reader = opened
+                yield from reader.entries(1, trajectory.index.last, limit=limit_bytes)
 
     def call_times(self, public_id: str) -> list[CallTime]:
         """When each call ran, in the order of their numbers."""
         with self._trajectory(public_id) as opened:
-            return [] if opened is None else opened[0].call_times()
+            return [] if opened is None else call_times(opened[0])
 
     def find(self, public_id: str, text: str, *, after: int = 0, failed_only: bool = False) -> int | None:
         """Number of the next call after `after` that has the text in its name, arguments or reply.
@@ -199,10 +198,8 @@ class EpisodeHistory:
         with self._trajectory(public_id) as opened:
             if opened is None:
                 return None
-            index, reader = opened
-            reply = index.replies[seq]
-            span = None if reply is None else reader.value_span(reply)
-            return None if span is None else _chunks(index, span)
+            trajectory, reader = opened
+            return reader.value_chunks(trajectory.index.places(seq)[1])
 
     def note(self, public_id: str, number: int) -> NoteEntry | None:
         """One note; None if there is none with this number, from 1."""
@@ -246,7 +243,7 @@ class EpisodeHistory:
         return None
 
     @contextmanager
-    def _trajectory(self, public_id: str) -> Generator[tuple[TrajectoryIndex, TrajectoryReader] | None]:
+    def _trajectory(self, public_id: str) -> Generator[tuple[Trajectory, EntryReader] | None]:
         found = self._find(public_id)
         if found is None:
             yield None
@@ -255,32 +252,24 @@ class EpisodeHistory:
             yield opened
 
     @contextmanager
-    def _reader(
-        self, state: Path, episode: FoundEpisode
-    ) -> Generator[tuple[TrajectoryIndex, TrajectoryReader] | None]:
+    def _reader(self, state: Path, episode: FoundEpisode) -> Generator[tuple[Trajectory, EntryReader] | None]:
         """An episode's trajectory as it is now; None if it was deleted or cannot be read."""
-        file = state / "episodes" / episode.handle / TRAJECTORY_FILE
         try:
-            index = self._index(file).update()
-            reader = TrajectoryReader(index)
+            trajectory = self._known(state / "episodes" / episode.handle).update()
+            reader = EntryReader(trajectory)
         except OSError:
             yield None
             return
         with reader:
-            yield index, reader
+            yield trajectory, reader
 
-    def _index(self, file: Path) -> TrajectoryIndex:
+    def _known(self, folder: Path) -> Trajectory:
         with self._lock:
-            index = self._indexes.pop(file, None) or TrajectoryIndex(file)
-            self._indexes[file] = index
-            if len(self._indexes) > KEPT_INDEXES:
-                self._indexes.popitem(last=False)
-            return index
-
-
-def _chunks(index: TrajectoryIndex, span: Span) -> Iterator[bytes]:
-    with TrajectoryReader(index) as reader:
-        yield from reader.chunks(span)
+            trajectory = self._trajectories.pop(folder, None) or Trajectory(folder)
+            self._trajectories[folder] = trajectory
+            if len(self._trajectories) > KEPT_TRAJECTORIES:
+                self._trajectories.popitem(last=False)
+            return trajectory
 
 
 def _prompts(ready: JsonObject | None) -> tuple[Text | None, Text | None]:

@@ -38,10 +38,9 @@ from decathlon_mcp.grading.kept_attempt import (
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.grading.verdict import Regrading, Verdict
 from decathlon_mcp.sandboxes.base import Isolation, Sandbox
-from decathlon_mcp.storage.journal import VERDICT_FILE
-from decathlon_mcp.storage.kept_files import KeptFiles
+from decathlon_mcp.storage.kept_files import VERDICT_FILE, KeptFiles
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, TrajectoryCalls, has_ended
+from decathlon_mcp.storage.trajectory import Trajectory, has_ended
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import Network, as_object, public_id
@@ -65,7 +64,7 @@ def is_open(folder: Path) -> bool:
     if KeptFiles(folder).has(VERDICT_FILE):
         return False
     try:
-        return not has_ended(folder / TRAJECTORY_FILE)
+        return not has_ended(folder)
     except FileNotFoundError:
         return False
 
@@ -120,13 +119,13 @@ class Regrader:
                 self._restore, folder, kept_attempt, suite, task, scratch
             )
             revision = await anyio.to_thread.run_sync(suite.revision_of, task)
-            recorded = await anyio.to_thread.run_sync(TrajectoryCalls, folder / TRAJECTORY_FILE)
+            recorded = await anyio.to_thread.run_sync(Trajectory(folder).update)
             async with AsyncExitStack() as stack:
                 web = await self._open_web(stack, factory, kept_attempt, task)
                 job = GradingJob(
                     attempt=replace(
                         attempt,
-                        calls=RecordedCalls(recorded),
+                        calls=RecordedCalls(recorded.sent_calls()),
                         grader_network=factory.grader_network_for(task),
                         suite_changed=attempt.suite_changed or revision != attempt.suite_revision,
                     ),

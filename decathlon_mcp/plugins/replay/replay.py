@@ -25,12 +25,12 @@ from decathlon_mcp.cli.output import print_json, printed
 from decathlon_mcp.differences import Difference, Paths, ReplyText, changed_in, compare_replies
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.plugins.history.list_episodes import find_row
+from decathlon_mcp.plugins.history.recorded_calls import RecordedCall, recorded_calls
 from decathlon_mcp.plugins.play.play import connect, redirect_logs
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import check_state_folder
-from decathlon_mcp.storage.recorded import RecordedCall, RecordedEpisode
 from decathlon_mcp.storage.store import REPLAY_LABEL, Store
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
+from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import JsonObject, as_object
 
 EQUAL, DIFFERENT, NOT_PLAYED = 0, 1, 2
@@ -53,22 +53,25 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The recorded episode."""
+    """The recorded episode. `head`, `ready`, `claim`: the lines of its trajectory; empty if it has none."""
 
     public_id: str
-    recorded: RecordedEpisode
+    trajectory: Trajectory
+    head: JsonObject
+    ready: JsonObject
+    claim: JsonObject
     verdict: JsonObject | None
 
     @property
     def launch_time(self) -> str:
         """Raises BadRequestError if it is not known."""
-        if not isinstance(time := self.recorded.head.get("launch_time"), str):
+        if not isinstance(time := self.head.get("launch_time"), str):
             raise BadRequestError(f"the launch time of {self.public_id} is not known: its record has none")
         return time
 
     def word(self, name: str) -> str:
         """A text of the head line; empty if it has none."""
-        return str(self.recorded.head.get(name) or "")
+        return str(self.head.get(name) or "")
 
 
 async def replay(
@@ -97,10 +100,11 @@ def _read(state: Path, name: str) -> _Source:
     with Store.open_read_only(state) as store:
         row = find_row(store, state, name)
     try:
-        recorded = RecordedEpisode(state / "episodes" / row.id / TRAJECTORY_FILE)
+        trajectory = Trajectory(state / "episodes" / row.id).update()
+        head, ready, claim = map(trajectory.first, ("start", "ready", "claim"))
     except OSError as error:
         raise BadRequestError(f"the calls of {row.public_id} cannot be read: {error.strerror}") from None
-    return _Source(row.public_id, recorded, row.verdict)
+    return _Source(row.public_id, trajectory, head, ready, claim, row.verdict)
 
 
 @dataclass(slots=True)
@@ -140,7 +144,7 @@ class _Replay:
 
     async def _require_the_same(self, episode: Episode) -> None:
         """Raise BadRequestError for what makes a replay senseless, and note what may explain differences."""
-        source, recorded = self.source, self.source.recorded
+        source = self.source
         status = (await self.d.ask("episode_status", {"episode": episode.id})).structured or {}
         for name, what in (("language", "language"), ("names", "spelling of tool names")):
             if (before := source.word(name)) and status.get(name) not in (None, before):
@@ -152,18 +156,18 @@ class _Replay:
         calls = await anyio.to_thread.run_sync(lambda: [call.name for call in self._recorded()])
         if gone := sorted({name for name in calls if name not in known}):
             raise BadRequestError(f"the task has no tool {' and no '.join(gone)} any more")
-        revision = recorded.ready.get("suite_revision")
+        revision = source.ready.get("suite_revision")
         if status.get("suite_revision") not in (None, revision):
             self.notes.append(f"the suite's revision was {revision}, and is {status.get('suite_revision')}")
-        if recorded.last and not recorded.count:
+        if source.trajectory.index.last and not source.trajectory.index.sent:
             self.notes.append("no call was sent")
 
     def _recorded(self) -> list[RecordedCall]:
-        return list(self.source.recorded.calls(self.options.to))
+        return list(recorded_calls(self.source.trajectory, self.options.to))
 
     def _paths(self, episode: Episode) -> Paths | None:
         """The workspaces' paths where they differ, as they do without isolation."""
-        prompt = as_object(self.source.recorded.ready.get("prompt")) or {}
+        prompt = as_object(self.source.ready.get("prompt")) or {}
         before = WORKSPACE.search(f"{prompt.get('system')}\n{prompt.get('task')}")
         now = WORKSPACE.search(episode.prompt)
         if before is None or now is None or (paths := Paths.of(before[1], now[1])) is None:
@@ -173,7 +177,7 @@ class _Replay:
 
     async def _make_calls(self, episode: Episode) -> None:
         paths, changed = self._paths(episode), set[str]()
-        calls = self.source.recorded.calls(self.options.to)
+        calls = recorded_calls(self.source.trajectory, self.options.to)
         while (call := await anyio.to_thread.run_sync(next, calls, None)) is not None:
             entry: JsonObject = {"call": call.seq, "name": call.name}
             self.calls.append(entry)
@@ -202,7 +206,7 @@ class _Replay:
 
     async def _claim(self, episode: Episode) -> JsonObject:
         """Close the attempt as it was closed, and return the verdict."""
-        claim = self.source.recorded.claim
+        claim = self.source.claim
         answer = claim.get("answer")
         if claim.get("truncated"):
             await episode.truncate(answer, turns=claim.get("turns"))
