@@ -149,7 +149,9 @@ async def test_scratch_folder_is_private(cheats: CheatServer) -> None:
 
 async def test_programs_of_the_machine_cannot_be_changed(cheats: CheatServer, prefix: Path) -> None:
     async with cheats.unrewarded_episode() as agent:
-        for path in ("/file", "/usr/file", "/etc/file", f"{prefix}/file", f"{sys.prefix}/file", "/dev/file"):
+        # The folder of a virtual environment may lie in /tmp, of which every sandbox has its own.
+        pythons = (f"{prefix}/file", f"{sys.prefix}/lib/file")
+        for path in ("/file", "/usr/file", "/etc/file", *pythons, "/dev/file"):
             assert "Read-only" in await agent.shell(f"touch {path}"), path
         assert await agent.shell("echo 1 > /proc/sys/kernel/panic; chmod 0 /dev/null; stat -c %a /dev/null")
     assert (await anyio.Path("/dev/null").stat()).st_mode & 0o666 == 0o666

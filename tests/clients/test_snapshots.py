@@ -156,7 +156,7 @@ async def test_a_state_is_saved_between_calls_and_within_bounds(d: Decathlon, tm
 async def test_where_states_cannot_be_saved_that_is_said(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"isolation": "none", "state": tmp_path, "drain_seconds": 5}
     async with Decathlon.embedded(SUITE, "local", **settings) as d:
-        with pytest.raises(NotRunnableError, match="provider local cannot be saved; use `--provider gvisor`"):
+        with pytest.raises(NotRunnableError, match="provider local cannot be saved; use --provider gvisor"):
             async with d.episode("find-answer", snapshots=1):
                 pass
         async with d.episode("find-answer") as e:

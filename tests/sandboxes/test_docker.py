@@ -566,7 +566,7 @@ async def test_check_on_a_slow_machine_leaves_out_the_images_python(
     async with SlowProvider(docker.owner) as provider:
         findings = await provider.check(docker.image)
     assert [(finding.what, finding.ok) for finding in findings] == [
-        *(("engine", True), ("disk", True)),
+        *(("engine", True), ("limits", True), ("disk", True)),
         *(("image", True), ("python3", True)),
     ]
     assert findings[-1].detail == "not checked: the engine is busy"
