@@ -100,7 +100,7 @@ def load(part: str) -> Any:
 
 
 def broken(name: str, error: Exception) -> SettingsError:
-    """What is said of a plug-in whose module raises an error."""
+    """The error message for a plug-in whose module raises an error."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     return SettingsError(f"the plug-in {name} cannot be loaded ({reason})")
 

@@ -1,4 +1,4 @@
-"""The tasks that start and close a client's episodes, whoever is cancelled meanwhile."""
+"""Tasks that start and close a client's episodes; cancelling a user of an episode does not stop them."""
 
 from __future__ import annotations
 

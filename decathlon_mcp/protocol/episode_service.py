@@ -58,7 +58,7 @@ NO_CALLS = (
 
 
 class EpisodeService(Service):
-    """Serves the tools and the prompt of an episode to whoever has access to it."""
+    """Serves the tools and the prompt of an episode to clients with access to it."""
 
     methods = Service.methods | {LIST_PROMPTS, GET_PROMPT}
     capabilities = {**Service.capabilities, "prompts": {"listChanged": False}}  # noqa: RUF012
