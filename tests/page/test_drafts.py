@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from decathlon_client.forms.schema import Field, Kind, form_from_schema
-from decathlon_client.forms.values import (
+
+from decathlon_mcp.plugins.page.play.drafts import (
     Draft,
     NotRepresentableError,
     draft_from_value,
@@ -15,6 +15,7 @@ from decathlon_client.forms.values import (
     partial_value,
     read_draft,
 )
+from decathlon_mcp.plugins.page.play.schema import Field, Kind, form_from_schema
 
 
 def form(required: tuple[str, ...] = (), **properties: Any) -> Field:

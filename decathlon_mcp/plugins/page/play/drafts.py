@@ -18,8 +18,8 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from decathlon_client.forms.schema import Field, Kind
-from decathlon_client.values import as_object
+from decathlon_mcp.plugins.page.play.schema import Field, Kind
+from decathlon_mcp.types import as_object
 
 Path: TypeAlias = tuple[str | int, ...]
 """Location in the arguments: property names and item indices."""
