@@ -153,7 +153,7 @@ async def serve_at(
         drain=episodes.drain,
         hurry=episodes.hurry,
         on_ready=lambda: announce(address.url(listener.getsockname()[1]), page),
-        limits=ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections),
+        limits=ConnectionLimits.for_bodies(max_body_bytes, behind_proxy=address.public_url is not None),
         metrics=episodes.metrics,
         hand_over=settings.hand_over,
     )

@@ -96,7 +96,7 @@ class SuiteProfile:
     """Whether the whole text of an overlong reply is saved in the workspace, as in Toolathlon. If not, what
     is cut off is dropped, as in toolathlon_gym."""
     grades_truncated: bool = True
-    """Whether an attempt that a limit ended is graded; if not, its reward is 0. `--at-limit` overrides it."""
+    """Whether an attempt that a limit ended is graded; if not, its reward is 0."""
     local_code: Pairs[str] = ()
     """The suite's own code of each local tool, by its name in `task_config.json`: `module:name`, or
     `module:name(workspace)` for a function that makes the tools."""

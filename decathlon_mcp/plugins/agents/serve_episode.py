@@ -270,7 +270,7 @@ async def _served(
     assert isinstance(endpoint, EmbeddedEndpoint)
     max_body_bytes = settings.max_body_mib << 20
     app = http_app(endpoint.registry, hosts=hosts, max_body_bytes=max_body_bytes)
-    limits = ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections)
+    limits = ConnectionLimits.for_bodies(max_body_bytes)
     async with app.router.lifespan_context(app):
         yield endpoint.registry, app, limits
 

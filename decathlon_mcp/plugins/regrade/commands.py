@@ -14,7 +14,7 @@ RegradeOptions = settings_model(
     (
         *(*SANDBOX_SETTINGS, "language", "network", "docker_network", "docker_runtime", "web"),
         *("memory_mib", "cpus", "pids", "workspace_mib"),
-        *("max_sandboxes", "max_opening", "evaluation_seconds", "at_limit"),
+        *("max_sandboxes", "max_opening", "evaluation_seconds"),
     ),
 )
 RegradeSettings = Annotated[RegradeOptions, Parameter(name="*")]
