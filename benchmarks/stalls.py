@@ -26,7 +26,7 @@ from benchmarks.samples import Samples
 from benchmarks.wire_client import wire_client
 
 REPLY_BYTES = (4 << 20) - (1 << 16)
-"""Close to the default of `--max-reply-mib`."""
+"""Close to the longest reply that is passed on."""
 REPLIES = 5
 TARGET = Target("at most", 20.0)
 
