@@ -23,7 +23,6 @@ from starlette.types import ASGIApp
 
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
-from decathlon_mcp.cli.episode import NO_VERDICT, NOT_PASSED
 from decathlon_mcp.cli.output import print_json, printed
 from decathlon_mcp.cli.serve import ListenAddress
 from decathlon_mcp.cli.usage import report
@@ -42,6 +41,7 @@ from decathlon_mcp.plugins.agents.programs import Program, find_program
 from decathlon_mcp.plugins.agents.reach import read_endpoints
 from decathlon_mcp.plugins.agents.verdict_socket import ask_for_verdict, giving_verdict
 from decathlon_mcp.plugins.play.play import connect, redirect_logs
+from decathlon_mcp.plugins.shell.shell import NO_VERDICT, NOT_PASSED
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.sandboxes.local_plugin import answer_folders
