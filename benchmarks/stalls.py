@@ -44,7 +44,7 @@ async def measure_stalls(run: Run, figures: Figures) -> None:
     Also of a container that has nothing to do with the server: what the machine's processors cost it.
     """
     async with (
-        decathlon(run, overlong="raw") as server,
+        decathlon(run) as server,
         wire_client(server.task("plain")) as neighbour,
         attached(run, 1, "plain") as (container,),
         container.concurrent() as bare,

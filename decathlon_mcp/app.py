@@ -340,7 +340,6 @@ def create_sandbox_factory(
     health: ProviderHealth | None = None,
 ) -> SandboxFactory:
     """The sandboxes of one suite. `common`: the suite's common archive. `health`: of the provider."""
-    cuts_overlong = suite.profile.cuts_overlong if settings.overlong is None else settings.overlong == "cut"
     return SandboxFactory(
         suite=suite,
         provider=provider,
@@ -350,7 +349,7 @@ def create_sandbox_factory(
         limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
         common=common,
         common_digest=suite.common_digest(),
-        cuts_overlong=cuts_overlong,
+        cuts_overlong=suite.profile.cuts_overlong,
         coerces_arguments=settings.coerce_arguments,
         grades_truncated=suite.profile.grades_truncated,
         dense=settings.dense,

@@ -99,16 +99,6 @@ class Settings(BaseModel):
         "auto",
         description="Network access of sandboxes. `auto`: outbound for tasks that need it, else none.",
     )
-    docker_network: Text | None = Field(
-        None,
-        description="Docker network for sandboxes with network access. "
-        "[a bridge network on which sandboxes cannot reach each other]",
-    )
-    docker_runtime: Text | None = Field(
-        None,
-        description="Runtime of the Docker engine for sandboxes, by its name in the engine, such "
-        "as `runsc` for gVisor. [the engine's default]",
-    )
     web: WebMode | None = Field(
         None,
         description="A recorded web instead of a network, for tasks that need the internet. `record`: pass "
@@ -137,11 +127,6 @@ class Settings(BaseModel):
         description="Who sees the reward. `visible`: it is in the result of `evaluate`. `meta`: only in the "
         "result's `_meta`. `controller`: only the client that started the episode, or one with a "
         "controller's token, can evaluate.",
-    )
-    overlong: Literal["cut", "raw"] | None = Field(
-        None,
-        description="Overlong tool replies: in Toolathlon over 100,000 characters, in toolathlon_gym over "
-        "8,000. `cut`: shortened as upstream does. `raw`: passed on whole. [the suite's own]",
     )
     results: PathSetting | None = Field(
         None,

@@ -155,7 +155,7 @@ async def test_task_whose_agent_would_share_the_loopback_of_a_server_without_tok
     ("values", "message"),
     [
         ({"provider": "local", "isolation": "namespaces"}, "install slirp4netns"),
-        ({"provider": "docker", "docker_network": "host"}, "another --docker-network, or set --tokens"),
+        ({"provider": "docker", "provider_option": ("network=host",)}, "leave out .*, or set --tokens"),
         ({"provider": "podman", "provider_option": ("network=host",)}, "leave out --provider-option"),
         ({"provider": "bubblewrap"}, "no outbound network"),
         ({"provider": "gvisor"}, "the gvisor provider gives sandboxes no outbound network"),
@@ -170,7 +170,7 @@ def test_a_network_that_reaches_a_server_without_tokens_cannot_be_given_to_all(
 
 
 def test_a_server_with_tokens_may_give_this_machines_network(without_slirp4netns: None) -> None:
-    for values in ({"provider": "local"}, {"provider": "docker", "docker_network": "host"}):
+    for values in ({"provider": "local"}, {"provider": "docker", "provider_option": ("network=host",)}):
         assert read_catalogue(settings(**values, network="outbound", tokens="tokens")).suites
 
 

@@ -53,15 +53,13 @@ StateFolder = Annotated[
 ]
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Tasks": ("suite", "names", "coerce_arguments", "language", "results", "overlong", "reward"),
+    "Tasks": ("suite", "names", "coerce_arguments", "language", "results", "reward"),
     "Sandboxes": (
         "provider",
         "provider_option",
         "isolation",
         "image",
         "network",
-        "docker_network",
-        "docker_runtime",
         "web",
         "web_proxy",
         "web_address",
@@ -212,9 +210,7 @@ SANDBOX_SETTINGS = ("suite", "provider", "provider_option", "isolation", "image"
 
 ServerOptions = settings_model("ServerOptions")
 TasksOptions = settings_model("TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network", "web"))
-DoctorOptions = settings_model(
-    "DoctorOptions", (*SANDBOX_SETTINGS, "docker_runtime", "web", "web_proxy", "dense", "tokens")
-)
+DoctorOptions = settings_model("DoctorOptions", (*SANDBOX_SETTINGS, "web", "web_proxy", "dense", "tokens"))
 PlayOptions = settings_model("PlayOptions", SANDBOX_SETTINGS)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]

@@ -89,7 +89,7 @@ class SuiteProfile:
     """Of preprocess's `--launch_time`; None: the same."""
     names: Names = "decathlon"
     cuts_overlong: bool = False
-    """Whether replies that are too long for a conversation are cut. `--overlong` overrides it."""
+    """Whether replies that are too long for a conversation are cut."""
     overlong_characters: int = 100_000
     """Length to which overlong replies are cut."""
     saves_overlong: bool = True
