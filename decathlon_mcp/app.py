@@ -96,10 +96,6 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
 
 def check_provider(settings: Settings) -> None:
     """Raises SettingsError for a provider that there is not, or for options that it does not take."""
-    if settings.prepared and settings.snapshot_mib == 0:
-        raise SettingsError(
-            "--prepared saves states of sandboxes, for which --snapshot-mib 0 leaves no space"
-        )
     if settings.provider is not None:
         parse_options(settings.provider, settings.provider_option)
     elif settings.provider_option:
@@ -220,7 +216,7 @@ async def bootstrap(
             factories,
             settings,
             scratch,
-            spans=await stack.enter_async_context(_spans()) if settings.spans else None,
+            spans=await stack.enter_async_context(_spans(settings)),
             store=store,
             archive=None if survives else database,
         )
@@ -375,13 +371,12 @@ def create_tool_lists(factory: SandboxFactory, state: Path) -> ToolLists:
 
 
 @asynccontextmanager
-async def _spans() -> AsyncGenerator[Spans]:
+async def _spans(settings: Settings) -> AsyncGenerator[Spans | None]:
     """The spans of the plug-in that has them. Raises SettingsError."""
-    part = next((plugin.spans for plugin in plugins() if plugin.spans), "")
-    if not part:
-        raise SettingsError("--spans requires the plug-in for OpenTelemetry, which this installation lacks")
-    async with load(part)() as spans:
-        yield spans
+    async with AsyncExitStack() as stack:
+        made = (load(plugin.spans)(settings) for plugin in plugins() if plugin.spans)
+        context = next((context for context in made if context is not None), None)
+        yield None if context is None else await stack.enter_async_context(context)
 
 
 def create_registry(

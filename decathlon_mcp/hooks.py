@@ -34,11 +34,14 @@ class Plugin:
     """Sandbox backends by the name that `--provider` takes; each part is a `ProviderPlugin`."""
     commands: Sequence[str] = ()
     """Functions that add commands to the command line's app, which they get."""
+    settings: str = ""
+    """Its own settings: a model, `settings.PluginSettings`, in a module that is cheap to import."""
     page: str = ""
     """A function that makes what people see of a server (`http.application.Page`) from its registry, state
     folder, tokens, host names and public URL."""
     spans: str = ""
-    """A function for `--spans`: makes a context of a server's `telemetry.spans.Spans`."""
+    """A function that makes a context of a server's `telemetry.spans.Spans`, of its settings; None without
+    them."""
     sandbox_sources: Sequence[str] = ()
     """Functions that make a `SandboxSource` of one server, of its settings and its `Admission`; None without
     one."""

@@ -12,7 +12,7 @@ import pytest
 
 from decathlon_mcp.app import host_info, recorded_web
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.web.control import Configuration, SessionSpec
 from decathlon_mcp.web.exchanges import Counts
 from decathlon_mcp.web.proxy import (
@@ -103,7 +103,7 @@ def test_a_missing_program_is_an_error_with_the_command_that_installs_it(
 
 
 def test_the_recorded_web_is_not_for_sandboxes_with_a_network() -> None:
-    settings = Settings.model_validate({"web": "replay", "network": "outbound"})
+    settings = read_settings({"web": "replay", "network": "outbound"})
     with pytest.raises(SettingsError, match="leave out --network outbound"):
         host_info([], settings)
 
@@ -116,7 +116,7 @@ def test_the_recorded_web_is_not_for_sandboxes_with_a_network() -> None:
     ],
 )
 async def test_settings_of_the_recorded_web_are_checked(values: dict[str, object], message: str) -> None:
-    settings = Settings.model_validate({"web": "record", "web_proxy": PROGRAM, **values})
+    settings = read_settings({"web": "record", "web_proxy": PROGRAM, **values})
     with pytest.raises(SettingsError, match=message):
         async with recorded_web(settings):
             pass
