@@ -31,7 +31,6 @@ from decathlon_mcp.validation import find_problems
 IsolationMode = Literal["auto", "namespaces", "none"]
 RewardPolicy = Literal["visible", "meta", "controller"]
 """Ordered: each policy reveals less of the reward than the one before."""
-WebMode = Literal["record", "replay", "replay-or-record"]
 # The upper limits are beyond anything useful. They keep typing errors from engines, clocks and the SDK.
 Seconds = Annotated[float, Field(gt=0, le=1_000_000_000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -148,29 +147,6 @@ class Settings(BaseModel):
         description="Runtime of the Docker engine for sandboxes, by its name in the engine, such "
         "as `runsc` for gVisor. [the engine's default]",
     )
-    web: WebMode | None = Field(
-        None,
-        description="A recorded web instead of a network, for tasks that need the internet. `record`: pass "
-        "requests to the sites and store the responses. `replay`: answer from the task's recording only. "
-        "`replay-or-record`: ask the sites for what the recording does not have.",
-    )
-    web_proxy: Path | None = Field(
-        None, description="The program `mitmdump`. [the one that `make mitmproxy` installs, else on the PATH]"
-    )
-    web_address: tuple[str, ...] = Field(
-        (),
-        description="HOST=ADDRESS, both with an optional port: where the recorded web finds a host, such as "
-        "a mirror or one without a public address. Can be given more than once.",
-    )
-    web_authorities: Path | None = Field(
-        None,
-        description="PEM file of the authorities by which the recorded web checks the certificates of sites. "
-        "[mitmproxy's own list]",
-    )
-    web_response_mib: Count = Field(
-        32, description="Largest response that is recorded, in MiB. Larger ones are passed on, in `record`."
-    )
-    web_recording_mib: Count = Field(1024, description="Largest recording of a task, in MiB.")
     reward: RewardPolicy = Field(
         "visible",
         description="Who sees the reward. `visible`: it is in the result of `evaluate`. `meta`: only in the "

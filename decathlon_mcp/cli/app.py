@@ -40,7 +40,6 @@ from decathlon_mcp.cli.options import (
     describe_unknown_variables,
     unknown_variables,
 )
-from decathlon_mcp.cli.recordings import recordings
 from decathlon_mcp.cli.running import names_server, run_async
 from decathlon_mcp.cli.usage import (
     check_positive,
@@ -68,7 +67,6 @@ app = App(
 app.command(episode)
 app.command(image)
 app.command(install, sort_key=3)
-app.command(recordings)
 
 
 @app.command(sort_key=0, help_epilogue=EPILOGUE)

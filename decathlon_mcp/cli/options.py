@@ -62,12 +62,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "network",
         "docker_network",
         "docker_runtime",
-        "web",
-        "web_proxy",
-        "web_address",
-        "web_authorities",
-        "web_response_mib",
-        "web_recording_mib",
         "servers",
         "dense",
         "memory_mib",
@@ -232,11 +226,11 @@ SANDBOX_SETTINGS = ("suite", "provider", "provider_option", "isolation", "image"
 
 ServerOptions = settings_model("ServerOptions")
 TasksOptions = settings_model(
-    "TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network", "web"), like="tasks"
+    "TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network"), like="tasks"
 )
 DoctorOptions = settings_model(
     "DoctorOptions",
-    (*SANDBOX_SETTINGS, "docker_runtime", "web", "web_proxy", "dense", "tokens"),
+    (*SANDBOX_SETTINGS, "docker_runtime", "dense", "tokens"),
     like="doctor",
 )
 PlayOptions = settings_model("PlayOptions", SANDBOX_SETTINGS)
