@@ -23,7 +23,7 @@ from decathlon_mcp.app import (
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import NotRunnableError, SettingsError, SuiteError
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_no_own_network
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import Settings, read_settings
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import read_suite_file
 from tests.fakes.provider import FakeProvider
@@ -37,7 +37,7 @@ def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def settings(**values: Any) -> Settings:
-    return Settings.model_validate({"suite": (SUITE,), **values})
+    return read_settings({"suite": (SUITE,), **values})
 
 
 @pytest.mark.parametrize("module", ["app", "cli.doctor", "http.authentication"])
@@ -48,7 +48,7 @@ def test_commands_that_serve_nothing_import_neither_the_mcp_server_nor_starlette
 
 
 def test_the_starter_suite_is_local_by_default_and_a_checkout_needs_docker() -> None:
-    (starter,) = read_catalogue(Settings.model_validate({})).suites
+    (starter,) = read_catalogue(read_settings({})).suites
     assert provider_for(starter, settings()) == "local"
     assert provider_for(starter, settings(provider="docker")) == "docker"
 
@@ -60,7 +60,7 @@ def checkout_of_toolathlon() -> Suite:
 
 
 def test_a_folder_as_image_is_for_bubblewrap() -> None:
-    (starter,) = read_catalogue(Settings.model_validate({})).suites
+    (starter,) = read_catalogue(read_settings({})).suites
     checkout = checkout_of_toolathlon()
     unpacked = settings(image="/images/mine")
     assert provider_for(starter, unpacked) == "local"

@@ -38,7 +38,6 @@ from decathlon_mcp.cli.options import (
     describe_unknown_variables,
     unknown_variables,
 )
-from decathlon_mcp.cli.recordings import recordings
 from decathlon_mcp.cli.running import names_server, run_async
 from decathlon_mcp.cli.usage import (
     check_positive,
@@ -64,7 +63,6 @@ app = App(
     group_parameters=GENERAL,
 )
 app.command(image)
-app.command(recordings)
 
 
 @app.command(sort_key=0, help_epilogue=EPILOGUE)

@@ -368,7 +368,7 @@ class MemoryFloor:
             if anyio.current_time() - self._passed_at > STALLED_SECONDS:
                 raise AtCapacityError(
                     f"this machine has {(self._read() or 0) >> 20} MiB of memory available, and needs "
-                    f"{self.floor_bytes >> 20} MiB (--min-available-mib) for another sandbox; "
+                    f"{self.floor_bytes >> 20} MiB for another sandbox; "
                     "end episodes, or start fewer at once",
                     retryAfterSeconds=30.0,  # an episode has to end first
                 )

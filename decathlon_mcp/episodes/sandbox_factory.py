@@ -29,7 +29,7 @@ from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, StoredEp
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew, SandboxSources
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.cache import LocalTools, ToolLists
-from decathlon_mcp.episodes.web import EpisodeWeb, RecordedWeb
+from decathlon_mcp.episodes.web import EpisodeWeb, Web
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.fault import FaultFinder, ProviderHealth
@@ -77,7 +77,7 @@ class SandboxFactory:
     servers: ServerStart = "lazy"
     tool_lists: ToolLists | None = None
     sources: SandboxSources = field(default_factory=SandboxSources)
-    web: RecordedWeb | None = None
+    web: Web | None = None
     health: ProviderHealth = field(default_factory=ProviderHealth)
 
     def network_for(self, task: Task) -> Network:

@@ -88,6 +88,9 @@ class SuiteProfile:
     preprocess_launch_time_format: str | None = None
     """Of preprocess's `--launch_time`; None: the same."""
     names: Names = "decathlon"
+    coerces_arguments: bool = False
+    """Whether arguments that are JSON in a string become the objects, arrays, numbers and booleans that the
+    tool's schema asks for, as in Toolathlon since June 2026. Verdicts say so."""
     cuts_overlong: bool = False
     """Whether replies that are too long for a conversation are cut."""
     overlong_characters: int = 100_000

@@ -25,7 +25,7 @@ from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.hooks import plugins
 from decathlon_mcp.http.application import Page
 from decathlon_mcp.http.listening import listen
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import Settings, all_settings
 from decathlon_mcp.storage.instance import create_state_folder
 from decathlon_mcp.telemetry.logs import configure_logging
 
@@ -101,7 +101,7 @@ def _open_browser(address: str) -> None:
 def connect(settings: Settings | None, url: str | None) -> Decathlon:
     """A client, as for `play`. Raises BadRequestError for a URL that cannot be right."""
     if settings is not None:
-        options: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
+        options: dict[str, Any] = {name: getattr(settings, name) for name in all_settings().model_fields}
         return Decathlon.embedded(options.pop("suite"), options.pop("provider"), **options)
     try:
         return Decathlon(url)

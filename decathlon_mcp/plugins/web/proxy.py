@@ -18,9 +18,10 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +34,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.web.control import (
+from decathlon_mcp.plugins.web.control import (
     MAX_LINE_BYTES,
     Configuration,
     EpisodeCounts,
@@ -42,9 +42,13 @@ from decathlon_mcp.web.control import (
     Ready,
     SessionSpec,
 )
-from decathlon_mcp.web.exchanges import Counts
-from decathlon_mcp.web.recording import BUSY_SECONDS
-from decathlon_mcp.web.session import SETTLE_SECONDS
+from decathlon_mcp.plugins.web.exchanges import Counts
+from decathlon_mcp.plugins.web.recording import BUSY_SECONDS
+from decathlon_mcp.plugins.web.session import SETTLE_SECONDS
+from decathlon_mcp.plugins.web.settings import WebSettings
+from decathlon_mcp.sandboxes.base import Finding, finding
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.web")
 
@@ -105,6 +109,32 @@ def find_program(setting: Path | None) -> Path:
             f"--web needs {PROGRAM} (mitmproxy 11 or later), which is not installed: {INSTALL}"
         )
     return Path(found)
+
+
+def check_program(settings: Settings) -> Iterator[Finding]:
+    """The recording proxy can be run. Blocks."""
+    own = settings.of(WebSettings)
+    if own.web is None:
+        return
+    page = "docs/recorded-web.md#record"
+    try:
+        program = find_program(own.web_proxy)
+        done = subprocess.run(
+            # mitmproxy's imports take seconds on a busy machine.
+            [program, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except SettingsError as error:
+        yield Finding("web", False, error.message, page)
+    except (OSError, subprocess.SubprocessError, UnicodeError) as error:
+        yield Finding("web", False, f"the program of the proxy does not run: {error}", page)
+    else:
+        version = done.stdout.partition("\n")[0].strip()
+        is_right = version.startswith("Mitmproxy")
+        yield finding("web", is_right, f"{version} at {program}", f"{program} is another program")
 
 
 class WebProxy:
@@ -323,7 +353,7 @@ def _environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("PYTHON", "DECATHLON_")) and name != "VIRTUAL_ENV"
     }
-    return {**inherited, PACKAGES_VARIABLE: str(_ADDON.parents[2])}
+    return {**inherited, PACKAGES_VARIABLE: str(_ADDON.parents[3])}
 
 
 def _authority_folder(state: Path) -> Path:

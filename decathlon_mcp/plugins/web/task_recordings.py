@@ -6,17 +6,19 @@ import logging
 from datetime import datetime
 from pathlib import Path
 
-from decathlon_mcp.suites.suite import Suite
-from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.web.recording import (
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.plugins.web.recording import (
     FOLDER,
     Recording,
     RecordingError,
     RecordingId,
-    Summary,
     revisions,
 )
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import JsonObject
 
 log = logging.getLogger("decathlon.web")
 
@@ -40,19 +42,22 @@ def recorded_launch_time(state: Path, suite: Suite, task: Task) -> datetime | No
         return None
 
 
-def recording_summary(state: Path, suite: Suite, task: Task) -> Summary | None:
-    """The recording of this revision of a task at a glance, None without one. Blocks.
-
-    Raises RecordingError.
-    """
+def recorded_note(settings: Settings, suite: Suite, task: Task) -> tuple[str, JsonObject] | None:
+    """What `tasks --check` tells of a recording of this revision. Blocks. Raises SettingsError."""
+    folder = settings.state / FOLDER
     # Running git takes longer than this, and most tasks have none.
-    if not revisions(state / FOLDER, suite.name, task.id):
+    if not revisions(folder, suite.name, task.id):
         return None
-    path = recording_id(suite, task).path(state / FOLDER)
+    path = recording_id(suite, task).path(folder)
     if not path.is_file():
         return None
-    with Recording(path) as recording:
-        return recording.summary()
+    try:
+        with Recording(path) as recording:
+            summary = recording.summary()
+    except RecordingError as error:
+        raise SettingsError(str(error)) from None
+    members = {"hit_rate": summary.rate, "runnable": summary.runnable}
+    return f"recorded: {summary.rate_text}", {"recorded": members}
 
 
 def no_recording(state: Path, suite: Suite, task: Task) -> str:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 from weakref import WeakSet
 
-from decathlon_mcp.web.exchanges import MEBIBYTE
-from decathlon_mcp.web.session import Session
+from decathlon_mcp.plugins.web.exchanges import MEBIBYTE
+from decathlon_mcp.plugins.web.session import Session
 
 MAX_CONNECTIONS = 64
 """Open connections of one sandbox. Browsers open 32 to a proxy."""

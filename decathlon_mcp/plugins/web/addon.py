@@ -34,7 +34,7 @@ from mitmproxy.proxy import server_hooks
 # The last entry: only what mitmproxy's own environment does not have is found there.
 sys.path.append(os.environ["DECATHLON_WEB_PACKAGES"])
 
-from decathlon_mcp.web.connections import (
+from decathlon_mcp.plugins.web.connections import (
     MAX_BODY_BYTES,
     MAX_CONNECTIONS,
     Client,
@@ -42,17 +42,17 @@ from decathlon_mcp.web.connections import (
     SandboxReader,
     SiteReader,
 )
-from decathlon_mcp.web.control import MAX_LINE_BYTES, Configuration, EpisodeCounts, Ready, SessionSpec
-from decathlon_mcp.web.exchanges import Counts, Headers, WebRequest, WebResponse
-from decathlon_mcp.web.recording import Recording, RecordingError, Rollout
-from decathlon_mcp.web.session import (
+from decathlon_mcp.plugins.web.control import MAX_LINE_BYTES, Configuration, EpisodeCounts, Ready, SessionSpec
+from decathlon_mcp.plugins.web.exchanges import Counts, Headers, WebRequest, WebResponse
+from decathlon_mcp.plugins.web.recording import Recording, RecordingError, Rollout
+from decathlon_mcp.plugins.web.session import (
     PendingExchange,
     Session,
     SharedRecording,
     refused_response,
     requests_digest,
 )
-from decathlon_mcp.web.targets import (
+from decathlon_mcp.plugins.web.targets import (
     MAX_SHOWN,
     RefusedTargetError,
     check_port,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-from decathlon_mcp.web.exchanges import Headers, WebRequest, WebResponse
+from decathlon_mcp.plugins.web.exchanges import Headers, WebRequest, WebResponse
 
 REDACTED = "REDACTED"
 MIN_SECRET_CHARACTERS = 8

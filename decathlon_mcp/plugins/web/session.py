@@ -16,8 +16,9 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
-from decathlon_mcp.web.exchanges import (
+from decathlon_mcp.plugins.web.exchanges import (
     Counts,
     Headers,
     Mode,
@@ -26,12 +27,29 @@ from decathlon_mcp.web.exchanges import (
     WebResponse,
     decoded_body,
 )
-from decathlon_mcp.web.matching import RequestKey, request_key, storable
-from decathlon_mcp.web.recording import Recording, RecordingError
-from decathlon_mcp.web.usage_reports import is_usage_report
+from decathlon_mcp.plugins.web.matching import RequestKey, request_key, storable
+from decathlon_mcp.plugins.web.recording import Recording, RecordingError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+USAGE_HOSTS = (
+    # Microsoft's libraries, such as ONNX Runtime, which converters of PDF files load.
+    *("events.data.microsoft.com", "in.applicationinsights.azure.com", "dc.services.visualstudio.com"),
+    # Libraries and pages.
+    *("google-analytics.com", "analytics.google.com", "stats.g.doubleclick.net"),
+    *("ingest.sentry.io", "ingest.us.sentry.io", "ingest.de.sentry.io"),
+    *("i.posthog.com", "app.posthog.com", "api.segment.io"),
+    *("api.mixpanel.com", "api-js.mixpanel.com", "api.amplitude.com", "api2.amplitude.com"),
+    # Chromium: updates, the time, experiments, dictionaries, forms, and lists of dangerous sites.
+    *("update.googleapis.com", "safebrowsing.googleapis.com", "optimizationguide-pa.googleapis.com"),
+    *("clients2.google.com", "clientservices.googleapis.com", "content-autofill.googleapis.com"),
+    *("redirector.gvt1.com", "edgedl.me.gvt1.com"),
+)
+"""Hosts that only receive reports about the use of programs and pages, with their subdomains.
+
+Such requests are no part of what a task sees of the web. They differ each time and their times depend on the
+machine, so that no recording could answer them. The proxy accepts them in every mode: they are not sent, not
+recorded and not counted."""
 
 Room = Callable[[], AbstractAsyncContextManager[object]]
 """Waits until there is memory for a recorded response."""
@@ -287,3 +305,12 @@ def missed_response(key: RequestKey) -> WebResponse:
 def _error(status: int, reason: str, mark: str, text: str) -> WebResponse:
     headers = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"), (MARK, mark))
     return WebResponse(status, reason, Headers(headers), text.encode())
+
+
+def is_usage_report(url: str) -> bool:
+    """Whether a request to this address is a report about the use of a program."""
+    try:
+        host = (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    return any(host == name or host.endswith(f".{name}") for name in USAGE_HOSTS)

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from decathlon_mcp.web.exchanges import Counts, Mode, Part
-from decathlon_mcp.web.targets import Addresses
+from decathlon_mcp.plugins.web.exchanges import Counts, Mode, Part
+from decathlon_mcp.plugins.web.targets import Addresses
 
 MAX_LINE_BYTES = 1 << 20
 

@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from decathlon_mcp import __version__
-from decathlon_mcp.web.exchanges import WebResponse
-from decathlon_mcp.web.recording import Exchange, Recording
+from decathlon_mcp.plugins.web.exchanges import WebResponse
+from decathlon_mcp.plugins.web.recording import Exchange, Recording
 
 UNKNOWN = -1
 """A size or a duration that is not known (HAR 1.2)."""

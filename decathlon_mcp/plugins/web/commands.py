@@ -18,9 +18,8 @@ from decathlon_mcp.cli.options import Flag, StateFolder
 from decathlon_mcp.cli.output import print_json, print_lines
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, SettingsError
-from decathlon_mcp.settings import default_state
-from decathlon_mcp.web.exchanges import Part
-from decathlon_mcp.web.recording import (
+from decathlon_mcp.plugins.web.exchanges import Part
+from decathlon_mcp.plugins.web.recording import (
     FOLDER,
     Recording,
     RecordingError,
@@ -28,6 +27,7 @@ from decathlon_mcp.web.recording import (
     delete,
     find_recordings,
 )
+from decathlon_mcp.settings import default_state
 
 recordings = App(
     name="recordings", help="List, show, prune, compare and export recordings of the web.", sort_key=7
@@ -44,6 +44,10 @@ Revision = Annotated[
 ]
 AsJson = Annotated[Flag, Parameter(name="--json", help="Print one JSON object.")]
 AsJsonLines = Annotated[Flag, Parameter(name="--json", help="Print one JSON object a line.")]
+
+
+def add_commands(app: App) -> None:
+    app.command(recordings)
 
 
 @recordings.command(name="list")
@@ -134,7 +138,7 @@ def compare(
     task: Task, /, *, revision: Revision = None, as_json: AsJsonLines = False, state: StateFolder = None
 ) -> int:
     """Ask the sites of a recording again and print what has changed. Exit status 0 only if nothing has."""
-    from decathlon_mcp.web.comparison import compare as compare_with_web
+    from decathlon_mcp.plugins.web.comparison import compare as compare_with_web
 
     with _open(state, task, revision) as recording:
         exchanges = recording.exchanges()
@@ -169,7 +173,7 @@ def export(
     file
         A new file, readable by you only. [the standard output]
     """
-    from decathlon_mcp.web.har import har
+    from decathlon_mcp.plugins.web.har import har
 
     with _open(state, task, revision) as recording, _new_file(file) as output:
         try:

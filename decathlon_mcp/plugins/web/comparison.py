@@ -12,8 +12,8 @@ from typing import Literal
 import httpx2
 
 from decathlon_mcp import __version__
-from decathlon_mcp.web.matching import REDACTED
-from decathlon_mcp.web.recording import Exchange
+from decathlon_mcp.plugins.web.matching import REDACTED
+from decathlon_mcp.plugins.web.recording import Exchange
 
 AT_ONCE = 4
 TIMEOUT_SECONDS = 30.0
