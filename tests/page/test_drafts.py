@@ -11,7 +11,6 @@ from decathlon_mcp.plugins.page.play.drafts import (
     NotRepresentableError,
     draft_from_value,
     empty_draft,
-    iterate_fields,
     partial_value,
     read_draft,
 )
@@ -272,9 +271,3 @@ def test_json_and_form_are_interchangeable() -> None:
     for strange in ({"path": 5}, {"nothing": 1}, {"tags": "a"}):
         with pytest.raises(NotRepresentableError):
             draft_from_value(made, strange)
-
-
-def test_every_visible_field_has_a_path() -> None:
-    made = form(a={"type": "array", "items": {"type": "object", "properties": {"b": {"type": "string"}}}})
-    paths = [path for path, _ in iterate_fields(made, {"a": [{"b": ""}, {"b": "x"}]})]
-    assert paths == [(), ("a",), ("a", 0), ("a", 0, "b"), ("a", 1), ("a", 1, "b")]

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
-from decathlon_mcp.cli.output import print_json, printed
+from decathlon_mcp.cli.output import print_json, printed, shell_path, this_command
 from decathlon_mcp.cli.serve import ListenAddress
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -32,7 +32,6 @@ from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.protocol import ConnectionLimits
-from decathlon_mcp.own_command import shell_path, this_command
 from decathlon_mcp.plugins.agents.configuration import choose_variables
 from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher
 from decathlon_mcp.plugins.agents.player import RUNNING, STATUS_LABEL, AgentPlayer, ProgramFailedError
