@@ -694,7 +694,7 @@ async def test_coerced_call_of_a_tool_that_is_not_listed_any_more_gets_its_reply
     async def answer(call: FakeCall) -> str:
         return "its reply"
 
-    tools, progress = {"probe": {"echo": answer}}, {**READY, "coerces_arguments": True}
+    tools, progress = {"probe": {"echo": answer}}, {**READY, "facts": {"coerced_arguments": True}}
     async with (
         sandbox_of_the_dead_server(tmp_path, tools) as (agent, machine),
         recovered(
