@@ -17,7 +17,7 @@ from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.instance import create_state_folder
+from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.telemetry.logs import configure_logging
 
 LOG_FILE = "play.log"
