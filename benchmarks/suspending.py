@@ -38,7 +38,7 @@ from decathlon_mcp.plugins.branches.copies import open_copy
 from decathlon_mcp.plugins.branches.states import SavedState
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.instance import create_state_folder
+from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject
 

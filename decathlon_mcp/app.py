@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC
@@ -58,8 +58,8 @@ from decathlon_mcp.sandboxes.plugins import (
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.disk import DiskSpace, cure_of, is_full
 from decathlon_mcp.storage.file_cache import FileCache
-from decathlon_mcp.storage.instance import Successor, create_state_folder, instance_lock
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
+from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock, wait_for_stop
 from decathlon_mcp.storage.retention import DAY_SECONDS, delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
@@ -70,6 +70,8 @@ from decathlon_mcp.telemetry.spans import Spans
 
 log = logging.getLogger("decathlon.app")
 
+STOP_SECONDS = 15.0
+"""Time that a server needs to stop, beside what it waits for gradings."""
 RETENTION_SECONDS = 3600.0
 """Time between two searches for episodes that are older than `--keep-days`."""
 
@@ -155,27 +157,28 @@ def create_catalogue(suites: Sequence[Suite], settings: Settings) -> Catalogue:
 
 @asynccontextmanager
 async def bootstrap(
-    settings: Settings, *, survives: bool = False, successor: Successor | None = None
+    settings: Settings, *, serves: bool = False, supervisor: int | None = None
 ) -> AsyncGenerator[EpisodeRegistry]:
     """Run a registry of episodes with its suites and providers; on exit nothing is left but the state folder.
 
-    `survives`: the next server on the state folder continues the episodes if this one is killed, and this one
-    continues those of a server that was, except those that another server continues. `successor`: that next
-    server, if others can tell it. Raises SuiteError, SettingsError, ProviderUnavailableError.
+    `serves`: this is the one `serve` on the state folder. If it is killed, the next one continues its
+    episodes, as this one does with those of the one before. `supervisor`: the process that starts it again.
+    Raises SuiteError, SettingsError, ProviderUnavailableError.
     """
     require_descriptors()
     catalogue = await anyio.to_thread.run_sync(read_catalogue, settings)
     create_state_folder(settings.state)
-    survives = survives and settings.survive_seconds > 0
     names = {provider_for(suite, settings) for suite in catalogue.suites}
     kinds = {name: load_provider(name) for name in names}
     for name, kind in kinds.items():
         if kind.begin is not None:
             await anyio.to_thread.run_sync(kind.begin, context_of(name, "", settings))
-    survives = survives and all(kind.survives for kind in kinds.values())
+    survives = serves and settings.survive_seconds > 0 and all(kind.survives for kind in kinds.values())
+    server = Server.of_this_process(names, serves=serves, survives=survives).supervised_by(supervisor)
+    if serves:
+        await wait_for_stop(settings.state, server, settings.drain_seconds + STOP_SECONDS)
     async with AsyncExitStack() as stack:
-        own_lock = instance_lock(settings.state, names, survives=survives, successor=successor or Successor())
-        lock = stack.enter_context(own_lock)
+        lock = stack.enter_context(instance_lock(settings.state, server))
         database = stack.enter_context(Store.open(settings.state, lock.name))
         store = database if survives else None
         survival = (
@@ -205,6 +208,7 @@ async def bootstrap(
             spans=await stack.enter_async_context(_spans(settings)),
             store=store,
             archive=None if survives else database,
+            on_stop=lock.note_stop,
         )
         registry.metrics.set_generation(1 if store is None else store.generation)
         swept = [*providers.values(), *_other_providers(kinds, lock.name, settings)]
@@ -341,6 +345,7 @@ def create_registry(
     store: Store | None = None,
     archive: Store | None = None,
     spans: Spans | None = None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> EpisodeRegistry:
     """A registry that is not running yet. Raises SettingsError if the signing key cannot be used."""
     limits = EpisodeLimits(
@@ -387,6 +392,7 @@ def create_registry(
         spans=spans,
         store=store,
         archive=archive,
+        on_stop=on_stop,
     )
 
 

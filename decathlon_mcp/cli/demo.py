@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -48,23 +50,34 @@ async def demo(task: str | None, all_tasks: bool) -> int:
         )
     scripts = {name: oracle(name) for name in names}
     async with shutdown_on_signal() as watcher:  # so that a signal also stops the server
-        return await _play(scripts)
+        with demo_state() as state:
+            return await _play(scripts, state)
     return watcher.status or 1
 
 
-def demo_state() -> Path:
-    """The state folder of demos, where what they played can be looked at later.
+@contextmanager
+def demo_state() -> Generator[Path]:
+    """The state folder of this demo alone, where what it played can be looked at later.
 
     Each version of the store has its own, since none reads another's.
     """
-    return default_state() / f"demo-{SCHEMA_VERSION}"
+    for number in itertools.count(1):
+        state = default_state() / f"demo-{SCHEMA_VERSION}{'' if number == 1 else f'-{number}'}"
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (state / "demo.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield state
+            return
 
 
-async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:
+async def _play(scripts: Mapping[str, Sequence[Step]], state: Path) -> int:
     console = ScriptConsole()
     rewards: dict[str, float | None] = {}
     console.title("decathlon-mcp: one MCP server, tasks with tools, a reward at the end")
-    async with _server(console) as url, Decathlon(url) as d:
+    async with _server(console, state) as url, Decathlon(url) as d:
         tasks = await d.tasks(prompts=False)
         console.line("client", f"connected to {url}/mcp, which has {len(tasks)} tasks")
         for number, (name, steps) in enumerate(scripts.items(), 1):
@@ -78,7 +91,7 @@ async def _play(scripts: Mapping[str, Sequence[Step]]) -> int:
     for name, reward in rewards.items():
         console.line(str(reward), name, "green" if reward == 1.0 else "bold red")
     if any(plugin.page for plugin in plugins()):
-        console.line("look", f"{this_command()} view --open {shell_path(demo_state())}")
+        console.line("look", f"{this_command()} view --open {shell_path(state)}")
     return 0 if all(reward == 1.0 for reward in rewards.values()) else 1
 
 
@@ -110,14 +123,12 @@ def _show_verdict(verdict: Verdict, console: ScriptConsole) -> None:
 
 
 @asynccontextmanager
-async def _server(console: ScriptConsole) -> AsyncGenerator[str]:
-    """Start a server on a free port with a state folder of its own, and yield its URL."""
+async def _server(console: ScriptConsole, state: Path) -> AsyncGenerator[str]:
+    """Start a server on a free port, and yield its URL."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     # Only a server that may be continued keeps rows of its episodes; nobody continues this one.
     environment[f"{PREFIX}SURVIVE_SECONDS"] = "1"
     arguments = ["serve", "--suite", "starter", "--provider", "local", "--port", "0", "--log-format", "json"]
-    state = demo_state()
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-m", "decathlon_mcp.cli", *arguments, "--state", str(state)]
     console.line("server", f"decathlon-mcp {' '.join(arguments)}")
     async with background_tasks() as tasks:

@@ -3,8 +3,9 @@
 It also removes saved states of episodes that are over, and lists of tools that no episode has.
 
 The next `serve` on the state folder does the same. This command is for a machine on which none will start,
-and to see what is left. It takes the lock of each dead server first (`storage/instance.py`), so that it never
-touches what a running one uses, and no server takes over what it removes.
+and to see what is left. It takes the lock of each dead server first (`storage/lock.py`), and that of `serve`
+if none has the state folder, so that it never touches what a running one uses, and no server takes over what
+it removes.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from decathlon_mcp.hooks import load, plugins, providers
 from decathlon_mcp.sandboxes.inventory import Inventory
 from decathlon_mcp.sandboxes.plugins import load_provider
 from decathlon_mcp.storage.database import FILE_NAME
-from decathlon_mcp.storage.instance import (
+from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
+from decathlon_mcp.storage.lock import (
     InstanceLock,
+    Server,
     check_state_folder,
     instance_lock,
     noted_providers,
-    server_processes,
+    running_servers,
+    serving,
 )
-from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 
 SERVER_NAME = re.compile(r"[0-9a-f]{12}")
@@ -63,14 +66,14 @@ class Removed:
 class Report:
     """What was removed; `kept`: numbers of episodes that are left to the next `serve`, by server.
 
-    `restarting`: dead servers that were left alone, each with its supervisor's process, which runs.
+    `restarting`: the supervisor that starts a server again, which died and was left alone.
     `unreachable`: why nobody could say what a provider's sandboxes are, by its name. `tools`: lists of tools
     that no episode has. `states`: saved states of episodes that are over.
     """
 
     removed: list[Removed] = field(default_factory=list[Removed])
     kept: dict[str, int] = field(default_factory=dict[str, int])
-    restarting: dict[str, int | None] = field(default_factory=dict[str, int | None])
+    restarting: int | None = None
     unreachable: dict[str, str] = field(default_factory=dict[str, str])
     tools: int = 0
     states: int = 0
@@ -142,17 +145,26 @@ async def _collect(
     found = [(inventory, await inventory.owners()) for inventory in inventories]
     owners = {folder.name.partition("-")[0] for folder in scratch}.union(*(names for _, names in found))
     # Read before the store: what has no file now is not a server that ends meanwhile.
-    earlier = server_processes(state).keys()
+    earlier = running_servers(state).keys()
+    other = serving(state)
     with Store.open_read_only(state) as store:
         episodes = [] if store is None else store.unfinished_episodes()
         sandboxes = [] if store is None else store.sandboxes()
         sessions = {} if store is None else store.session_counts()
-    continued = {} if abandon else await _continued(episodes, sandboxes, inventories)
+    if other is not None:
+        # Everything of episodes is that server's, whoever opened it.
+        continued = {row.server for row in episodes} | {row.owner for row in sandboxes}
+        report.restarting = other.supervisor if other.pid == other.supervisor else None
+        episodes = []
+    else:
+        continued = set[str]() if abandon else await _continued(episodes, sandboxes, inventories)
     names = [inventory.name for inventory in inventories]
     unasked = {row.episode for row in sandboxes if row.provider not in names}
+    # A `serve` that starts now waits for this command.
+    own = replace(Server.of_this_process(names, serves=other is None, survives=other is None), stops=True)
     # A server with something to continue keeps its lock file free for the next `serve`.
-    with instance_lock(state, names, survives=True, leave=continued) as lock:
-        dead, names = lock.dead, lock.names()
+    with instance_lock(state, own, leave=continued) as lock:
+        dead, names = lock.dead, lock.others()
         # Of servers whose file is gone: nobody else would ever find it.
         recorded = {row.server for row in episodes} | sessions.keys()
         lost = (owners | recorded) - names - earlier - {*dead, *continued}
@@ -171,20 +183,15 @@ async def _collect(
                 report.kept[owner] = len(unfinished)
             if removed != Removed(owner):
                 report.removed.append(removed)
-        processes = server_processes(state)
-        report.restarting = {name: successor.supervisor for name, successor in lock.awaited.items()}
         for row in episodes:
-            if row.server in continued and processes.get(row.server) is None:
+            if row.server in continued:
                 report.kept[row.server] = report.kept.get(row.server, 0) + 1
 
 
 async def _continued(
     episodes: Iterable[EpisodeRow], sandboxes: Iterable[SandboxRow], inventories: Sequence[Inventory]
-) -> dict[str, int]:
-    """The servers that something must be left of: the number of their episodes that can be continued.
-
-    0 for a server that only opened sandboxes of them. Episodes of running servers are counted too.
-    """
+) -> set[str]:
+    """The servers that something must be left of: they ran, or opened sandboxes of, episodes to continue."""
     by_name = {inventory.name: inventory for inventory in inventories}
     known: dict[tuple[str, str], dict[str, bool]] = {}
     owners: dict[str, set[str]] = {}
@@ -199,13 +206,8 @@ async def _continued(
             known[key] = await by_name[row.provider].sandboxes(row.owner)
         if known[key].get(row.name):
             alive.add(row.episode)
-    counts: dict[str, int] = {}
-    for row in episodes:
-        if row.phase in GRADED_LATER or row.id in alive:
-            counts[row.server] = counts.get(row.server, 0) + 1
-            for owner in owners.get(row.id, ()):
-                counts.setdefault(owner, 0)
-    return counts
+    kept = [row for row in episodes if row.phase in GRADED_LATER or row.id in alive]
+    return {row.server for row in kept}.union(*(owners.get(row.id, ()) for row in kept))
 
 
 async def _remove(
@@ -265,8 +267,8 @@ def _lines(report: Report, state: Path, dry_run: bool) -> Iterator[str]:
             f"kept {_count(count, 'episode', 'episodes')} of server {server}, which died: the next "
             "`decathlon-mcp serve` continues or ends them; --abandon removes them"
         )
-    for server, supervisor in report.restarting.items():
-        yield f"left server {server}, which died, to its supervisor: process {supervisor} starts it again"
+    if report.restarting is not None:
+        yield f"left a server that died to its supervisor: process {report.restarting} starts it again"
     if not (report.removed or report.kept or report.restarting):
         yield f"nothing is left of servers that died in {state}"
 

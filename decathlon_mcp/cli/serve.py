@@ -28,7 +28,6 @@ from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, inherit_listener, listen
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.instance import Successor
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
     raise_descriptor_limit()
     async with (
-        bootstrap(settings, survives=True, successor=_successor(address, settings)) as episodes,
+        bootstrap(settings, serves=True, supervisor=supervised and supervised.parent) as episodes,
         _leaving_episodes_on_failure(episodes),
         background_tasks() as tasks,
     ):
@@ -156,25 +155,6 @@ async def serve_at(
         limits=ConnectionLimits.for_bodies(max_body_bytes, behind_proxy=address.public_url is not None),
         metrics=episodes.metrics,
         hand_over=settings.hand_over,
-    )
-
-
-def _successor(address: ListenAddress, settings: Settings) -> Successor:
-    """The server that continues this one's episodes if it is killed."""
-    supervised = supervisor.current()
-    inherited = _inherited_listener()
-    if inherited is not None and (supervised is None or supervised.activated):
-        # In the unit of the socket, and not in the settings.
-        with suppress(OSError, ValueError), socket.socket(fileno=os.dup(inherited)) as listener:
-            host, port = listener.getsockname()[:2]  # no pair for another kind of socket, refused later
-            address = replace(address, host=host, port=port)
-    if address.host == "localhost":
-        address = replace(address, host="127.0.0.1")
-    same_at_each_start = address.public_url is not None or address.port != 0
-    return Successor.of_this_process(
-        None if supervised is None else supervised.parent,
-        address.url(address.port) if same_at_each_start else None,
-        settings.survive_seconds,
     )
 
 

@@ -25,7 +25,6 @@ from decathlon_mcp.episodes.records import (
     Progress,
     SandboxRecords,
     StoredEpisode,
-    copied_progress,
 )
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
@@ -257,37 +256,32 @@ class Episode:
 
     def mark_opened(self, agent: str, image_digest: str | None, *, dense: bool = False) -> None:
         """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
-        self.records.update(
-            self.state.phase,
-            agent=agent,
-            image_digest=image_digest,
-            dense=dense,
-            coerces_arguments=self.sandbox_factory.coerces_arguments,
+        self.records.note_facts(
+            image_digest=image_digest, dense=dense, coerced_arguments=self.sandbox_factory.coerces_arguments
         )
+        self.records.update(self.state.phase, agent=agent)
 
     def note_revision(self, revision: SuiteRevision) -> None:
         """The set-up is about to read the suite's files in this revision."""
         # Not written yet: the set-up starts over if the server dies before it is done.
-        self.records.progress = replace(
-            self.records.progress,
-            suite_revision=revision.revision,
-            suite_release=revision.release,
-            suite_changed=revision.changed,
+        self.records.note_facts(
+            suite_revision=revision.revision, suite_release=revision.release, suite_changed=revision.changed
         )
 
-    def note_copy(self, progress: JsonObject, *, exact: bool = False, prepared: bool = False) -> None:
-        """The agent's sandbox is a copy of another episode's, of whose progress this is a part.
+    def note_copy(self, facts: JsonObject, *, exact: bool = False, prepared: bool = False) -> None:
+        """The agent's sandbox is a copy of another episode's, which has these facts.
 
-        `exact`: it stands where this one branches. `prepared`: the other one had just been set up.
+        `exact`: it stands where this one branches. `prepared`: the other one had just been set up. Raises
+        ValueError for facts that are not valid.
         """
-        copied = {"exact": exact, "prepared": prepared, **progress}
-        self.records.progress = copied_progress(self.records.progress, copied)
+        self.records.note_facts(**{"prepared": prepared, **facts})
+        self.records.progress = replace(self.records.progress, exact=exact)
 
     def note_preprocess_failure(self, failure: str) -> None:
         """Preprocess failed, and the suite plays on."""
         self.trajectory.add("preprocess_failed", failure=failure)
         # It is written when the episode becomes ready; until then the set-up starts over.
-        self.records.progress = replace(self.records.progress, preprocess_failure=failure)
+        self.records.note_facts(preprocess_failure=failure)
 
     def note_difference(self, seq: int, difference: Difference) -> None:
         """A call of the episode that this one branches from has another reply here."""
@@ -356,14 +350,14 @@ class Episode:
 
         `sealed`: see `Progress`. `tools`: digest of the list, see `KeptTools`.
         """
-        progress = self.records.progress
+        facts = self.records.progress.facts
         self.trajectory.add(
             "ready",
             tools=tools,
             prompt={"system": self.prompt.system, "task": self.prompt.task},
-            suite_revision=progress.suite_revision,
-            **({} if progress.image_digest is None else {"image_digest": progress.image_digest}),
-            **({"prepared": True} if progress.prepared else {}),
+            suite_revision=facts.suite_revision,
+            **({} if facts.image_digest is None else {"image_digest": facts.image_digest}),
+            **({"prepared": True} if facts.prepared else {}),
         )
         self.records.update(Phase.READY, ready_at=datetime.now(UTC), ready=Instant.now(), sealed=sealed)
         self.lease.mark_ready()

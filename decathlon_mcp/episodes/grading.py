@@ -153,17 +153,16 @@ def attempt_of(episode: Episode) -> Attempt:
     network = factory.network_for(spec.task)
     # Grading reads evaluators and rubrics now, unless preprocess may have written them.
     revision = factory.suite.revision_of(spec.task)
-    changed = progress.suite_changed or (claim is not None and revision != progress.suite_revision)
+    facts = progress.facts
+    if claim is not None and revision != facts.suite_revision:
+        facts = facts.with_(suite_changed=True)
     return Attempt(
         episode=spec.public_id,
         labels=spec.labels,
         branch=branch_point(episode),
         task=spec.task_name,
         suite=factory.suite.name,
-        suite_revision=progress.suite_revision or revision,
-        suite_changed=changed,
-        suite_release=progress.suite_release,
-        preprocess_failure=progress.preprocess_failure,
+        facts=facts if facts.suite_revision else facts.with_(suite_revision=revision),
         isolation=factory.provider.isolation,
         unlimited=factory.provider.unlimited,
         agent_network=network,
@@ -180,10 +179,6 @@ def attempt_of(episode: Episode) -> Attempt:
         started_at=progress.ready_at,
         claimed_at=claim.at if claim else None,
         seconds=_seconds(progress, claim, spec.limits),
-        image_digest=progress.image_digest,
-        dense=progress.dense,
-        coerced_arguments=progress.coerces_arguments,
-        prepared=progress.prepared,
     )
 
 
@@ -219,7 +214,7 @@ class EpisodeGrader:
             async with factory.open(
                 next(names),
                 network,
-                image=episode.records.progress.image_digest,
+                image=episode.records.progress.facts.image_digest,
                 forwards=self.resources.services.targets,
                 records=episode.sandbox_records,
                 role="grader",

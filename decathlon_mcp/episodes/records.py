@@ -22,10 +22,10 @@ from decathlon_mcp.episodes.specification import Branch, Claim, EpisodeLimits, E
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import SuiteError, UnknownTaskError
+from decathlon_mcp.grading.attempt import Facts
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
-from decathlon_mcp.suites.release import Release
 from decathlon_mcp.suites.tasks import FOLDER, Task
 from decathlon_mcp.types import JsonObject
 
@@ -38,36 +38,30 @@ class Progress:
 
     `opened_at`: when the absolute time limit started. `ready_at`, `ready`: when the tools were ready, by two
     clocks. `slots`: of the shared resources that the episode has.
-    `preprocess_failure`: how preprocess failed. `agent`: name of the agent's sandbox. `dense`: whether its
-    memory can be merged with that of others. `coerces_arguments`: see `tools.coercion`. `sealed`, `captured`:
-    the archive of the task's folder after preprocess, and that of the agent's workspace, are in the episode's
-    scratch folder. `differences`: replies that differ from those of the episode that this one branches from.
-    `exact`: its sandbox is a copy of that one's, after the call at which it branches. `prepared`: its sandbox
-    began as a copy of one that another episode had set up.
+    `agent`: name of the agent's sandbox. `sealed`, `captured`: the archive of the task's folder after
+    preprocess, and that of the agent's workspace, are in the episode's scratch folder. `facts`: for the
+    verdict. `differences`: replies that differ from those of the episode that this one branches from.
+    `exact`: its sandbox is a copy of that one's, after the call at which it branches. `plugins`: what each
+    plug-in keeps of the episode, by the plug-in's name; see `EpisodeRecords.note_plugin`.
     """
 
     opened_at: float | None = None
     ready_at: datetime | None = None
     ready: Instant | None = None
-    image_digest: str | None = None
-    dense: bool = False
-    coerces_arguments: bool = False
-    suite_revision: str | None = None
-    suite_changed: bool = False
-    suite_release: Release | None = None
-    preprocess_failure: str = ""
     slots: Mapping[str, str] = field(default_factory=dict[str, str])
     agent: str | None = None
     sealed: bool = False
     captured: bool = False
     differences: int = 0
     exact: bool = False
-    prepared: bool = False
+    facts: Facts = field(default_factory=Facts)
+    plugins: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
     claim: Claim | None = None
     requested_ending: Ending | None = None
 
     def to_json(self) -> JsonObject:
-        return {name: value for name, value in _PROGRESS.dump_python(self, mode="json").items() if value}
+        values = {**_PROGRESS.dump_python(self, mode="json"), "facts": self.facts.noted()}
+        return {name: value for name, value in values.items() if value}
 
 
 _PROGRESS = TypeAdapter(Progress)
@@ -75,11 +69,6 @@ _PRINCIPAL = TypeAdapter(Principal)
 _LIMITS = TypeAdapter(EpisodeLimits)
 _BRANCH = TypeAdapter(Branch)
 _SANDBOX = TypeAdapter(SandboxSpec)
-
-
-def copied_progress(progress: Progress, copied: JsonObject) -> Progress:
-    """The progress with the members that `copied` has. Raises ValueError if these are not valid."""
-    return _PROGRESS.validate_python({**_PROGRESS.dump_python(progress), **copied})
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +142,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 branch=_BRANCH.validate_python(branch) if (branch := spec.get("branch")) else None,
                 snapshots=spec.get("snapshots"),
                 shares_launch_time=bool(spec.get("shares_launch_time")),
+                plugins=spec.get("plugins", {}),
             ),
             suite=suite_name,
             phase=Phase(row.phase),
@@ -220,6 +210,7 @@ class EpisodeRecords:
                 **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
                 **({} if spec.snapshots is None else {"snapshots": spec.snapshots}),
                 **({"shares_launch_time": True} if spec.shares_launch_time else {}),
+                **({"plugins": dict(spec.plugins)} if spec.plugins else {}),
             },
             progress={},
             labels=spec.labels,
@@ -244,6 +235,20 @@ class EpisodeRecords:
                 tools=None if tools is None else tools.to_json(),
                 calls=calls,
             )
+
+    def note_facts(self, **facts: Any) -> None:
+        """Note what the verdict is to report, for members of `Facts` and of plug-ins.
+
+        It is written with the next `update`. Raises ValueError for a member that is not valid.
+        """
+        self.progress = replace(self.progress, facts=self.progress.facts.with_(**facts))
+
+    def note_plugin(self, name: str, member: JsonObject) -> None:
+        """Replace what a plug-in keeps of the episode; written with the next `update`, and never looked at.
+
+        A set-up that starts over, because its server died, begins without it.
+        """
+        self.progress = replace(self.progress, plugins={**self.progress.plugins, name: member})
 
     def set_labels(self, labels: Mapping[str, str]) -> None:
         if self._store is not None:

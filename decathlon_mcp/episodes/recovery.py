@@ -21,7 +21,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.base import Provider
-from decathlon_mcp.storage.instance import InstanceLock
+from decathlon_mcp.storage.lock import InstanceLock
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import public_id
@@ -59,19 +59,14 @@ class Recovery:
         episode that had been continued would end with this server.
         """
         store = self.registry.store
-        for name, successor in self.lock.awaited.items():
-            log.warning(
-                "the episodes of a server that died wait for its next start",
-                extra=fields(server=name, address=successor.address, supervisor=successor.supervisor),
-            )
-        dead = {*self.lock.dead, *(set[str]() if store is None else self._ended_servers(store))}
-        if not dead:
+        rows = [] if store is None else self._unfinished(store)
+        if not (rows or self.lock.dead):
             return
         for provider in self.providers:
             await provider.sweep(self.lock.name)  # has nothing yet: this asks whether the engine answers
         self.registry.recovering = True
         try:
-            stored = [] if store is None else self._adopt(store, dead)
+            stored = [] if store is None else self._adopt(store, rows)
             await anyio.to_thread.run_sync(self._move_scratch, stored)
             # Those that are in play first: removing the sandboxes and files of the others can take seconds.
             ready = [episode for episode in stored if episode.phase is Phase.READY]
@@ -79,13 +74,13 @@ class Recovery:
             for episode in ready:
                 self._recover(episode)
             await anyio.to_thread.run_sync(self._remove_scratch)
-            rows = [row for episode in stored for row in episode.sandboxes]
+            sandboxes = [row for episode in stored for row in episode.sandboxes]
             keep = {name for episode in stored for name in episode.surviving_sandboxes}
-            self._owners.update(self.lock.dead, (row.owner for row in rows))
+            self._owners.update(self.lock.dead, (row.owner for row in sandboxes))
             if await self._sweep(keep):
-                self._forget_owners({row.owner for row in rows if row.name in keep})
+                self._forget_owners({row.owner for row in sandboxes if row.name in keep})
                 # The names of pooled sandboxes do not come again, so that no later row would replace these.
-                for row in rows:
+                for row in sandboxes:
                     if store is not None and row.name not in keep:
                         store.delete_sandbox(row.name)
             for episode in others:
@@ -98,7 +93,6 @@ class Recovery:
         while True:
             await anyio.sleep(RECONCILE_SECONDS)
             try:
-                self.lock.mark_alive()
                 await self._sweep_without_episode()
             except (DecathlonError, OSError) as error:
                 # A damaged store, which the episodes do not need at once.
@@ -131,19 +125,16 @@ class Recovery:
             self.lock.forget(owner)
         self._owners.intersection_update(in_use)
 
-    def _ended_servers(self, store: Store) -> set[str]:
-        """The servers without a file that have left episodes: their start failed, or their store was full."""
-        # In this order: a server has its file before it has an episode.
-        servers = store.servers()
-        return servers - self.lock.names()
+    def _unfinished(self, store: Store) -> list[EpisodeRow]:
+        """The episodes that an earlier `serve` left, but those that wait for one with another provider."""
+        others = self.lock.others()
+        return [row for row in store.unfinished_episodes() if row.server not in others]
 
-    def _adopt(self, store: Store, dead: Collection[str]) -> list[StoredEpisode]:
-        """The dead servers' episodes that are not over; those that cannot be read are ended."""
+    def _adopt(self, store: Store, rows: Sequence[EpisodeRow]) -> list[StoredEpisode]:
+        """Make the episodes of these rows this server's own; those that cannot be read are ended."""
         stored: list[StoredEpisode] = []
         unreadable: list[EpisodeRow] = []
-        for row in store.unfinished_episodes():
-            if row.server not in dead:
-                continue
+        for row in rows:
             try:
                 episode = self._read(store, row)
                 obstacle = episode.obstacle
@@ -157,7 +148,7 @@ class Recovery:
                     "an episode cannot be continued",
                     extra=fields(episode=public_id(row.id), task=row.task, phase=row.phase, why=obstacle),
                 )
-        store.adopt(dead)
+        store.adopt(self.lock.others())
         for row in unreadable:
             # Whose it was is not known either, so that nobody can be told.
             self.registry.metrics.recovered("ended")

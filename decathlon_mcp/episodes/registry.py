@@ -6,7 +6,7 @@ import logging
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -98,7 +98,7 @@ class EpisodeRegistry:
     `sandbox_factories` has one for each suite of the catalogue, by the suite's name. `store`: keeps what the
     next server needs to continue; None if everything is to end with this process. `archive`: gets the rows of
     ended episodes then. `sources`: those of which the factories take sandboxes. `hooks`: what hangs on every
-    episode.
+    episode. `on_stop`: called when no episode can be started any more.
     """
 
     def __init__(
@@ -116,10 +116,12 @@ class EpisodeRegistry:
         store: Store | None = None,
         archive: Store | None = None,
         hooks: Sequence[EpisodeHooks] = (),
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = store
         self._archive = archive
         self._hooks = hooks
+        self._on_stop = on_stop
         self.handing_over = False
         """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.catalogue = catalogue
@@ -511,6 +513,7 @@ class EpisodeRegistry:
         They have ended then too, without a score, so that requests which wait for them can be answered.
         """
         self._closing = True
+        self._on_stop()
         self.sources.close()
         if self.live:
             log.info("draining", extra=fields(episodes=len(self.live)))
@@ -540,6 +543,7 @@ class EpisodeRegistry:
         Returns when no sandbox is left that no episode has, after at most `HAND_OVER_SECONDS`.
         """
         self._closing = self.handing_over = True
+        self._on_stop()
         with anyio.move_on_after(HAND_OVER_SECONDS):
             await self.sources.empty()
 

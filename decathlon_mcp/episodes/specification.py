@@ -16,7 +16,7 @@ from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.types import public_id
+from decathlon_mcp.types import JsonObject, public_id
 
 Role = Literal["player", "controller", "admin"]
 OnDifference = Literal["refuse", "report"]
@@ -115,7 +115,8 @@ class EpisodeSpec:
     it ends with the response to the request that started it. `labels`: what its client calls it, names to
     short texts; only reports read them. `branch`: the episode whose calls its set-up plays again.
     `snapshots`: its state is saved after every so many calls; None: only when asked. `shares_launch_time`:
-    its client chose the launch time, so that other episodes may have the same.
+    its client chose the launch time, so that other episodes may have the same. `plugins`: what each plug-in
+    was asked for, by its name; the episode's row has it, and nothing else looks at it.
     """
 
     id: str
@@ -133,6 +134,7 @@ class EpisodeSpec:
     branch: Branch | None = None
     snapshots: int | None = None
     shares_launch_time: bool = False
+    plugins: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
 
     @property
     def public_id(self) -> str:

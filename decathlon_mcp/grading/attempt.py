@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.prompts import Prompt
@@ -17,9 +19,58 @@ SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "su
 TruncationCause: TypeAlias = Literal["calls", "client", "log", "time"]
 """What ended an attempt that its agent had not finished: the limit of tool calls, its client (whose own limit
 was reached), the limit of its log or the server's disk, or the time limit of the episode."""
+DETAIL_CHARACTERS = 4000
+"""Longest text in a verdict that explains something to people."""
 UNANSWERED = "the server has no reply of this call"
 MAX_COUNT = 2**53 - 1
 """Largest count of turns, so that it is a number that a verdict may contain."""
+
+
+class Facts(BaseModel):
+    """What a verdict reports of the way to it, noted from the set-up on; each is a member of the verdict.
+
+    A plug-in adds members of its own with `Episode.note_facts`. The core carries them unseen, in the
+    episode's row and to the verdict.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    suite_revision: str = ""
+    """Commit, or a digest, of the task's and the suite's common files at the set-up, with a digest of local
+    changes if there are any."""
+    suite_changed: bool = False
+    """The checkout changed between the server's start and the set-up, or between the set-up and the grading,
+    so that some of the files used are of another revision."""
+    suite_release: Release | None = None
+    """For Toolathlon: whether the checkout is from before Toolathlon-Verified."""
+    preprocess_failure: str = ""
+    """How preprocess failed in a suite that ignores that: the exit code and the end of what it printed."""
+    image_digest: str | None = None
+    """Identifies the image of the agent's sandbox; None if there was none."""
+    dense: bool = False
+    """Memory of the agent's sandbox could be merged with that of others."""
+    coerced_arguments: bool = False
+    """Arguments that were JSON in strings were replaced by what the schemas of their tools ask for."""
+    prepared: bool = False
+    """The agent's sandbox began as a copy of another one that had been set up for this task."""
+
+    @field_validator("preprocess_failure", mode="before")
+    @classmethod
+    def _shorten(cls, failure: Any) -> Any:
+        return without_surrogates(failure[-DETAIL_CHARACTERS:]) if isinstance(failure, str) else failure
+
+    def noted(self) -> JsonObject:
+        """The members that were noted, as JSON."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def with_(self, **facts: Any) -> Facts:
+        """These facts with others noted. Raises ValueError for a member of this class that is not valid."""
+        return Facts.model_validate({**self.noted(), **facts})
+
+
+def without_surrogates(text: str) -> str:
+    """The text with question marks for lone surrogates, which a sandbox may send and UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,52 +143,43 @@ class BranchPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One closed attempt at one task.
-
-    `episode` is the public id. `task` and `suite` are names as clients spell them. `tools` are the tool
-    definitions of each server, as the server sent them. `calls` can be iterated any number of times, in a
-    worker thread: it reads them from disk one by one, in the order in which they began. `call_counts`
-    includes those that the disk does not have. `turns` is None unless a controller reports it. `started_at`
-    is the time when the tools were ready, `claimed_at` the time when they were closed, `seconds` what was in
-    between, by a clock that nobody sets. `claimed`: the agent
-    called `claim_done`. `truncated_by`: what ended the attempt before its agent did. `suite_revision` is that
-    of the files at the set-up; `suite_changed`: not all files that were used are of that revision.
-    `suite_release`: of Toolathlon, None for other suites. `preprocess_failure`: how preprocess failed, if the
-    suite ignores that. `image_digest`: the agent's image, None without one. `dense`: memory of the agent's
-    sandbox could be merged with that of others. `coerced_arguments`, `prepared`: see `Verdict`.
-    `unlimited`: limits on sandboxes that the provider could not enforce. `labels`: for the verdict alone;
-    nothing that an evaluator reads has them. `branch`: None for an attempt that was played whole.
-    """
+    """One closed attempt at one task."""
 
     episode: str
+    """The episode's public id."""
     task: str
     suite: str
-    suite_revision: str
+    """Task and suite as clients spell them."""
     isolation: Isolation
     agent_network: Network
     grader_network: Network
     launch_time: datetime
     prompt: Prompt
+    facts: Facts = field(default_factory=Facts)
     calls: Iterable[CallRecord] = ()
+    """Read from the disk one by one, in the order in which they began, any number of times, in a thread."""
     call_counts: CallCounts = CallCounts()
+    """Includes calls that the disk does not have."""
     tools: Mapping[str, Sequence[JsonObject]] = field(default_factory=dict[str, Sequence[JsonObject]])
+    """The tool definitions of each server, as the server sent them."""
     claimed: bool = False
+    """The agent called `claim_done`."""
     truncated_by: TruncationCause | None = None
+    """What ended the attempt before its agent did."""
     answer: str | None = None
     turns: int | None = None
+    """None unless a controller reports it."""
     started_at: datetime | None = None
+    """When the tools were ready."""
     claimed_at: datetime | None = None
     seconds: float | None = None
-    image_digest: str | None = None
+    """What was between the two, by a clock that nobody sets."""
     unlimited: tuple[LimitName, ...] = ()
-    suite_changed: bool = False
-    suite_release: Release | None = None
-    dense: bool = False
-    coerced_arguments: bool = False
-    prepared: bool = False
-    preprocess_failure: str = ""
+    """Limits on sandboxes that the provider could not enforce."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """For the verdict alone; nothing that an evaluator reads has them."""
     branch: BranchPoint | None = None
+    """None for an attempt that was played whole."""
 
     @property
     def truncated(self) -> bool:

@@ -353,8 +353,8 @@ class Grader:
         attempt, path = self.job.attempt, str(self.job.suite.path)
         return (
             path,
-            attempt.suite_revision,
-            attempt.image_digest or "",
+            attempt.facts.suite_revision,
+            attempt.facts.image_digest or "",
             self.inputs.evaluator_digest,
             module,
         )

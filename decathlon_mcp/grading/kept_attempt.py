@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Self
 
 import msgspec
+from pydantic import ValidationError
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.grading.attempt import Attempt
-from decathlon_mcp.types import JsonObject, Language
+from decathlon_mcp.grading.attempt import Attempt, Facts
+from decathlon_mcp.types import JsonObject, Language, as_object
 
 ATTEMPT_FILE: Final = "attempt.json"
 KEPT_WORKSPACE: Final = "workspace.tar.gz"
@@ -22,6 +23,7 @@ KEPT_SEALED: Final = "sealed.tar.gz"
 ORIGINAL_FILE: Final = "sealed.json"
 """What was in the task's folder before preprocess: `archives.overlay.content_ids` as member `files`."""
 VERSION = 1
+_ATTEMPT_FIELDS = {member.name for member in fields(Attempt)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +42,17 @@ class KeptAttempt:
     sealed: bool
 
     def to_json(self) -> JsonObject:
-        values = msgspec.to_builtins(replace(self, attempt=replace(self.attempt, calls=())))
-        del values["attempt"]["calls"]
-        return {"version": VERSION, **values}
+        attempt = msgspec.to_builtins(replace(self.attempt, calls=()), enc_hook=Facts.noted)
+        del attempt["calls"]
+        # The facts are members of the attempt there, as they are of its verdict.
+        return {
+            "version": VERSION,
+            "attempt": {**attempt.pop("facts"), **attempt},
+            "task_id": self.task_id,
+            "language": self.language,
+            "in_place": self.in_place,
+            "sealed": self.sealed,
+        }
 
     @classmethod
     def parse(cls, values: JsonObject) -> Self:
@@ -52,10 +62,24 @@ class KeptAttempt:
             raise BadRequestError(
                 f"{ATTEMPT_FILE} has version {values.get('version')!r}; this release reads version {VERSION}"
             )
+        attempt = dict(as_object(values.get("attempt")) or {})
+        facts = {name: attempt.pop(name) for name in attempt.keys() - _ATTEMPT_FIELDS}
         try:
-            return msgspec.convert(values, cls)
+            return msgspec.convert(
+                {**values, "attempt": {**attempt, "facts": facts}},
+                cls,
+                dec_hook=_read_facts,
+            )
         except msgspec.ValidationError as error:
             raise BadRequestError(f"{ATTEMPT_FILE} is damaged: {error}") from None
+
+
+def _read_facts(kind: type[Facts], values: Any) -> Facts:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        raise ValueError(f"{first['loc'][0]}: {first['msg']}") from None
 
 
 # Attempts are read in several threads. msgspec 0.22 describes a dataclass at its first use, and two threads

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from decathlon_mcp.grading.attempt import Attempt, BranchPoint
+from decathlon_mcp.grading.attempt import DETAIL_CHARACTERS, Attempt, BranchPoint, Facts, without_surrogates
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
-from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject, Network
 
 Status: TypeAlias = Literal[
@@ -26,7 +25,6 @@ REWARDED: Final[frozenset[Status]] = frozenset({"scored", "forfeited"})
 VERSION = 1
 ALGORITHM: Final = "Ed25519"
 OUTPUT_CHARACTERS = 8192
-DETAIL_CHARACTERS = 4000
 UNCAUGHT_CHARACTERS = 500
 MAX_NUMBER = 2.0**53 - 1
 """Largest absolute value of a number in a verdict."""
@@ -95,74 +93,58 @@ class WebUse(_Document):
     problem: str = ""
 
 
-class Verdict(_Document):
+class Verdict(Facts):
     """The result of one attempt. Only `scored` and `forfeited` attempts have `success` and `reward`.
 
     `forfeited`: the attempt could not be graded for a reason that the agent may have caused, or a limit ended
     it and the suite does not grade such attempts (`truncated` is true then); the reward is 0.0. In all other
     statuses the infrastructure or the task failed, which is no zero.
-
-    `episode` is the episode's public id: 16 hexadecimal digits of its handle's SHA-256, which give no access.
-    `labels` are those that the episode's client gave it; absent if there are none. `success` is true if the
-    evaluator exited with 0 and, where the suite requires it, the agent claimed the task. `metrics` are the
-    values that the rubric's function returned and those that the server counted; `weights` lists the ones
-    that make up the reward. `evaluator_output` is the end of what the evaluator printed; it is shown and
-    never parsed. `uncaught` is the exception with which the evaluator or the rubric's function ended, as
-    `TYPE: MESSAGE`; the reward is then 0.0. `refused` lists what was left out of the workspace or changed in
-    it before grading. `suite_revision` is the commit (or a digest) of the task's and the suite's common files
-    at the set-up, with a digest of local changes if there are any; `suite_changed` is present and true if the
-    checkout changed between the server's start and the set-up, or between the set-up and the grading, so that
-    some of the files used are of another revision. `suite_release` is present for Toolathlon: whether the
-    checkout is from before Toolathlon-Verified. `preprocess_failure` is present if preprocess failed in a
-    suite that ignores that: the exit code and the end of what it printed. `seconds` is the duration of the
-    grading. `evaluator_digest` covers the evaluator's files and the groundtruth that were used,
-    `image_digest` identifies the image of the sandboxes; None if there was none. `unlimited` is present if
-    the provider isolates but could not enforce these limits on the sandboxes. `dense` is present and true if
-    memory of the agent's sandbox could be merged with that of others. `coerced_arguments` is present and true
-    if arguments that were JSON in strings were replaced by what the schemas of their tools ask for.
-    `prepared` is present and true if the agent's sandbox began as a copy of another one that had been set up
-    for this task. `web` is present if the task used the recorded web. `branch` is present if the episode
-    began where another stood after one of its calls. `regrading` is present if the attempt was graded again
-    later; the episode's own verdict has none.
     """
 
     version: Literal[1] = VERSION
     episode: str
-    labels: dict[str, str] = {}
+    """The episode's public id: 16 hexadecimal digits of its handle's SHA-256, which give no access."""
+    labels: dict[str, str] = Field(default_factory=dict[str, str])
+    """Those that the episode's client gave it."""
     task: str
     suite: str
-    suite_revision: str
-    suite_changed: bool = False
-    suite_release: Release | None = None
-    preprocess_failure: str = ""
     evaluator_digest: str | None = None
-    image_digest: str | None = None
+    """Covers the evaluator's files and the groundtruth that were used."""
     status: Status
     success: bool | None = None
+    """The evaluator exited with 0 and, where the suite requires it, the agent claimed the task."""
     reward: Number | None = None
-    metrics: dict[str, Number] = {}
-    weights: dict[str, Number] = {}
+    metrics: dict[str, Number] = Field(default_factory=dict[str, Number])
+    """The values that the rubric's function returned, and those that the server counted."""
+    weights: dict[str, Number] = Field(default_factory=dict[str, Number])
+    """The weights of the metrics that make up the reward."""
     claimed: bool
     truncated: bool
     in_place: bool = False
     isolation: Isolation
     unlimited: tuple[LimitName, ...] = ()
-    dense: bool = False
-    coerced_arguments: bool = False
-    prepared: bool = False
+    """Limits that the provider, although it isolates, could not enforce on the sandboxes."""
     agent_network: Network
     grader_network: Network
     evaluator_output: str = ""
+    """The end of what the evaluator printed; it is shown and never parsed."""
     uncaught: str = ""
+    """The exception with which the evaluator or the rubric's function ended, as `TYPE: MESSAGE`; the reward
+    is then 0.0."""
     detail: str = ""
     refused: tuple[str, ...] = ()
+    """What was left out of the workspace or changed in it before grading."""
     started_at: str | None = None
     claimed_at: str | None = None
     scored_at: str | None = None
     seconds: float = 0.0
+    """Duration of the grading."""
     web: WebUse | None = None
+    """Present if the task used the recorded web."""
     branch: BranchPoint | None = None
+    """Present if the episode began where another stood after one of its calls."""
     regrading: Regrading | None = None
+    """Present if the attempt was graded again later; the episode's own verdict has none."""
     signature: Signature | None = None
 
     @model_validator(mode="after")
@@ -177,14 +159,13 @@ class Verdict(_Document):
     def to_json(self) -> JsonObject:
         """The JSON form.
 
-        Without `labels`, `success`, `reward`, `uncaught`, `suite_release`, `preprocess_failure`, `unlimited`,
-        `web`, `branch`, `regrading` and `signature` where there are none, and without `suite_changed`,
-        `dense`, `coerced_arguments` and `prepared` unless they are true.
+        Without `success` and `reward` where there is no reward, and without empty members of `_LEFT_OUT`.
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         absent |= {name for name in _LEFT_OUT if not getattr(self, name)}
         branch: JsonObject = {} if self.branch is None else {"branch": self.branch.to_json()}
-        return {**self.model_dump(mode="json", exclude=absent), **branch}
+        values = {**self.model_dump(mode="json", exclude=absent), **branch}
+        return {name: values[name] for name in sorted(values, key=Facts.model_fields.__contains__)}
 
     def text(self) -> str:
         """One line for people."""
@@ -248,12 +229,7 @@ def build_verdict(
         branch=attempt.branch,
         task=attempt.task,
         suite=attempt.suite,
-        suite_revision=attempt.suite_revision,
-        suite_changed=attempt.suite_changed,
-        suite_release=attempt.suite_release,
-        preprocess_failure=_without_surrogates(attempt.preprocess_failure[-DETAIL_CHARACTERS:]),
         evaluator_digest=evaluator_digest,
-        image_digest=attempt.image_digest,
         status=outcome.status,
         success=outcome.success,
         reward=outcome.reward,
@@ -264,19 +240,17 @@ def build_verdict(
         in_place=in_place,
         isolation=attempt.isolation,
         unlimited=attempt.unlimited,
-        dense=attempt.dense,
-        coerced_arguments=attempt.coerced_arguments,
-        prepared=attempt.prepared,
         agent_network=attempt.agent_network,
         grader_network=attempt.grader_network,
-        evaluator_output=_without_surrogates(outcome.output[-OUTPUT_CHARACTERS:]),
-        uncaught=_without_surrogates(" ".join(outcome.uncaught.split())[:UNCAUGHT_CHARACTERS]),
-        detail=_without_surrogates(outcome.detail[-DETAIL_CHARACTERS:]),
-        refused=tuple(map(_without_surrogates, refused)),
+        evaluator_output=without_surrogates(outcome.output[-OUTPUT_CHARACTERS:]),
+        uncaught=without_surrogates(" ".join(outcome.uncaught.split())[:UNCAUGHT_CHARACTERS]),
+        detail=without_surrogates(outcome.detail[-DETAIL_CHARACTERS:]),
+        refused=tuple(map(without_surrogates, refused)),
         started_at=_iso(attempt.started_at),
         claimed_at=_iso(attempt.claimed_at),
         scored_at=_iso(datetime.now(UTC)) if outcome.status in REWARDED else None,
         seconds=seconds,
+        **attempt.facts.noted(),
     )
 
 
@@ -286,11 +260,6 @@ def verdict_without_grading(attempt: Attempt, *, status: Status, detail: str) ->
     return build_verdict(
         attempt, Outcome.forfeited(detail) if forfeited else Outcome(status=status, detail=detail)
     )
-
-
-def _without_surrogates(text: str) -> str:
-    # A sandbox may send lone surrogates; JSON in UTF-8 cannot hold them, and they cannot be signed.
-    return text.encode("utf-8", "replace").decode()
 
 
 def _short(number: float | None) -> str:

@@ -323,7 +323,7 @@ def _status(episode: Episode) -> JsonObject:
         "launch_time": episode.spec.launch_time.isoformat(),
         "language": episode.sandbox_factory.suite.language,
         "names": episode.sandbox_factory.tool_names,
-        "suite_revision": episode.records.progress.suite_revision,
+        "suite_revision": episode.records.progress.facts.suite_revision or None,
         **branch_members(episode),
         **_waits_for(episode),
     }

@@ -1,1 +1,1 @@
-"""The state folder: trajectories, keys, instance lock."""
+"""The state folder: store, trajectories, keys, locks."""

@@ -4,8 +4,9 @@ One SQLite database in the state folder, `store.db`. A row is written before the
 a server that starts later finds at least what the dead one did. Calls are not here but in each episode's
 `trajectory.jsonl`.
 
-Every row has the name of the server that runs its episode (`server`, as in `instance`). A server writes rows
-of its own only; `adopt` makes the rows of a dead server its own.
+Every row has the name of the server that runs its episode (`server`, as in `lock`). A `serve` writes the rows
+of its own episodes, and makes those of the one before it its own by `adopt`; other servers add the rows of
+episodes that have ended.
 """
 
 from __future__ import annotations
@@ -403,12 +404,8 @@ class Store:
         """The episode that the request with this operation id has started."""
         return next(iter(self._episodes("WHERE operation = ?", (operation,))), None)
 
-    def live_episodes(self) -> list[EpisodeRow]:
-        """The episodes of this server that are not over, oldest first."""
-        return self._episodes("WHERE phase <> ? AND server = ? ORDER BY started_at", (ENDED, self.server))
-
     def unfinished_episodes(self) -> list[EpisodeRow]:
-        """The episodes of all servers that are not over, oldest first."""
+        """The episodes that are not over, oldest first."""
         return self._episodes("WHERE phase <> ? ORDER BY started_at", (ENDED,))
 
     def handles(self) -> set[str]:
@@ -462,32 +459,27 @@ class Store:
         """Delete the row of an episode that is over."""
         self._write(("DELETE FROM episodes WHERE id = ? AND phase = ?", (episode, ENDED)))
 
-    def servers(self) -> set[str]:
-        """The servers that have sessions, or episodes which are not over."""
-        rows = self._rows(
-            "SELECT server FROM episodes WHERE phase <> ? UNION SELECT server FROM sessions", (ENDED,)
-        )
-        return {str(row[0]) for row in rows}
-
-    def adopt(self, dead: Collection[str]) -> None:
-        """Make the episodes and sessions of these servers this server's own.
+    def adopt(self, leave: Collection[str]) -> None:
+        """Make the episodes that are not over, and the sessions, of all servers but these this server's own.
 
         Raises SettingsError if that cannot be written: a server that went on without these episodes would
         remove their sandboxes.
         """
-        now = time.time()
-        statements: list[_Statement] = []
-        for server in dead:
-            statements += [
-                ("UPDATE episodes SET server = ? WHERE server = ?", (self.server, server)),
-                (
-                    "UPDATE sessions SET server = ?, used_at = ? WHERE server = ?",
-                    (self.server, now, server),
-                ),
-            ]
+        others = f"server NOT IN ({', '.join('?' * len(leave))})"
         with errors_named(self._file):
             self._set_timeout(BUSY_SECONDS)
-            self._commit(statements)
+            self._commit(
+                [
+                    (
+                        f"UPDATE episodes SET server = ? WHERE phase <> ? AND {others}",
+                        (self.server, ENDED, *leave),
+                    ),
+                    (
+                        f"UPDATE sessions SET server = ?, used_at = ? WHERE {others}",
+                        (self.server, time.time(), *leave),
+                    ),
+                ]
+            )
             self._set_timeout(WRITE_SECONDS)
 
     # sandboxes

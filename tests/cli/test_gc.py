@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from decathlon_mcp.cli.gc import collect
@@ -24,7 +25,7 @@ from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.processes import resources
 from decathlon_mcp.sandboxes.processes.resources import remove_folder
 from decathlon_mcp.sandboxes.processes.table import ProcessId
-from decathlon_mcp.storage.instance import Successor, instance_lock
+from decathlon_mcp.storage.lock import Server
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.types import public_id
 from tests.probe.leftovers import processes_by_sandbox
@@ -42,29 +43,32 @@ import anyio
 
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.storage.instance import create_state_folder, instance_lock
+from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
 
 state, phase = Path(sys.argv[1]), sys.argv[2]
+serves = phase != "embedded"
 
 async def main():
     create_state_folder(state)
-    with instance_lock(state, ["local"]) as lock, Store.open(state, lock.name) as store:
+    server = Server.of_this_process(["local"], serves=serves, survives=serves)
+    with instance_lock(state, server) as lock, Store.open(state, lock.name) as store:
         (state / "scratch" / f"{lock.name}-xyz").mkdir()
         name, handle = f"box-{lock.name}", f"{lock.name}-handle-of-an-episode"
-        store.insert_episode(EpisodeRow(
-            id=handle, agent_id=f"agent-{lock.name}-of-an-episode", server=lock.name, suite="starter",
-            task="tune-reactor", token="alice", phase=phase, started_at=1.0,
-            spec={"policy": "visible", "owner": {"token": "alice", "session": "a-secret-session"}},
-            progress={"calls": 3, "note": "\\x1b[31m"},
-        ))
-        store.insert_sandbox(SandboxRow(
-            name=name, owner=lock.name, episode=handle, role="agent", provider="local", isolation="none",
-            wire_version=1, spec={},
-        ))
-        store.save_session(SessionRow(
-            id="s" + lock.name, server=lock.name, address="lobby", path="/mcp", data={},
-        ))
+        if serves:
+            store.insert_episode(EpisodeRow(
+                id=handle, agent_id=f"agent-{lock.name}-of-an-episode", server=lock.name, suite="starter",
+                task="tune-reactor", token="alice", phase=phase, started_at=1.0,
+                spec={"policy": "visible", "owner": {"token": "alice", "session": "a-secret-session"}},
+                progress={"calls": 3, "note": "\\x1b[31m"},
+            ))
+            store.insert_sandbox(SandboxRow(
+                name=name, owner=lock.name, episode=handle, role="agent", provider="local", isolation="none",
+                wire_version=1, spec={},
+            ))
+            store.save_session(SessionRow(
+                id="s" + lock.name, server=lock.name, address="lobby", path="/mcp", data={},
+            ))
         # Unlike a driver, it does not end with its stdin.
         spec = SandboxSpec(name=name, command=("sleep", "600"), root=PurePosixPath("/suite"))
         async with LocalProvider(lock.name, state / "sandboxes") as provider, provider.open(spec):
@@ -77,7 +81,7 @@ anyio.run(main)
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A process with the lock, an episode, a sandbox and a session of a server."""
+    """A process with the lock and a sandbox of a server; of a `serve` also with an episode and a session."""
 
     process: subprocess.Popen[str]
     name: str
@@ -210,8 +214,9 @@ def test_a_running_server_is_not_touched(shell: Shell, server: Callable[..., Run
 def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
     shell: Shell, server: Callable[..., RunningServer]
 ) -> None:
-    dead, running = server(), server()
+    dead = server()
     dead.kill()
+    running = server("embedded")
     kept = shell.run("gc").stdout
     assert kept.startswith(f"kept 1 episode of server {dead.name}, which died")
     printed = shell.run("gc", "--abandon", "--dry-run").stdout
@@ -228,7 +233,7 @@ def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
         (row,) = store.find_episodes(public_id(dead.handle), 2)
         assert (row.phase, row.ending) == (ENDED, Ending.NOT_CONTINUED)
         assert store.sandboxes(dead.handle) == []
-        assert [row.id for row in store.unfinished_episodes()] == [running.handle]
+        assert store.unfinished_episodes() == []
     with Store.open(dead.state, dead.name) as store:
         assert store.session(f"s{dead.name}") is None
     assert shell.run("gc").stdout.startswith("nothing is left")
@@ -305,7 +310,7 @@ def test_episodes_of_a_server_without_a_file_are_kept_unless_abandoned(
     assert shell.run("gc", "--abandon").stdout.startswith("nothing is left")
     with Store.open_read_only(dead.state) as store:
         assert store is not None
-        assert (store.unfinished_episodes(), store.servers()) == ([], set())
+        assert (store.unfinished_episodes(), store.session_counts()) == ([], {})
 
 
 def test_only_a_session_that_is_left_is_named(shell: Shell, server: Callable[..., RunningServer]) -> None:
@@ -327,15 +332,9 @@ def test_a_server_that_is_being_started_again_is_not_touched(
     dead = server()
     dead.kill()
     file = dead.state / "servers" / dead.name
-    with instance_lock(
-        dead.state, ["local"], survives=True, successor=Successor.of_this_process(os.getpid(), None, 300)
-    ):
-        content = file.read_bytes()
-    assert json.loads(content)["successor"]["supervisor"] == os.getpid()
+    file.write_bytes(msgspec.json.encode(Server.read(file.read_bytes()).supervised_by(os.getpid())))
     printed = shell.run("gc", "--abandon").stdout
-    assert printed == (
-        f"left server {dead.name}, which died, to its supervisor: process {os.getpid()} starts it again\n"
-    )
+    assert printed == f"left a server that died to its supervisor: process {os.getpid()} starts it again\n"
     assert dead.is_running_a_sandbox
     assert len(dead.leftovers) == 3
 
@@ -378,10 +377,27 @@ def containers(engine: Any, image: str, owners: list[str]) -> Generator[list[str
                 engine.remove_container(one, force=True)
 
 
+def add_episode(state: Path, handle: str) -> None:
+    """An episode of a server that died."""
+    row = EpisodeRow(
+        id=handle,
+        agent_id=f"{handle}-agent",
+        server="",
+        suite="s",
+        task="t",
+        phase="claimed",
+        started_at=1.0,
+        spec={},
+        progress={},
+    )
+    with Store.open(state, "dead") as store:
+        store.insert_episode(row)
+
+
 def test_episodes_are_listed_with_public_ids(shell: Shell, server: Callable[..., RunningServer]) -> None:
-    running, dead = server(), server("claimed")
-    dead.kill()
-    with Store.open(running.state, running.name) as store:
+    running, dead = server(), server("embedded")
+    add_episode(running.state, dead.handle)
+    with Store.open(running.state, "") as store:
         store.insert_episode(
             EpisodeRow(
                 id="over-since-long-ago",
@@ -449,8 +465,8 @@ def test_an_episode_is_shown_without_its_secrets(shell: Shell, server: Callable[
 def test_an_unknown_or_ambiguous_episode_is_an_error(
     shell: Shell, server: Callable[..., RunningServer]
 ) -> None:
-    server()
-    server()
+    running = server()
+    add_episode(running.state, "another")
     assert shell.error("show", "zzz", status=1).startswith("there is no episode that begins with 'zzz'")
     assert shell.error("show", "", status=1).startswith("more than one episode begins with ''")
 

@@ -38,7 +38,7 @@ async def test_the_memory_of_agents_is_merged_and_that_of_graders_is_not(tmp_pat
         assert verdict.dense
         assert verdict.to_json()["dense"]
         kept = tmp_path / "state" / "episodes" / episode.id / "attempt.json"
-        assert KeptAttempt.parse(json.loads(kept.read_text())).attempt.dense
+        assert KeptAttempt.parse(json.loads(kept.read_text())).attempt.facts.dense
 
 
 async def test_nothing_is_merged_by_default_and_the_verdict_does_not_mention_it(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from decathlon_mcp import __version__
 from decathlon_mcp.episodes.clock import Instant
+from decathlon_mcp.episodes.records import read_episode
 from decathlon_mcp.storage.kept_tools import remove_unnamed_tools
 from decathlon_mcp.storage.trajectory import Trajectory
 from tests.probe.clients import playing, start
@@ -56,6 +57,27 @@ async def test_the_first_line_has_what_is_fixed_at_the_start_and_no_secret(serve
     assert ready["suite_revision"]
     for secret in (started["episode"], started["agent"]):
         assert secret not in json.dumps([head, ready])
+
+
+async def test_what_a_plug_in_keeps_of_an_episode_is_in_its_row_and_its_fact_in_the_verdict(
+    tmp_path: Path, anyio_backend: object
+) -> None:
+    async with serving(tmp_path / "state", provider="local", survives=True) as served:
+        async with playing(served, "find-answer", "task") as player:
+            await player.call("probe__read", path="notes.txt")
+            episode, store = served.find(player.episode_id), served.episodes.store
+            assert store is not None
+            episode.records.note_plugin("moon", {"phase": "full"})
+            episode.records.note_facts(moon=True)
+            await player.client.call_tool("claim_done", {})
+            row = store.episode(episode.id)
+            assert row is not None
+            stored = read_episode(row, (), served.episodes.catalogue)
+            assert stored.progress.plugins == {"moon": {"phase": "full"}}
+            result = await player.client.call_tool("evaluate", {})
+        assert result.structured_content is not None
+        assert result.structured_content["moon"] is True
+        assert result.structured_content["suite_revision"] == stored.progress.facts.suite_revision
 
 
 async def test_the_tools_are_kept_once_under_the_digest_of_their_content(served: Served) -> None:

@@ -43,8 +43,8 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import read_settings
-from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.kept_files import KeptFiles
+from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock
 from decathlon_mcp.storage.logged_calls import LoggedCalls, RequestKeys
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
 from decathlon_mcp.storage.trajectory import Trajectory
@@ -131,14 +131,20 @@ async def recovered(
     scratch.mkdir()
     factories = {factory.suite.name: factory}
     if engine_is_late:
-        with instance_lock(state, survives=True) as lock, Store.open(state, lock.name) as store:
+        with (
+            instance_lock(state, Server(serves=True, survives=True)) as lock,
+            Store.open(state, lock.name) as store,
+        ):
             registry = create_registry(Catalogue([factory.suite]), factories, settings, scratch, store)
             provider.unavailable = True
             async with provider, registry.running():
                 with pytest.raises(ProviderUnavailableError):
                     await Recovery(registry, lock, [provider], scratch).run()
             provider.unavailable = False
-    with instance_lock(state, survives=True) as lock, Store.open(state, lock.name) as store:
+    with (
+        instance_lock(state, Server(serves=True, survives=True)) as lock,
+        Store.open(state, lock.name) as store,
+    ):
         assert lock.dead == (["dead"] if has_file else [])
         registry = create_registry(Catalogue([factory.suite]), factories, settings, scratch, store)
         recovery = Recovery(registry, lock, [provider], scratch)
@@ -146,7 +152,7 @@ async def recovered(
             await recovery.run()
             yield registry
         await recovery.finish()
-        assert store.live_episodes() == []
+        assert store.unfinished_episodes() == []
         assert lock.dead == []
     assert provider.machine.sandboxes == {}
 
@@ -343,7 +349,7 @@ async def test_sessions_of_a_server_that_has_no_file_any_more_do_not_stay(tmp_pa
         assert registry.store is not None
         assert registry.store.session("s") is not None
     with Store.open(state, "next") as store:
-        assert store.servers() == set()
+        assert store.session_counts() == {}
 
 
 @asynccontextmanager
@@ -588,7 +594,10 @@ async def test_a_server_whose_sandbox_cannot_be_removed_is_not_forgotten_and_hol
         (state / "servers" / name).write_text('{"survives": true}')
     (scratch := state / "scratch" / "own").mkdir(parents=True)
     settings, provider = read_settings({"state": state}), FakeProvider()
-    with instance_lock(state, survives=True) as lock, Store.open(state, lock.name) as store:
+    with (
+        instance_lock(state, Server(serves=True, survives=True)) as lock,
+        Store.open(state, lock.name) as store,
+    ):
         registry = create_registry(Catalogue([]), {}, settings, scratch, store)
         async with provider, registry.running():
             await Recovery(registry, lock, [provider], scratch).run()
@@ -694,7 +703,7 @@ async def test_coerced_call_of_a_tool_that_is_not_listed_any_more_gets_its_reply
     async def answer(call: FakeCall) -> str:
         return "its reply"
 
-    tools, progress = {"probe": {"echo": answer}}, {**READY, "coerces_arguments": True}
+    tools, progress = {"probe": {"echo": answer}}, {**READY, "facts": {"coerced_arguments": True}}
     async with (
         sandbox_of_the_dead_server(tmp_path, tools) as (agent, machine),
         recovered(

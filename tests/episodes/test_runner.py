@@ -71,7 +71,7 @@ async def test_an_episode_goes_from_queued_to_scored_in_two_sandboxes(tmp_path: 
         assert episode.state.phase is Phase.QUEUED
         await episode.ready()
         assert len(provider.machine.sandboxes) == 1
-        assert episode.records.progress.image_digest == "sha256:fake"
+        assert episode.records.progress.facts.image_digest == "sha256:fake"
         await episode.claim_done("42")
         verdict = await episode.evaluate()
         assert verdict.reward == 1.0

@@ -86,7 +86,7 @@ async def call(episode: Episode, tool: str, **arguments: Any) -> str:
 
 async def prepared(episode: Episode) -> bool:
     await episode.ready()
-    return episode.records.progress.prepared
+    return episode.records.progress.facts.prepared
 
 
 async def test_episodes_that_come_at_once_are_set_up_once(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_episodes_that_come_at_once_are_set_up_once(tmp_path: Path) -> Non
         assert await call(start(registry), "read") == "nothing"
         for episode in episodes:
             shown = (await episode.evaluate()).to_json().get("prepared")
-            assert shown is (True if episode.records.progress.prepared else None)
+            assert shown is (True if episode.records.progress.facts.prepared else None)
 
 
 async def test_nothing_is_saved_unless_that_is_set(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from decathlon_mcp.plugins.pool.pool import SandboxPool
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.settings import read_settings
-from decathlon_mcp.storage.instance import create_state_folder
+from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.telemetry.metrics import Metrics

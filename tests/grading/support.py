@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
-from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord
+from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord, Facts
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.verdict import Verdict
@@ -60,12 +60,12 @@ def make_call(seq: int, server: str = "files", tool: str = "read", **fields: Any
 
 
 def make_attempt(**fields: Any) -> Attempt:
-    """A claimed attempt at `paper` with two calls; `fields` override its fields."""
+    """A claimed attempt at `paper` with two calls; `fields` override its fields and facts."""
+    facts = {name: fields.pop(name) for name in Facts.model_fields.keys() & fields.keys()}
     values: dict[str, Any] = {
         "episode": "e1",
         "task": "paper",
         "suite": "checkout",
-        "suite_revision": "r1",
         "isolation": "none",
         "agent_network": "outbound",
         "grader_network": "none",
@@ -73,6 +73,7 @@ def make_attempt(**fields: Any) -> Attempt:
         "prompt": Prompt("Be careful.", "Find the paper."),
         "calls": [make_call(1), make_call(2, tool="write", failed=True)],
         "claimed": True,
+        "facts": Facts.model_validate({"suite_revision": "r1", **facts}),
         **fields,
     }
     calls = [call for call in values["calls"] if call is not None]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
-from decathlon_mcp.grading.attempt import UNANSWERED, CallRecord
+from decathlon_mcp.grading.attempt import UNANSWERED, CallRecord, Facts
 from decathlon_mcp.grading.verdict import (
     REWARDED,
     Outcome,
@@ -79,9 +80,12 @@ def test_inconsistent_verdict_is_rejected(outcome: Outcome) -> None:
         build_verdict(make_attempt(), outcome)
 
 
-def test_unknown_field_is_rejected() -> None:
-    with pytest.raises(ValidationError, match="score"):
-        Verdict.model_validate({**build_verdict(make_attempt(), PASSED).to_json(), "score": 2})
+def test_what_a_plug_in_notes_is_a_member_of_the_verdict() -> None:
+    facts = Facts(suite_revision="r1").with_(moon={"phase": "full"}, dense=True)
+    verdict = build_verdict(replace(make_attempt(), facts=facts), PASSED)
+    written = verdict.to_json()
+    assert (written["moon"], written["dense"], written["suite_revision"]) == ({"phase": "full"}, True, "r1")
+    assert Verdict.model_validate(written) == verdict
 
 
 def test_verdict_is_immutable() -> None:
@@ -112,7 +116,7 @@ def test_fields_of_attempt_and_grading_are_carried_over() -> None:
         attempt.episode,
         attempt.task,
         attempt.suite,
-        attempt.suite_revision,
+        attempt.facts.suite_revision,
         True,
     )
 

@@ -80,7 +80,7 @@ async def serving(
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     configured = read_settings(values)
-    async with bootstrap(configured, survives=page or survives) as episodes, background_tasks() as tasks:
+    async with bootstrap(configured, serves=page or survives) as episodes, background_tasks() as tasks:
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 
         async def serve() -> None:

@@ -109,7 +109,7 @@ async def test_the_provider_of_another_package_runs_an_episode(install: Install,
     folder = state / "providers" / "mine"
     configured = settings(provider="mine", provider_option=(f"note={note}",), state=state)
     # It cannot survive, so that nothing is stored for a next server.
-    async with bootstrap(configured, survives=True) as registry:
+    async with bootstrap(configured, serves=True) as registry:
         episode = registry.start("find-answer", Principal())
         with anyio.fail_after(60):
             await episode.state.reach(Phase.READY)

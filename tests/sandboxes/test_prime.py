@@ -35,7 +35,7 @@ from decathlon_mcp.sandboxes.conformance import (
 )
 from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import Probe, receive_all, receive_line
-from decathlon_mcp.storage.instance import create_state_folder
+from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from tests.probe.clients import playing
 from tests.probe.serving import SUITE, Served, serving

@@ -68,7 +68,7 @@ def test_rows_are_read_back_as_written(tmp_path: Path) -> None:
         store.update_episode("one", phase="ready", progress={"calls": 1}, tools={"files": []})
         store.set_verdict("one", {"reward": 1.0})
     with Store.open(tmp_path, "me") as store:
-        (row,) = store.live_episodes()
+        (row,) = store.unfinished_episodes()
         written = episode(operation="s:1", phase="ready", token="alice")
         written = replace(
             written, progress={"calls": 1}, tools={"files": []}, verdict={"reward": 1.0}, reward=1.0
@@ -76,7 +76,7 @@ def test_rows_are_read_back_as_written(tmp_path: Path) -> None:
         assert row == written
         assert store.episode_of_operation("s:1") == row
         store.end_episode("one", "closed")
-        assert store.live_episodes() == []
+        assert store.unfinished_episodes() == []
         ended = store.episode("one")
         assert ended is not None
         assert (ended.phase, ended.ending) == (ENDED, "closed")
@@ -159,10 +159,9 @@ def test_server_sees_the_rows_of_dead_servers_after_adopting_them(tmp_path: Path
     with Store.open(tmp_path, "dead") as dead, Store.open(tmp_path, "heir") as store:
         dead.insert_episode(episode())
         dead.save_session(SESSION)
-        assert store.live_episodes() == []
         assert store.session("s") is None
-        store.adopt(["dead"])
-        assert [row.server for row in store.live_episodes()] == ["heir"]
+        store.adopt([])
+        assert [row.server for row in store.unfinished_episodes()] == ["heir"]
         assert store.session("s") is not None
         store.delete_session("s")
 
@@ -171,7 +170,7 @@ def test_sessions_of_a_server_that_ended_by_itself_are_deleted(tmp_path: Path) -
     with Store.open(tmp_path, "first") as store:
         store.save_session(SESSION)
     with Store.open(tmp_path, "second") as store:
-        store.adopt(["first"])
+        store.adopt([])
         assert store.session("s") is None
 
 
@@ -185,7 +184,7 @@ def test_files_of_episodes_that_ended_long_ago_are_forgotten(tmp_path: Path) -> 
         for handle in ("old", "live"):
             store.forget_files(handle)
         assert store.old_episodes(1e12, 5) == []
-        assert [row.id for row in store.live_episodes()] == ["live"]
+        assert [row.id for row in store.unfinished_episodes()] == ["live"]
 
 
 def test_every_row_that_was_written_survives_kill_9(tmp_path: Path) -> None:
@@ -200,8 +199,8 @@ def test_every_row_that_was_written_survives_kill_9(tmp_path: Path) -> None:
         # The last line may be cut.
         written = max(map(int, ["500", *writer.stdout.read().split()[:-1]]))
     with Store.open(tmp_path, "heir") as store:
-        store.adopt(["dead"])
-        assert len(store.live_episodes()) >= written + 1
+        store.adopt([])
+        assert len(store.unfinished_episodes()) >= written + 1
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
@@ -216,7 +215,7 @@ def test_database_of_another_schema_is_refused_as_it_is(tmp_path: Path, version:
             pass
     set_schema_version(tmp_path, SCHEMA_VERSION)
     with Store.open(tmp_path, "me") as store:
-        assert [row.id for row in store.live_episodes()] == ["one"]
+        assert [row.id for row in store.unfinished_episodes()] == ["one"]
         assert store.generation == 2
 
 
@@ -321,7 +320,7 @@ def test_changes_on_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: p
         with full(store):
             store.set_verdict("one", {"detail": "x" * 100_000})
             store.end_episode("one", "closed")
-            assert [row.id for row in store.live_episodes()] == ["one"]
+            assert [row.id for row in store.unfinished_episodes()] == ["one"]
             with pytest.raises(AtCapacityError):
                 store.insert_episode(episode("two"))
         store.insert_episode(episode("two"))
@@ -362,9 +361,9 @@ def test_adopting_fails_if_the_store_cannot_be_written(
         store.insert_episode(episode())
     with Store.open(tmp_path, "next") as store:
         with locked(tmp_path), pytest.raises(SettingsError, match="another process has locked it"):
-            store.adopt(["dead"])
-        store.adopt(["dead"])
-        assert [row.id for row in store.live_episodes()] == ["one"]
+            store.adopt([])
+        store.adopt([])
+        assert [row.id for row in store.unfinished_episodes()] == ["one"]
 
 
 def test_damaged_store_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -377,8 +376,8 @@ def test_damaged_store_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
     def start() -> None:
         with Store.open(tmp_path, "next") as store:
-            store.adopt(["me"])
-            store.live_episodes()
+            store.adopt([])
+            store.unfinished_episodes()
 
     for damaged in (b"no database" * 1000, data[:5000], data[:4096] + b"\xff" * half):
         file.write_bytes(damaged)
@@ -392,7 +391,7 @@ def test_damaged_row_does_not_hide_the_others(tmp_path: Path) -> None:
         store.insert_episode(episode("two"))
         with closing(sqlite3.connect(tmp_path / "store.db")) as other, other:
             other.execute("UPDATE episodes SET spec = '{' WHERE id = 'one'")
-        assert {row.id: bool(row.spec) for row in store.live_episodes()} == {"one": False, "two": True}
+        assert {row.id: bool(row.spec) for row in store.unfinished_episodes()} == {"one": False, "two": True}
 
 
 def test_second_episode_of_an_operation_is_refused(tmp_path: Path) -> None:

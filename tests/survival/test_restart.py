@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from decathlon_client import Decathlon, Episode
+from decathlon_client import Decathlon
 from decathlon_client.errors import EpisodeEndedError, NoVerdictError, SandboxLostError
 from mcp.shared.exceptions import MCPError
 
@@ -318,27 +318,34 @@ async def test_start_that_fails_leaves_the_episodes_to_the_next_one(tmp_path: Pa
     await assert_nothing_left(state)
 
 
-@pytest.mark.long
-async def test_server_that_runs_leaves_the_episodes_of_one_that_died(tmp_path: Path) -> None:
-    """Two servers share the folder. The episodes of the one that died wait for its own restart."""
+async def test_a_second_server_on_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    state, log = tmp_path / "state", tmp_path / "state.log"
+    async with supervised_server(state) as server, Decathlon(server.url) as client:
+        async with client.episode("find-answer") as episode:
+            await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
+            with pytest.raises(AssertionError, match=f"in use by another .* process {server.server_pid}:"):
+                async with supervised_server(state):
+                    pass
+            # While the first is started again, the folder is its supervisor's.
+            server.process.send_signal(signal.SIGSTOP)
+            server.kill_at_once()
+            with pytest.raises(AssertionError, match=f"in use by another .* process {server.process.pid}:"):
+                async with supervised_server(state, "--no-supervisor"):
+                    pass
+            server.process.send_signal(signal.SIGCONT)
+            assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
+    assert "cannot be continued" not in log.read_text()
+    await assert_nothing_left(state)
+
+
+async def test_a_second_server_waits_while_the_first_stops(tmp_path: Path) -> None:
     state = tmp_path / "state"
     async with AsyncExitStack() as servers:
-        other = await servers.enter_async_context(supervised_server(state, "--no-supervisor"))
-        server = await servers.enter_async_context(supervised_server(state, "--no-supervisor"))
-        async with (
-            Decathlon(other.url) as neighbour,
-            neighbour.episode("find-answer") as honest,
-            Decathlon(server.url) as client,
-            client.episode("find-answer") as episode,
-        ):
-            await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
-            server.process.kill()
-            await server.process.wait()
-            assert (await honest.call("probe__echo", {"text": "here"})).text == "here"
-            again = supervised_server(state, "--no-supervisor", port=server.port)
-            await servers.enter_async_context(again)
-            assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
-            assert (await honest.call("probe__echo", {"text": "here"})).text == "here"
+        first = await servers.enter_async_context(supervised_server(state))
+        first.process.terminate()
+        second = await servers.enter_async_context(supervised_server(state))
+        async with Decathlon(second.url) as client, client.episode("find-answer") as episode:
+            assert (await episode.call("probe__echo", {"text": "here"})).text == "here"
     await assert_nothing_left(state)
 
 
@@ -379,52 +386,6 @@ async def wait_for_no_process(state: Path) -> None:
     with anyio.fail_after(30):
         while processes_marked(state):  # noqa: ASYNC110
             await anyio.sleep(0.1)
-
-
-@pytest.mark.parametrize("has_supervisor", [True, False], ids=["supervised", "at fixed ports"])
-@pytest.mark.long
-async def test_each_of_two_killed_servers_continues_its_own_episodes(
-    tmp_path: Path, *, has_supervisor: bool
-) -> None:
-    """Two servers share the folder. The first that starts again leaves the other's episodes alone."""
-    state = tmp_path / "state"
-    async with AsyncExitStack() as stack:
-        servers: list[SupervisedServer] = []
-        episodes: list[Episode] = []
-        for text in ("one", "two"):
-            if has_supervisor:
-                server = await stack.enter_async_context(supervised_server(state))
-            else:
-                with closing(listen("127.0.0.1", 0)) as free:
-                    port = free.getsockname()[1]
-                server = await stack.enter_async_context(
-                    supervised_server(state, "--no-supervisor", port=port)
-                )
-            client = await stack.enter_async_context(Decathlon(server.url))
-            episode = await stack.enter_async_context(client.episode("find-answer"))
-            await episode.call("probe__write", {"path": "own.txt", "text": text})
-            servers.append(server)
-            episodes.append(episode)
-        for server in servers:
-            if has_supervisor:
-                # The second server starts later than the first, which could take everything meanwhile.
-                if server is servers[1]:
-                    server.process.send_signal(signal.SIGSTOP)
-                server.kill_at_once()
-            else:
-                server.process.kill()
-                await server.process.wait()
-        for server, episode, text in zip(servers, episodes, ("one", "two"), strict=True):
-            if not has_supervisor:
-                again = supervised_server(state, "--no-supervisor", port=server.port)
-                await stack.enter_async_context(again)
-            elif server is servers[1]:
-                server.process.send_signal(signal.SIGCONT)
-            assert (await episode.call("probe__read", {"path": "own.txt"})).text == text
-    with Store.open_read_only(state) as store:
-        assert store is not None
-        assert store.servers() == set()
-    await assert_nothing_left(state)
 
 
 @pytest.mark.long

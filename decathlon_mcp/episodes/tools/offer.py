@@ -82,8 +82,8 @@ class ToolOffer:
         """The servers that start at set-up: all, unless their tools are known."""
         if self._lists is None:
             return self._task.needs.servers
-        revision = self._episode.records.progress.suite_revision
-        assert revision is not None, "the set-up notes the revision before it opens a sandbox"
+        revision = self._episode.records.progress.facts.suite_revision
+        assert revision, "the set-up notes the revision before it opens a sandbox"
         self._key = await self._lists.key(self._task, revision, sandbox.image_digest)
         if not self._is_lazy or self._key is None:
             self._known = None
@@ -141,8 +141,8 @@ class ToolOffer:
         key, lists = self._key, self._lists
         if key is None and lists is not None:
             # Taken back from a dead server.
-            progress = episode.records.progress
-            key = await lists.key(self._task, progress.suite_revision or "", progress.image_digest)
+            facts = episode.records.progress.facts
+            key = await lists.key(self._task, facts.suite_revision, facts.image_digest)
 
         async def check(name: str, info: ServerInfo | None) -> None:
             await self._check(key, tools, sandbox.root, name, info)
@@ -159,7 +159,7 @@ class ToolOffer:
             driver,
             starts,
             cut=self._cut(sandbox.root),
-            coerces=episode.records.progress.coerces_arguments,
+            coerces=episode.records.progress.facts.coerced_arguments,
         )
 
     def _cut(self, root: PurePosixPath) -> Cut | None:

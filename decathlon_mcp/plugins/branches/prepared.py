@@ -127,10 +127,10 @@ class PreparedTasks:
         What cannot be saved is logged. Raises SandboxLostError.
         """
         episode = start.episode
-        key, entry, progress = slot.key, slot.entry, episode.records.progress
-        if key is None or entry is None or progress.preprocess_failure:
+        key, entry, facts = slot.key, slot.entry, episode.records.progress.facts
+        if key is None or entry is None or facts.preprocess_failure:
             return  # preprocess may succeed the next time
-        if key != replace(key, revision=progress.suite_revision, suite_changed=progress.suite_changed):
+        if key != replace(key, revision=facts.suite_revision, suite_changed=facts.suite_changed):
             return  # the suite's files were changed meanwhile
         # It is still a part of the set-up.
         async with start.admission.set_ups:

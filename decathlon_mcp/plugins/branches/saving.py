@@ -27,7 +27,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import BadRequestError, DecathlonError, NotRunnableError, SnapshotError
-from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, kept_progress
+from decathlon_mcp.plugins.branches.states import SavedState, SavedStates
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.plugins import saving_providers
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox, snapshots_of
@@ -78,7 +78,7 @@ async def save_state(
         size_bytes=await anyio.to_thread.run_sync(lambda: snapshot.size_bytes),
         sealed=sealed is not None,
         token=episode.spec.owner.share_key,
-        progress=kept_progress(episode.records.progress.to_json()),
+        progress=episode.records.progress.facts.noted(),
         tools=offered.to_json(),
     )
 

@@ -47,7 +47,7 @@ class SavedState:
 
     `folder`: the snapshot of its sandbox. `at`: the call after which it was saved; 0: none. `provider`,
     `wire_version`, `generation`: of the sandbox, its driver, and the server that the driver knows.
-    `progress`: members of the episode's. `tools`: what it offers. `sealed`: whether there is a `SEALED_FILE`.
+    `progress`: the episode's facts. `tools`: what it offers. `sealed`: whether there is a `SEALED_FILE`.
     `token`: whose share of the space it uses; None if there is nobody to share with.
     """
 
@@ -279,22 +279,3 @@ def _link(source: Path, target: Path) -> None:
     except OSError:
         with source.open("rb") as content, new_file(target, target.with_suffix(".partial")) as file:
             shutil.copyfileobj(content, file)
-
-
-def kept_progress(progress: Mapping[str, object]) -> JsonObject:
-    """The members of an episode's progress that hold for its branches too."""
-    return {name: value for name, value in progress.items() if name in _KEPT_PROGRESS}
-
-
-_KEPT_PROGRESS = frozenset(
-    {
-        "image_digest",
-        "dense",
-        "coerces_arguments",
-        "suite_revision",
-        "suite_changed",
-        "suite_release",
-        "preprocess_failure",
-        "prepared",
-    }
-)

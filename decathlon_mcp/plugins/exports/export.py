@@ -18,7 +18,7 @@ from decathlon_mcp.plugins.exports.output import new_file, new_folder
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.instance import check_state_folder
+from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.storage.store import Store
 
 if TYPE_CHECKING:

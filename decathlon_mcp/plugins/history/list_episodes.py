@@ -20,7 +20,7 @@ from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import UnknownEpisodeError
 from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
 from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery, EpisodeSummary
-from decathlon_mcp.storage.instance import check_state_folder, server_processes
+from decathlon_mcp.storage.lock import check_state_folder, running_servers
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, Store
 from decathlon_mcp.types import HANDLE, JsonObject, public_id
 
@@ -49,7 +49,7 @@ def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: boo
             report(f"no server has kept episodes in {state}")
         known = store.handles() if store is not None and handles else ()
     of = {public_id(handle): handle for handle in known}
-    processes = server_processes(state)
+    processes = running_servers(state)
     summaries = [
         *_episodes(history, replace(query, live=True, with_branches=True)),
         *_episodes(
@@ -111,9 +111,7 @@ def find_row(store: Store | None, state: Path, name: str) -> EpisodeRow:
     raise UnknownEpisodeError(f"there is no episode that begins with {shown} in {state}")
 
 
-def _summary(
-    episode: EpisodeSummary, processes: Mapping[str, int | None], handles: Mapping[str, str]
-) -> JsonObject:
+def _summary(episode: EpisodeSummary, processes: Mapping[str, int], handles: Mapping[str, str]) -> JsonObject:
     handle = handles.get(episode.public_id)
     return {
         "id": episode.public_id,
@@ -138,9 +136,7 @@ def _summary(
     }
 
 
-def _cells(
-    episode: EpisodeSummary, processes: Mapping[str, int | None], handles: Mapping[str, str]
-) -> list[str]:
+def _cells(episode: EpisodeSummary, processes: Mapping[str, int], handles: Mapping[str, str]) -> list[str]:
     """The cells under _HEADINGS."""
     pid = processes.get(episode.server)
     server = "" if episode.phase == ENDED else "none" if pid is None else str(pid)
@@ -163,7 +159,7 @@ def _details(row: EpisodeRow, sandboxes: list[SandboxRow], state: Path) -> JsonO
     folder, history = state / "episodes" / row.id, EpisodeHistory([state])
     details = history.episode(row.public_id)
     assert details is not None, "its row was just read"
-    summary = _summary(details.summary, server_processes(state), {row.public_id: row.id})
+    summary = _summary(details.summary, running_servers(state), {row.public_id: row.id})
     summary["started"] = _time(row.started_at)
     if row.ended_at is not None:
         summary["ended"] = _time(row.ended_at)

@@ -12,7 +12,7 @@ from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
 from decathlon_mcp.plugins.history.values import Counts, Estimate, RunReport, RunSummary, TaskReport
-from decathlon_mcp.storage.instance import check_state_folder
+from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.types import JsonObject
 
 _RUNS = ("run", "episodes", "live", "lost", "success", "mean reward", "tasks", "newest")

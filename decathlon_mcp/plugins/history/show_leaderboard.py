@@ -13,7 +13,7 @@ from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.leaderboard import K, Leaderboard, leaderboard
 from decathlon_mcp.plugins.history.queries import TaskKey
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.instance import check_state_folder
+from decathlon_mcp.storage.lock import check_state_folder
 
 
 def show_leaderboard(settings: Settings, run: str, split: str | None, *, as_json: bool) -> int:

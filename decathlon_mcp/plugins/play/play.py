@@ -26,7 +26,7 @@ from decathlon_mcp.hooks import plugins
 from decathlon_mcp.http.application import Page
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.settings import Settings, all_settings
-from decathlon_mcp.storage.instance import create_state_folder
+from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.telemetry.logs import configure_logging
 
 LOG_FILE = "play.log"

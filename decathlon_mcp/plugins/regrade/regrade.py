@@ -23,8 +23,8 @@ from decathlon_mcp.grading.kept_attempt import ATTEMPT_FILE, KeptAttempt
 from decathlon_mcp.grading.verdict import REWARDED, Verdict
 from decathlon_mcp.plugins.regrade.regrading import Regraded, Regrader, is_open, read_kept
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.instance import count_running_servers
 from decathlon_mcp.storage.kept_files import KeptFiles
+from decathlon_mcp.storage.lock import running_servers
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 from decathlon_mcp.types import HANDLE, JsonObject, public_id
 
@@ -113,9 +113,9 @@ async def regrade(settings: Settings, selection: Selection, write: bool, as_json
     if bool(selection.episodes) + selection.every + bool(selection.tasks) != 1:
         raise BadRequestError("name the episodes, or select them with either --all or --task")
     # Asked before this process has a lock of its own.
-    others = count_running_servers(settings.state)
+    others = await anyio.to_thread.run_sync(running_servers, settings.state)
     folders, results = await anyio.to_thread.run_sync(
-        _select, settings.state / "episodes", selection, others > 0
+        _select, settings.state / "episodes", selection, bool(others)
     )
     if not folders and not results:
         raise BadRequestError(f"no attempt is kept in {settings.state / 'episodes'} that is selected")

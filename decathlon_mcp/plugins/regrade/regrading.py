@@ -111,7 +111,8 @@ class Regrader:
         _refuse_unless_repeatable(kept_attempt, suite, task, factory)
         before, digest = await anyio.to_thread.run_sync(_own_verdict, folder)
         options, attempt = self._registry.options, kept_attempt.attempt
-        images: list[str | None] = [attempt.image_digest]
+        facts = attempt.facts
+        images: list[str | None] = [facts.image_digest]
         scratch = options.scratch / f"{attempt.episode}-regrade"
         scratch.mkdir(mode=0o700)
         try:
@@ -127,7 +128,7 @@ class Regrader:
                         attempt,
                         calls=RecordedCalls(recorded.sent_calls()),
                         grader_network=factory.grader_network_for(task),
-                        suite_changed=attempt.suite_changed or revision != attempt.suite_revision,
+                        facts=facts if revision == facts.suite_revision else facts.with_(suite_changed=True),
                     ),
                     suite=suite,
                     task=task,
@@ -180,7 +181,7 @@ class Regrader:
         web: EpisodeWeb | None,
     ) -> OpenSandbox:
         """Opens sandboxes for one grading; the digests of their images are added to `images`."""
-        image = None if self._other_image else kept_attempt.attempt.image_digest
+        image = None if self._other_image else kept_attempt.attempt.facts.image_digest
         names = (f"{kept_attempt.attempt.episode}-regrader{number}" for number in itertools.count(1))
 
         @asynccontextmanager

@@ -28,7 +28,7 @@ from decathlon_mcp.plugins.history.list_episodes import find_row
 from decathlon_mcp.plugins.history.recorded_calls import RecordedCall, recorded_calls
 from decathlon_mcp.plugins.play.play import connect, redirect_logs
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.instance import check_state_folder
+from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.storage.store import REPLAY_LABEL, Store
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import JsonObject, as_object

@@ -1,0 +1,311 @@
+"""The state folder, and the locks of the servers that use it.
+
+Each server holds a lock on a file in `servers`, named like the label of its sandboxes. A file without a lock
+belongs to a server that died. The next server that can remove its sandboxes takes the lock over, removes them
+and then the file.
+
+One `serve` at a time has a state folder, and continues the episodes of the one before it. `stdio`, embedded
+servers and `regrade` use the folder beside it, in any number, and only remove what others of their kind left.
+
+Files appear and go while `servers.lock` is locked, for microseconds, so that no server is taken for dead that
+has not locked its file yet.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import secrets
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+import msgspec
+from decathlon_sandbox.processes import read_process
+
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.storage.disk import cure_of, open_regular
+from decathlon_mcp.telemetry.logs import fields
+
+SETTLE_SECONDS = 5.0
+"""How long a second `serve` waits for one that does not stop: a signal may be on its way to that."""
+RETRY_SECONDS = 0.1
+MAX_DEAD_SERVERS = 64
+"""Dead servers that one start takes over; each costs an open file. The next start takes the others."""
+MAX_RECORD_BYTES = 4096
+"""Longest record that is read; a server writes about 150 bytes."""
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
+"""What flock(2) answers on a file system without locks."""
+
+log = logging.getLogger("decathlon.storage")
+
+
+def create_state_folder(state: Path) -> None:
+    """Create the folder and its subfolders, accessible to their owner alone.
+
+    Raises SettingsError if that is not possible, e.g. on a read-only file system.
+    """
+    # The names of folders in `episodes` are handles, which are capabilities: only the owner may list them.
+    for folder in (state, state / "episodes", state / "scratch"):
+        with _errors_named(folder):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.chmod(0o700)
+
+
+def check_state_folder(state: Path) -> None:
+    """Raises SettingsError if the path cannot be a state folder; it need not exist."""
+    try:
+        is_usable = state.is_dir() or not state.exists()
+    except OSError as error:
+        raise SettingsError(f"--state: {state} cannot be read: {error.strerror}") from None
+    if not is_usable:
+        raise SettingsError(f"--state: {state} is not a folder; name the state folder of a server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What a server writes into its file; a file that was not written completely has the defaults."""
+
+    pid: int = 0
+    providers: tuple[str, ...] | None = None
+    """The names of its providers."""
+    serves: bool = False
+    """It is a `serve`, so that no other one may run on the state folder."""
+    survives: bool = False
+    """The next `serve` continues its episodes."""
+    stops: bool = False
+    """It is stopping, so that another `serve` may wait for its end."""
+    supervisor: int | None = None
+    """The process that starts this server again when it has died."""
+    supervisor_ticks: int | None = None
+    """When that process started, in clock ticks since the boot."""
+
+    @classmethod
+    def read(cls, content: bytes) -> Server:
+        try:
+            return msgspec.json.decode(content, type=cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return cls()
+
+    @classmethod
+    def of_this_process(
+        cls, providers: Collection[str] = (), *, serves: bool = False, survives: bool = False
+    ) -> Server:
+        return cls(pid=os.getpid(), providers=tuple(sorted(providers)), serves=serves, survives=survives)
+
+    def supervised_by(self, supervisor: int | None) -> Server:
+        """This server, which that process starts again; None if nothing does."""
+        return replace(self, supervisor=supervisor, supervisor_ticks=_started_ticks(supervisor))
+
+    def is_restarted_for(self, other: Server) -> bool:
+        """Whether this server, which died, is started again by a supervisor that is not that of `other`."""
+        ticks = _started_ticks(self.supervisor)
+        return self.supervisor != other.supervisor and ticks is not None and ticks == self.supervisor_ticks
+
+    def can_sweep(self, dead: Server) -> bool:
+        """Whether this server may remove what a dead one has left behind."""
+        # A provider that this server does not have could not be swept, and would be forgotten.
+        return (self.survives or not dead.survives) and (
+            dead.providers is None or set(dead.providers) <= set(self.providers or ())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLock:
+    """The name of a running server, and the dead servers that it has taken over.
+
+    A server removes the sandboxes of those in `dead`, and then calls `forget`. The next server finds those
+    that were not forgotten.
+    """
+
+    name: str
+    _server: Server
+    _folder: Path
+    _descriptor: int
+    _taken: dict[str, int]
+
+    @property
+    def dead(self) -> list[str]:
+        return sorted(self._taken)
+
+    def others(self) -> set[str]:
+        """The names of all servers that have a file now, but this one and those that it has taken over."""
+        return {file.name for file in _files(self._folder)} - {self.name, *self._taken}
+
+    def forget(self, name: str) -> None:
+        """Remove the file of a dead server, once its sandboxes are removed."""
+        _remove(self._folder / name, self._taken.pop(name))
+
+    def note_stop(self) -> None:
+        """Note that this server is stopping."""
+        with suppress(OSError):
+            record = msgspec.json.encode(replace(self._server, stops=True))
+            # At once, and never shorter than before: a reader finds a whole record.
+            os.pwrite(self._descriptor, record.ljust(os.fstat(self._descriptor).st_size), 0)
+
+
+@contextmanager
+def instance_lock(state: Path, server: Server, *, leave: Collection[str] = ()) -> Generator[InstanceLock]:
+    """Hold the lock of a new server until the context exits.
+
+    `leave`: names of servers that are not taken over, even if they are dead.
+
+    Raises SettingsError if it is a `serve` and another one has the folder, and if the state folder is not
+    writable or its file system has no locks.
+    """
+    folder = state / "servers"
+    with _errors_named(folder), _locked(folder):
+        if server.serves and (other := _serving(folder, server)) is not None:
+            raise SettingsError(
+                f"--state: {state} is in use by another `decathlon-mcp serve`, process {other.pid}: stop "
+                "that one, or give each a folder of its own"
+            )
+        name = secrets.token_hex(6)
+        descriptor = os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(descriptor, msgspec.json.encode(server))
+        taken: dict[str, int] = {}
+        for file in _files(folder):
+            if file.name not in (name, *leave) and len(taken) < MAX_DEAD_SERVERS:
+                _take_over(file, taken, server)
+    try:
+        yield InstanceLock(name, server, folder, descriptor, taken)
+    finally:
+        for dead in taken.values():
+            os.close(dead)
+        _remove(folder / name, descriptor)
+
+
+async def wait_for_stop(state: Path, server: Server, seconds: float) -> None:
+    """Wait for another `serve` on the state folder that is stopping, at most so long."""
+    started, is_told = anyio.current_time(), False
+    while (other := serving(state, server)) is not None:
+        if anyio.current_time() - started > max(SETTLE_SECONDS, seconds if other.stops else 0):
+            return
+        if not is_told:
+            log.warning("another server has the state folder", extra=fields(pid=other.pid, stops=other.stops))
+            is_told = True
+        await anyio.sleep(RETRY_SECONDS)
+
+
+def serving(state: Path, own: Server | None = None) -> Server | None:
+    """The `serve` that has the state folder; None if there is none.
+
+    While one that died is started again, that is its supervisor. `own`: a server whose supervisor does not
+    count. Raises SettingsError if the folder cannot be read.
+    """
+    with _errors_named(state / "servers"):
+        return _serving(state / "servers", own or Server())
+
+
+def noted_providers(state: Path) -> set[str]:
+    """The names of the providers of all servers that have a file, running or dead. Blocks.
+
+    Raises SettingsError if the folder cannot be read.
+    """
+    with _errors_named(state / "servers"):
+        return {name for file in _files(state / "servers") for name in _read(file).providers or ()}
+
+
+def running_servers(state: Path) -> dict[str, int]:
+    """The process of each server that runs on the state folder, by the server's name.
+
+    Raises SettingsError if the folder cannot be read.
+    """
+    with _errors_named(state / "servers"):
+        return {file.name: _read(file).pid for file in _files(state / "servers") if _is_locked(file)}
+
+
+def _serving(folder: Path, own: Server) -> Server | None:
+    for file in _files(folder):
+        server = _read(file)
+        if server.serves and _is_locked(file):
+            return server
+        if server.serves and server.is_restarted_for(own):
+            return replace(server, pid=server.supervisor or 0, stops=False)
+    return None
+
+
+def _take_over(file: Path, taken: dict[str, int], own: Server) -> None:
+    """Lock the file of a dead server, if this one can remove what it left, and add its descriptor."""
+    with suppress(FileNotFoundError, PermissionError):  # it ended meanwhile, or belongs to another user
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return
+        if own.can_sweep(Server.read(os.pread(descriptor, MAX_RECORD_BYTES, 0))):
+            taken[file.name] = descriptor
+        else:
+            os.close(descriptor)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The files of servers, sorted by name."""
+    entries = os.scandir(folder) if folder.is_dir() else ()
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):
+            yield folder / entry.name
+
+
+def _read(file: Path) -> Server:
+    with suppress(FileNotFoundError, PermissionError), open_regular(file) as content:
+        return Server.read(content.read(MAX_RECORD_BYTES))
+    return Server()
+
+
+def _is_locked(file: Path) -> bool:
+    with suppress(FileNotFoundError, PermissionError):
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            # Shared, so that two processes that look at the same time do not take each other for a server.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Keep files of servers from appearing and going."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(folder.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove(file: Path, descriptor: int) -> None:
+    # Removed before it is unlocked: a file without a lock would be that of a dead server.
+    with suppress(OSError), _locked(file.parent):
+        file.unlink(missing_ok=True)
+    os.close(descriptor)
+
+
+def _started_ticks(process: int | None) -> int | None:
+    """When a process started, in clock ticks since the boot; None if it has ended."""
+    found = None if process is None else read_process(process)
+    return None if found is None or found.ended else found.started_ticks
+
+
+@contextmanager
+def _errors_named(path: Path) -> Generator[None]:
+    """Raise SettingsError, with what to do, for an error of the file system."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise SettingsError(
+                f"--state: the file system of {path} has no file locks ({error.strerror}), by which servers "
+                "recognise each other: choose a folder on a local disk"
+            ) from None
+        raise SettingsError(f"--state: {path} cannot be used: {error.strerror}; {cure_of(error)}") from None
