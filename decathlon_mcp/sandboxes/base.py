@@ -335,6 +335,11 @@ class Provider(Protocol):
         ...
 
 
+def kernel_of(provider: Provider) -> str | None:
+    """The name of the kernel of a provider's sandboxes, where it is a choice of its own; see `--kernel`."""
+    return getattr(provider, "kernel", None)
+
+
 def check_folder(folder: PurePosixPath) -> None:
     """Raise BadRequestError for a path of a sandbox that no files can be copied to or from."""
     # Docker's archives do not see what is mounted at `SCRATCH`: files would land beneath, invisible.

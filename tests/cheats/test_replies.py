@@ -39,7 +39,7 @@ HEALTH_SECONDS = 2.0
 @asynccontextmanager
 async def limited_server(state: Path) -> AsyncGenerator[tuple[Process, str]]:
     """A server that may use 3 GiB of memory, and its URL."""
-    words = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", SUITE, "--provider", "local"]
+    words = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", SUITE, "--provider", "host"]
     words += ["--port", "0", "--log-format", "json", "--state", str(state)]
     words += ["--no-supervisor", "--survive-seconds", "0"]
     command = ["bash", "-c", f'ulimit -v {MEMORY_LIMIT_KIB}; exec "$@"', "serve", *words]
@@ -246,7 +246,7 @@ async def test_answer_over_its_limit_is_an_error_and_the_attempt_stays_open(
 
 async def test_log_at_its_limit_ends_the_attempt_which_is_graded_as_truncated(tmp_path: Path) -> None:
     members = """'"result": {"content": [{"type": "text", "text": "' + 'x' * 600_000 + '"}]}'"""
-    async with serving(tmp_path, suite=(SUITE,), provider="local", max_log_mib=1) as server:
+    async with serving(tmp_path, suite=(SUITE,), provider="host", max_log_mib=1) as server:
         started = await start(server, "sum-prices")
         async with connected(started["address"]) as agent:
             await agent.call_tool("root__shell", {"command": SOLUTIONS["sum-prices"]})

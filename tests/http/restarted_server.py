@@ -15,7 +15,7 @@ from tests.probe.serving import SUITE
 
 
 async def main(descriptor: int, state: str) -> None:
-    settings = Settings.model_validate({"suite": (SUITE,), "provider": "local", "state": state})
+    settings = Settings.model_validate({"suite": (SUITE,), "provider": "host", "state": state})
     async with bootstrap(settings, survives=True) as registry:
         listener = socket.socket(fileno=descriptor)
         await serve_http(http_app(registry), listener, drain=registry.drain, on_ready=lambda: None)

@@ -40,7 +40,7 @@ async def served(
     server.write_text(text.replace('"again": "tomorrow"', '"again": "x" * 1_200_000'))
     state = tmp_path_factory.mktemp("state")
     async with serving(
-        state, suite=(str(suite),), provider="local", survives=True, overlong=request.param
+        state, suite=(str(suite),), provider="host", survives=True, overlong=request.param
     ) as served:
         yield served
 

@@ -90,7 +90,7 @@ async def test_nothing_is_truncated_with_overlong_raw_or_by_other_profiles(
     tmp_path: Path, use_profile: bool
 ) -> None:
     settings: dict[str, Any] = {"suite": (SUITE,), "overlong": "raw"}
-    async with serving(tmp_path, provider="local", **({} if use_profile else settings)) as served:
+    async with serving(tmp_path, provider="host", **({} if use_profile else settings)) as served:
         if use_profile:
             async with playing(served, "find-answer", "task") as player:
                 assert await player.text("probe__big", characters=150_000) == "x" * 150_000
@@ -103,7 +103,7 @@ async def test_nothing_is_truncated_with_overlong_raw_or_by_other_profiles(
 
 async def test_overlong_cut_truncates_with_every_profile(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path, provider="local", overlong="cut") as served,
+        serving(tmp_path, provider="host", overlong="cut") as served,
         playing(served, "find-answer", "task") as player,
     ):
         parse_notice(await player.text("probe__big", characters=150_000))
@@ -115,7 +115,7 @@ async def test_with_toolathlon_gyms_limit_the_end_of_a_reply_is_dropped(tmp_path
     with (suite / "suite.yaml").open("a") as file:
         file.write("overlong_characters: 8000\nsaves_overlong: false\n")
     async with (
-        serving(tmp_path / "state", suite=(str(suite),), provider="local") as served,
+        serving(tmp_path / "state", suite=(str(suite),), provider="host") as served,
         playing(served, "play", "task") as player,
     ):
         assert await player.text("long__text", characters=8000) == "é" * 8000

@@ -37,7 +37,7 @@ async def sessions(
 ) -> AsyncGenerator[SessionManager]:
     state = tmp_path_factory.mktemp("state")
     async with open_sessions(
-        Decathlon.embedded([SUITE, "starter"], "local", state=state, isolation="none", drain_seconds=5)
+        Decathlon.embedded([SUITE, "starter"], "host", state=state, isolation="none", drain_seconds=5)
     ) as sessions:
         yield sessions
 

@@ -34,7 +34,7 @@ class Terminal:
 
     def __init__(self, state: Path) -> None:
         command = [sys.executable, "-m", "decathlon_mcp.cli", "play", "find-answer"]
-        command += ["--suite", SUITE, "--provider", "local", "--state", str(state)]
+        command += ["--suite", SUITE, "--provider", "host", "--state", str(state)]
         self.process, self.line = pty.fork()
         if self.process == 0:
             for name in [name for name in os.environ if name.startswith(PREFIX)]:

@@ -46,7 +46,7 @@ HOLDER = """
 import pathlib, sys, time
 from decathlon_mcp.storage.instance import instance_lock
 
-with instance_lock(pathlib.Path(sys.argv[1]), ["local"]) as lock:
+with instance_lock(pathlib.Path(sys.argv[1]), ["host"]) as lock:
     print(lock.name, flush=True)
     time.sleep(600)
 """
@@ -80,11 +80,11 @@ def test_killed_server_is_dead_and_only_one_server_takes_it_over(tmp_path: Path)
     )
     assert holder.stdout is not None
     name = holder.stdout.readline().strip()
-    with instance_lock(tmp_path, ["local"]) as lock:
+    with instance_lock(tmp_path, ["host"]) as lock:
         assert lock.dead == []
     holder.kill()
     holder.communicate()
-    with instance_lock(tmp_path, ["local"]) as first, instance_lock(tmp_path, ["local"]) as second:
+    with instance_lock(tmp_path, ["host"]) as first, instance_lock(tmp_path, ["host"]) as second:
         assert (first.dead, second.dead) == ([name], [])
 
 
@@ -107,9 +107,9 @@ def test_dead_server_is_listed_until_it_is_forgotten(tmp_path: Path) -> None:
 
 def test_dead_server_with_a_provider_that_this_server_lacks_is_left_to_another(tmp_path: Path) -> None:
     dead_server(tmp_path, providers=["docker"])
-    with instance_lock(tmp_path, ["local"]) as lock:
+    with instance_lock(tmp_path, ["host"]) as lock:
         assert lock.dead == []
-        with instance_lock(tmp_path, ["docker", "local"]) as other:
+        with instance_lock(tmp_path, ["docker", "host"]) as other:
             assert other.dead == ["abc"]
 
 
@@ -194,7 +194,7 @@ def at(address: str | None, supervisor: int | None = None, wait_seconds: float =
 
 @contextmanager
 def server_at(state: Path, successor: Successor) -> Generator[InstanceLock]:
-    with instance_lock(state, ["local"], survives=True, successor=successor) as lock:
+    with instance_lock(state, ["host"], survives=True, successor=successor) as lock:
         yield lock
 
 
@@ -241,7 +241,7 @@ def test_episodes_wait_as_long_as_the_supervisor_of_their_server_runs(tmp_path: 
                 assert lock.dead == []
                 assert lock.awaited == {"abc": successor}
         # `gc`, which is no server.
-        with instance_lock(tmp_path, ["local"], survives=True) as lock:
+        with instance_lock(tmp_path, ["host"], survives=True) as lock:
             assert lock.dead == []
         with server_at(tmp_path, at(None, supervisor.pid)) as lock:
             assert lock.dead == ["abc"]
@@ -270,7 +270,7 @@ def test_what_a_server_has_taken_over_waits_for_that_servers_successor(tmp_path:
         with server_at(tmp_path, at(address)) as lock:
             assert lock.dead == dead
             if dead:
-                assert json.loads(file.read_bytes())["providers"] == ["local"]
+                assert json.loads(file.read_bytes())["providers"] == ["host"]
 
 
 def test_running_server_says_that_it_is_alive(tmp_path: Path) -> None:
@@ -283,6 +283,6 @@ def test_running_server_says_that_it_is_alive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("successor", [[], {"supervisor": "x", "address": 7, "wait_seconds": []}, None])
 def test_successor_that_cannot_be_read_is_not_waited_for(tmp_path: Path, successor: Any) -> None:
-    dead_server(tmp_path, providers=["local"], survives=True, successor=successor)
+    dead_server(tmp_path, providers=["host"], survives=True, successor=successor)
     with server_at(tmp_path, at("http://one")) as lock:
         assert lock.dead == ["abc"]

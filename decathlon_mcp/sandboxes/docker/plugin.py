@@ -64,7 +64,7 @@ def create(context: ProviderContext[NoOptions]) -> DockerProvider:
     )
 
 
-def offer(context: ProviderContext[NoOptions]) -> Offer:
+def offer(context: ProviderContext[NoOptions], image: str | None) -> Offer:
     """See `ProviderPlugin.offer`."""
     is_shared = context.settings.docker_network == "host"
     return Offer(shared_network="choose another --docker-network" if is_shared else "")
