@@ -72,7 +72,7 @@ _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "http": ("held_episodes.py",),
     "payloads": ("web_trust.py",),
     "protocol": ("spans.py",),
-    "sandboxes": ("snapshots.py",),
+    "sandboxes": ("snapshots.py", "conformance/snapshots.py"),
     "storage": ("kept_files.py",),
     "suites": ("release.py",),
 }

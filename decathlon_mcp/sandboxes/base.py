@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -168,12 +167,6 @@ class Sandbox(Protocol):
     async def is_running(self) -> bool:
         """Whether the first process runs and is not paused; within 5 s, False if nobody can tell."""
         ...
-
-
-def program_inside(package: str) -> str:
-    """The source of `inside.py` in a provider's package, which runs in its sandboxes."""
-    parts = (("decathlon_mcp.sandboxes", "inside_archives.py"), (package, "inside.py"))
-    return "\n".join(files(name).joinpath(file).read_text("utf-8") for name, file in parts)
 
 
 def ended_from_inside(error: SandboxLostError) -> bool:

@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 from decathlon_sandbox import wire
 
 from decathlon_mcp.errors import ImageError
-from decathlon_mcp.sandboxes.base import SandboxSpec, program_inside
+from decathlon_mcp.plugins.inside_archives import program_inside
+from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.command import HOST_NAME, SHARED_MEMORY_BYTES
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.host.mounts import CopiedFiles, WritableFolder, writable_folders
