@@ -294,7 +294,7 @@ def limited_server(python: str, limit_bytes: int) -> Generator[tuple[Address, su
         ready = Path(name) / "ready"
         options = {
             "--suite": SUITE,
-            "--provider": "local",
+            "--provider": "host",
             "--port": 0,
             "--state": name,
             "--ready-file": ready,

@@ -113,7 +113,7 @@ async def measure(image: Path, rounds: int) -> Iterator[str]:
     """The lines of the page."""
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"state": folder, "image": str(image), "drain_seconds": 5}
-        async with Decathlon.embedded(str(SUITE), "gvisor", **settings) as d:
+        async with Decathlon.embedded(str(SUITE), "host", kernel="gvisor", **settings) as d:
             tasks = {task: await measure_task(d, Path(folder), task, rounds) for task in TASKS}
             calls = await measure_calls(d, rounds)
     return page(tasks, calls)

@@ -26,18 +26,13 @@ from benchmarks.machine import available_memory_mib, busy_cpu_seconds, machine
 from benchmarks.samples import Measurement, Samples, measure_in_turns
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError
-from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
+from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import (
-    HostProvider,
-    why_no_own_network,
-    why_unavailable,
-)
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
-from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.host.isolation import why_no_own_network, why_unavailable
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.types import JsonObject, Network
 
 WARM_UP = 3
@@ -96,7 +91,7 @@ async def measure(rounds: int) -> dict[str, dict[str, Samples]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         owner = f"benchmark-{secrets.token_hex(4)}"
         providers: dict[str, Provider] = {
-            PLAIN: await stack.enter_async_context(LocalProvider(owner, folder / PLAIN)),
+            PLAIN: await stack.enter_async_context(HostProvider(owner, folder / PLAIN, isolation="none")),
             NAMESPACES: await stack.enter_async_context(HostProvider(owner, folder / NAMESPACES)),
         }
         providers[NETWORK] = providers[NAMESPACES]
@@ -156,8 +151,8 @@ async def measure_images(image: Path, rounds: int) -> dict[str, dict[str, float]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         images: dict[Provider, str | None] = {
             DockerProvider(owner): files.digest,
-            BubblewrapProvider(owner, folder / "bubblewrap"): str(image),
-            GvisorProvider(owner, folder / "gvisor"): str(image),
+            HostProvider(owner, folder / "image"): str(image),
+            HostProvider(owner, folder / "gvisor", kernel=GvisorSandbox): str(image),
         }
         steps: dict[str, dict[str, list[float]]] = {}
         available: dict[Provider, str] = {}

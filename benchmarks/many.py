@@ -29,7 +29,7 @@ import httpx2
 from benchmarks.machine import machine
 from benchmarks.wire_client import WireClient, wire_client
 
-ProviderName = Literal["docker", "local"]
+ProviderName = Literal["docker", "host"]
 
 SUITE = Path(__file__).parent / "suite"
 OWNER_LABEL = "decathlon.owner"
@@ -380,7 +380,7 @@ def main() -> None:
     parser.add_argument("episodes", type=int, metavar="N", help="number of episodes at the same time")
     parser.add_argument("--dense", action="store_true", help="merge equal pages of the sandboxes' memory")
     parser.add_argument("--servers", type=int, choices=TASKS, default=2, help="servers a task [%(default)s]")
-    parser.add_argument("--provider", choices=("docker", "local"), default="docker")
+    parser.add_argument("--provider", choices=("docker", "host"), default="docker")
     parser.add_argument("--image", default="decathlon-test:latest", help="[%(default)s]")
     parser.add_argument("--settle", type=float, default=300, help="seconds to wait for merging [%(default)s]")
     parser.add_argument("--serve", default="", help="more options of `serve`, in one argument")

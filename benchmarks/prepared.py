@@ -40,10 +40,10 @@ WARM = 8
 LONG_SECONDS = 3600
 WAYS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "docker": ("docker", {}),
-    "bubblewrap": ("bubblewrap", {}),
-    "gvisor": ("gvisor", {}),
-    f"gvisor, `--warm {WARM}`": ("gvisor", {"warm": WARM}),
-    "gvisor, `--prepared`": ("gvisor", {"prepared": True}),
+    "bubblewrap": ("host", {}),
+    "gvisor": ("host", {"kernel": "gvisor"}),
+    f"gvisor, `--warm {WARM}`": ("host", {"kernel": "gvisor", "warm": WARM}),
+    "gvisor, `--prepared`": ("host", {"kernel": "gvisor", "prepared": True}),
 }
 
 

@@ -107,7 +107,7 @@ async def measure_proxies(run: Run, figures: Figures) -> None:
     async with AsyncExitStack() as stack:
         direct = await stack.enter_async_context(tool_server(run))
         processes: dict[str, tuple[ServerProcess, str]] = {"direct": (direct, "echo")}
-        for provider in ("docker", "local"):
+        for provider in ("docker", "host"):
             server = await stack.enter_async_context(decathlon(run, provider=provider))
             name = f"decathlon-mcp, {provider}"
             processes[name] = (ServerProcess(server.task("echo"), server.pid), "echo__echo")

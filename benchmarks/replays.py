@@ -33,7 +33,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "replaying.md"
 BEGIN, END = "<!-- Written by benchmarks/replays.py -->", "<!-- end -->"
 SUITES = ("starter", "bench")
 PROVIDERS: Mapping[str, Mapping[str, Any]] = {
-    "local": {"provider": "local", "isolation": "auto"},
+    "local": {"provider": "host", "isolation": "auto"},
     "docker": {"provider": "docker", "image": Options().image},
 }
 TIME_LIMITS = {f"{name}_seconds": LONG_SECONDS for name in LONG}

@@ -11,7 +11,7 @@ TARGET = Target("at most", 1.05)
 
 async def measure_store(run: Run, figures: Figures) -> None:
     for _ in range(run.options.repeats):
-        cost = await measure_cost("local", rounds=run.options.rounds)
+        cost = await measure_cost("host", rounds=run.options.rounds)
         for path in PATHS:
             with_store, without = cost.samples[path, True], cost.samples[path, False]
             figures.add(

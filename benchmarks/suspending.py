@@ -199,7 +199,7 @@ async def measure(image: Path, episodes: int, interval: float, seconds: float) -
     with tempfile.TemporaryDirectory() as name:
         state, folder = Path(name) / "state", Path(name) / "states"
         folder.mkdir()
-        values = {"provider": "gvisor", "image": str(image), "state": state}
+        values = {"provider": "host", "kernel": "gvisor", "image": str(image), "state": state}
         settings = Settings.model_validate(values)
         create_state_folder(state)
         suite, owner = load_suite(SUITE), f"suspending-{secrets.token_hex(4)}"

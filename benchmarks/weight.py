@@ -69,7 +69,7 @@ _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "grading": ("kept_attempt.py", "traj_log.py"),
     "http": ("held_episodes.py",),
     "protocol": ("spans.py",),
-    "sandboxes": ("snapshots.py",),
+    "sandboxes": ("snapshots.py", "conformance/snapshots.py"),
     "storage": ("kept_files.py",),
     "suites": ("release.py",),
 }

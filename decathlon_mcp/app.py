@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC
@@ -50,7 +50,6 @@ from decathlon_mcp.sandboxes.plugins import (
     context_of,
     create_provider,
     default_provider,
-    image_of,
     load_provider,
     offer_of,
     parse_options,
@@ -79,7 +78,7 @@ RETENTION_SECONDS = 3600.0
 def provider_for(suite: Suite, settings: Settings) -> str:
     """The name of a suite's provider: as set, else the default of its kind."""
     is_starter = suite.profile.name == "starter"
-    return settings.provider or default_provider(settings.image, is_starter=is_starter)
+    return settings.provider or default_provider(settings, is_starter=is_starter)
 
 
 def image_for(suite: Suite, settings: Settings) -> str | None:
@@ -87,11 +86,14 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
 
     Raises SettingsError if the setting is not for the provider.
     """
-    return image_of(provider_for(suite, settings), settings.image, suite.profile.image)
+    plugin = load_provider(provider_for(suite, settings))
+    return plugin.image(settings, suite.profile.image, suite.profile.name == "starter")
 
 
 def check_provider(settings: Settings) -> None:
     """Raises SettingsError for a provider that there is not, or for options that it does not take."""
+    if settings.kernel is not None and settings.provider not in (None, "host"):
+        raise SettingsError(f"--kernel {settings.kernel} is for --provider host, not {settings.provider}")
     if settings.provider is not None:
         parse_options(settings.provider, settings.provider_option)
     elif settings.provider_option:
@@ -106,9 +108,11 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
     suites = list(suites)
     names = {suite.name: provider_for(suite, settings) for suite in suites}
     kinds = {name: load_provider(name) for name in names.values()}
-    offers = {name: offer_of(name, settings) for name in kinds}
+    offers = {
+        suite.name: offer_of(names[suite.name], settings, image_for(suite, settings)) for suite in suites
+    }
     without_network = {
-        suite: why for suite, name in names.items() if (why := _why_no_network(offers[name], settings))
+        name: why for name, offer in offers.items() if (why := _why_no_network(offer, settings))
     }
     if settings.network == "outbound" and without_network:
         raise SettingsError(f"--network outbound: {next(iter(without_network.values()))}")
@@ -118,10 +122,10 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
         missing_recording=None if web is None or web.reaches_sites else web.missing,
         recorded_launch_time=None if web is None else web.launch_time,
         without_network=without_network,
-        varying_root=frozenset(suite for suite, name in names.items() if offers[name].varying_root),
+        varying_root=frozenset(name for name, offer in offers.items() if offer.varying_root),
         tool_names=settings.names,
         # Until a sandbox has been looked into: images have no other zone as a rule.
-        zones={suite: UTC for suite, name in names.items() if kinds[name].image != "none"},
+        zones={name: UTC for name, offer in offers.items() if offer.has_own_zone},
         service_images={
             suite.name: found(suite.service_images) if suite.service_images else frozenset()
             for suite in suites
@@ -211,8 +215,7 @@ async def bootstrap(
             on_stop=lock.note_stop,
         )
         registry.metrics.set_generation(1 if store is None else store.generation)
-        swept = [*providers.values(), *_other_providers(kinds, lock.name, settings)]
-        recovery = Recovery(registry, lock, swept, scratch)
+        recovery = Recovery(registry, lock, [*providers.values()], scratch)
         stack.push_async_callback(run_alone, recovery.finish)
         await stack.enter_async_context(registry.running())
         await recovery.run()
@@ -230,15 +233,6 @@ async def bootstrap(
 def _survival(plugin: ProviderPlugin, survival: Survival) -> Survival:
     """How connections to sandboxes of that provider continue, on a server with this setting."""
     return replace(survival, seconds=max(survival.seconds, plugin.reopen_seconds))
-
-
-def _other_providers(
-    kinds: Mapping[str, ProviderPlugin], owner: str, settings: Settings
-) -> Iterator[Provider]:
-    """The providers of the same names that servers with other settings had."""
-    for name, kind in kinds.items():
-        if kind.others is not None:
-            yield from kind.others(context_of(name, owner, settings))
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -32,6 +32,9 @@ class Plugin:
     name: str
     providers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Sandbox backends by the name that `--provider` takes; each part is a `ProviderPlugin`."""
+    kernels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Kernels for the sandboxes of the provider `host` by the name that `--kernel` takes; each part is a
+    `NamespaceSandbox`."""
     commands: Sequence[str] = ()
     """Functions that add commands to the command line's app, which they get."""
     settings: str = ""
@@ -63,9 +66,8 @@ class Plugin:
 CORE = Plugin(
     name="core",
     providers={
-        "bubblewrap": "decathlon_mcp.sandboxes.bubblewrap.plugin:PROVIDER",
         "docker": "decathlon_mcp.sandboxes.docker.plugin:PROVIDER",
-        "local": "decathlon_mcp.sandboxes.local_plugin:PROVIDER",
+        "host": "decathlon_mcp.sandboxes.host.plugin:PROVIDER",
     },
 )
 """What the core itself has of what plug-ins add."""
@@ -93,13 +95,21 @@ def plugins() -> tuple[Plugin, ...]:
 
 def providers() -> dict[str, str]:
     """The part of each provider, by its name. Raises SettingsError, also for a name that is used twice."""
+    return _by_name("providers", (plugin.providers for plugin in plugins()))
+
+
+def kernels() -> dict[str, str]:
+    """The part of each kernel, by its name. Raises as `providers`."""
+    return _by_name("kernels", (plugin.kernels for plugin in plugins()))
+
+
+def _by_name(what: str, parts: Iterable[Mapping[str, str]]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for plugin in plugins():
-        for name, part in plugin.providers.items():
-            if found.setdefault(name, part) != part:
-                raise SettingsError(
-                    f"there are two providers named {name}, {found[name]} and {part}: uninstall one package"
-                )
+    for name, part in (pair for each in parts for pair in each.items()):
+        if found.setdefault(name, part) != part:
+            raise SettingsError(
+                f"there are two {what} named {name}, {found[name]} and {part}: uninstall one package"
+            )
     return found
 
 

@@ -79,26 +79,32 @@ class Settings(BaseModel):
     )
     provider: str | None = Field(
         None,
-        description="What runs the sandboxes: `docker`, `bubblewrap` for namespaces without a daemon, "
-        "`gvisor` for a kernel of their own besides, or `local` for this machine's own programs; `podman`, "
-        "`prime`, or another package's provider. [starter: local, else docker; with a folder as `--image` "
-        "bubblewrap]",
+        description="What runs the sandboxes: `docker`, or `host` for namespaces of this machine without a "
+        "daemon; `podman`, `prime`, or another package's provider. [starter: host, else docker; with "
+        "`--kernel` or a folder as `--image`: host]",
     )
     provider_option: tuple[str, ...] = Field(
         (),
         description="An option of the provider; one that it does not take is refused with the list of those "
         "that it takes. Can be given more than once.",
     )
+    kernel: Text | None = Field(
+        None,
+        description="A kernel of their own for sandboxes with `--provider host`: `gvisor`. Requires an "
+        "unpacked image. [this machine's]",
+    )
     isolation: IsolationMode = Field(
         "auto",
-        description="Isolation of sandboxes with `--provider local`. `namespaces`: they see this machine's "
-        "programs and nothing else of it, each with the same paths. `none`: they are ordinary processes. "
-        "`auto`: namespaces if this machine can have them at the first start on a state folder, else none.",
+        description="Isolation of sandboxes with `--provider host` and no image. `namespaces`: they see this "
+        "machine's programs and nothing else of it, each with the same paths. `none`: they are ordinary "
+        "processes. `auto`: namespaces if this machine can have them at the first start on a state folder, "
+        "else none.",
     )
     image: Text | None = Field(
         None,
-        description="Docker image of the sandboxes; for bubblewrap and gvisor, the folder of an unpacked "
-        "image: a path that begins with `/`, `.` or `~`. [the suite's own]",
+        description="Docker image of the sandboxes; with `--provider host`, the folder of an unpacked image: "
+        "a path that begins with `/`, `.` or `~`. [the suite's own; with `--provider host`, none: this "
+        "machine's programs]",
     )
     names: Names | None = Field(
         None,

@@ -22,8 +22,8 @@ import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
 from decathlon_mcp.plugins.web.proxy import find_program
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import CONFIG_FILE
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
+from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE
 from tests.cpu_time import CpuTime
 from tests.sandboxes.own_engine import OwnEngine, engine_with
 
@@ -128,7 +128,7 @@ def test_image(docker_engine: Any) -> str:
 def runsc() -> str:
     """The program of gVisor. Without a recent one the test is skipped, or fails in CI."""
     # The core's tests run without the plug-ins too.
-    from decathlon_mcp.plugins.gvisor.provider import INSTALL_RUNSC, find_runsc, runsc_version
+    from decathlon_mcp.plugins.gvisor.sandbox import INSTALL_RUNSC, find_runsc, runsc_version
 
     try:
         program = find_runsc()

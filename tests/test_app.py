@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decathlon_mcp.sandboxes.host.host_provider import why_no_own_network
 
 from decathlon_mcp.app import (
     bootstrap,
@@ -22,7 +23,6 @@ from decathlon_mcp.app import (
 )
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import NotRunnableError, SettingsError, SuiteError
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_no_own_network
 from decathlon_mcp.settings import Settings, read_settings
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import read_suite_file
@@ -49,7 +49,7 @@ def test_commands_that_serve_nothing_import_neither_the_mcp_server_nor_starlette
 
 def test_the_starter_suite_is_local_by_default_and_a_checkout_needs_docker() -> None:
     (starter,) = read_catalogue(read_settings({})).suites
-    assert provider_for(starter, settings()) == "local"
+    assert provider_for(starter, settings()) == "host"
     assert provider_for(starter, settings(provider="docker")) == "docker"
 
 
@@ -63,24 +63,28 @@ def test_a_folder_as_image_is_for_bubblewrap() -> None:
     (starter,) = read_catalogue(read_settings({})).suites
     checkout = checkout_of_toolathlon()
     unpacked = settings(image="/images/mine")
-    assert provider_for(starter, unpacked) == "local"
-    assert provider_for(checkout, unpacked) == "bubblewrap"
+    assert provider_for(starter, unpacked) == "host"
+    assert provider_for(checkout, unpacked) == "host"
+    assert image_for(starter, unpacked) is None
     assert image_for(checkout, unpacked) == "/images/mine"
     assert image_for(checkout, settings(image="./mine")) == str(Path("mine").absolute())
     assert "outbound" in host_info([checkout], unpacked).without_network[checkout.name]
     assert provider_for(checkout, settings(image="some/image")) == "docker"
     assert image_for(checkout, settings(image="some/image")) == "some/image"
-    for provider in ("bubblewrap", "gvisor"):
-        assert image_for(checkout, settings(provider=provider)) is None
-        assert image_for(checkout, settings(provider=provider, image="/images/mine")) == "/images/mine"
+    for kernel in (None, "gvisor"):
+        chosen = {"provider": "host", "kernel": kernel}
+        assert image_for(checkout, settings(**chosen)) is None
+        assert (
+            image_for(starter, settings(**chosen, image="/images/mine", isolation="auto")) == "/images/mine"
+        )
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"provider": "docker", "image": "/images/mine"}, "is a folder"),
-        ({"provider": "bubblewrap", "image": "ubuntu"}, "is no folder"),
-        ({"provider": "gvisor", "image": "ubuntu"}, "is no folder"),
+        ({"provider": "host", "image": "ubuntu"}, "is no folder"),
+        ({"provider": "host", "kernel": "gvisor", "image": "ubuntu"}, "is no folder"),
     ],
 )
 def test_an_image_that_the_provider_cannot_use_is_an_error(values: dict[str, Any], message: str) -> None:
@@ -92,8 +96,11 @@ def test_an_image_that_the_provider_cannot_use_is_an_error(values: dict[str, Any
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "^--prepared: sandboxes of the provider local cannot be saved; use --provider gvisor$"),
-        ({"provider": "gvisor", "snapshot_mib": 0}, "^--prepared .*--snapshot-mib 0"),
+        (
+            {},
+            "^--prepared: sandboxes of the provider host cannot be saved; use .*--kernel gvisor$",
+        ),
+        ({"provider": "host", "kernel": "gvisor", "snapshot_mib": 0}, "^--prepared .*--snapshot-mib 0"),
     ],
 )
 async def test_tasks_can_be_prepared_only_where_sandboxes_can_be_saved(
@@ -139,7 +146,7 @@ async def test_task_whose_agent_would_share_the_loopback_of_a_server_without_tok
     suite_with_network: str, tmp_path: Path, without_slirp4netns: None, values: dict[str, Any], runs: bool
 ) -> None:
     state = tmp_path / "state"
-    configured = settings(suite=(suite_with_network,), provider="local", state=state, **values)
+    configured = settings(suite=(suite_with_network,), provider="host", state=state, **values)
     async with bootstrap(configured) as registry:
         if not runs:
             message = r"has no tokens.*there is no slirp4netns on the PATH: install .*, or set --tokens"
@@ -154,11 +161,11 @@ async def test_task_whose_agent_would_share_the_loopback_of_a_server_without_tok
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"provider": "local", "isolation": "namespaces"}, "install slirp4netns"),
+        ({"provider": "host", "isolation": "namespaces"}, "install slirp4netns"),
         ({"provider": "docker", "provider_option": ("network=host",)}, "leave out .*, or set --tokens"),
         ({"provider": "podman", "provider_option": ("network=host",)}, "leave out --provider-option"),
-        ({"provider": "bubblewrap"}, "no outbound network"),
-        ({"provider": "gvisor"}, "the gvisor provider gives sandboxes no outbound network"),
+        ({"provider": "host", "image": "/images/mine"}, "no outbound network"),
+        ({"provider": "host", "kernel": "gvisor"}, "no outbound network"),
     ],
 )
 def test_a_network_that_reaches_a_server_without_tokens_cannot_be_given_to_all(
@@ -170,7 +177,7 @@ def test_a_network_that_reaches_a_server_without_tokens_cannot_be_given_to_all(
 
 
 def test_a_server_with_tokens_may_give_this_machines_network(without_slirp4netns: None) -> None:
-    for values in ({"provider": "local"}, {"provider": "docker", "provider_option": ("network=host",)}):
+    for values in ({"provider": "host"}, {"provider": "docker", "provider_option": ("network=host",)}):
         assert read_catalogue(settings(**values, network="outbound", tokens="tokens")).suites
 
 
@@ -182,7 +189,7 @@ def test_a_folder_that_is_not_a_suite_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_the_state_folder_is_private_and_scratch_is_empty_afterwards(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    async with bootstrap(settings(provider="local", state=state, idle_seconds=77)) as registry:
+    async with bootstrap(settings(provider="host", state=state, idle_seconds=77)) as registry:
         assert registry.idle_seconds == 77
         assert registry.reward_policy == "visible"
         (suite,) = registry.catalogue.suites
@@ -194,34 +201,30 @@ async def test_the_state_folder_is_private_and_scratch_is_empty_afterwards(tmp_p
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("isolation", ["none", "namespaces"])
-async def test_files_of_a_dead_server_are_removed_whatever_its_isolation(
-    tmp_path: Path, isolation: str
-) -> None:
+async def test_files_of_a_dead_server_are_removed(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    sandboxes = [state / name / "box" for name in ("sandboxes", "namespaces")]
-    for folder in (state / "servers", state / "scratch" / "dead-archives", *sandboxes):
+    sandbox = state / "sandboxes" / "box"
+    for folder in (state / "servers", state / "scratch" / "dead-archives", sandbox):
         folder.mkdir(parents=True)
     (state / "servers" / "dead").touch()
-    for folder in sandboxes:
-        (folder / "owner").write_text("dead")
-    async with bootstrap(settings(provider="local", isolation=isolation, state=state)):
+    (sandbox / "owner").write_text("dead")
+    async with bootstrap(settings(provider="host", state=state)):
         assert not (state / "servers" / "dead").exists()
         assert not (state / "scratch" / "dead-archives").exists()
-        assert not any(folder.exists() for folder in sandboxes)
+        assert not sandbox.exists()
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("state", ["/sys/decathlon", "/dev/null"])
 async def test_a_state_folder_that_cannot_be_written_is_named(state: str) -> None:
     with pytest.raises(SettingsError, match=f"--state: {state} cannot be used"):
-        async with bootstrap(settings(provider="local", state=state)):
+        async with bootstrap(settings(provider="host", state=state)):
             pass
 
 
 @pytest.mark.anyio
 async def test_every_episode_has_ended_when_bootstrap_returns(tmp_path: Path) -> None:
-    async with bootstrap(settings(provider="local", state=tmp_path / "state")) as registry:
+    async with bootstrap(settings(provider="host", state=tmp_path / "state")) as registry:
         episode = registry.start("find-answer", Principal())
     assert episode.state.ending == "the server shut down"
     assert registry.live == []
@@ -232,7 +235,7 @@ async def test_a_signing_key_that_others_can_read_is_refused(tmp_path: Path) -> 
     (tmp_path / "key").write_text("not a key")
     (tmp_path / "key").chmod(0o644)
     with pytest.raises(SettingsError):
-        async with bootstrap(settings(provider="local", state=tmp_path)):
+        async with bootstrap(settings(provider="host", state=tmp_path)):
             pass
 
 

@@ -52,7 +52,7 @@ async def main(state: Path, ready_file: Path, options: str) -> None:
         return _Provider(owner, tools=tools)
 
     app.create_provider = create_provider
-    values = {"suite": (SUITE,), "provider": "local", "state": state, **json.loads(options)}
+    values = {"suite": (SUITE,), "provider": "host", "state": state, **json.loads(options)}
     async with app.bootstrap(Settings.model_validate(values), serves=True) as registry:
         listener = listen("127.0.0.1", 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

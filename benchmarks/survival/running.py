@@ -18,15 +18,14 @@ import docker
 from docker.errors import APIError
 
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
-from decathlon_mcp.sandboxes.local_plugin import NAMESPACES_FOLDER
-from decathlon_mcp.sandboxes.local_plugin import PLAIN_FOLDER as LOCAL_FOLDER
-from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, read_process
+from decathlon_mcp.sandboxes.host.plugin import FOLDER
+from decathlon_mcp.sandboxes.host.records import LEADER_FILE, read_process
 from decathlon_mcp.storage.database import FILE_NAME
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from tests.probe.leftovers import processes_marked
 from tests.survival.servers import SupervisedServer, supervised_server
 
-ProviderName = Literal["docker", "local"]
+ProviderName = Literal["docker", "host"]
 
 IMAGE = "decathlon-test:latest"
 ANSWER = "42"
@@ -80,8 +79,7 @@ class Sandboxes:
         return killed
 
     def _kill_process(self, sandbox: SandboxRow) -> bool:
-        folder = NAMESPACES_FOLDER if sandbox.isolation == "namespaces" else LOCAL_FOLDER
-        leader = read_process(self.state / folder / sandbox.name, LEADER_FILE)
+        leader = read_process(self.state / FOLDER / sandbox.name, LEADER_FILE)
         if leader is None:
             return False
         try:
@@ -108,9 +106,8 @@ class Sandboxes:
             with closing(sqlite3.connect(self.state / FILE_NAME)) as connection:
                 owners = {server for (server,) in connection.execute("SELECT server FROM server_starts")}
         folders = [*(self.state / "servers").iterdir(), *(self.state / "scratch").iterdir()]
-        for name in (LOCAL_FOLDER, NAMESPACES_FOLDER):
-            if (self.state / name).is_dir():
-                folders += [*(self.state / name).iterdir()]
+        if (self.state / FOLDER).is_dir():
+            folders += [*(self.state / FOLDER).iterdir()]
         processes = processes_marked(self.state)
         return Leftovers(self.count_containers(owners), len(processes), len(folders))
 

@@ -22,7 +22,7 @@ import httpx2
 from benchmarks.survival.running import Leftovers, killable_server
 from benchmarks.wire_client import WireClient, wire_client
 
-SoakProvider = Literal["fake", "docker", "local"]
+SoakProvider = Literal["fake", "docker", "host"]
 Ending = Literal["closed", "vanished", "cancelled a call", "failed"]
 
 VANISHING = 0.05

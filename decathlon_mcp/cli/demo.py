@@ -26,7 +26,7 @@ from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.cli.output import shell_path, this_command
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
 from decathlon_mcp.hooks import plugins
-from decathlon_mcp.sandboxes.local_isolation import LocalIsolation
+from decathlon_mcp.sandboxes.host.isolation import HostIsolation
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.starter import oracle, oracle_ids
 from decathlon_mcp.storage.database import SCHEMA_VERSION
@@ -128,7 +128,7 @@ async def _server(console: ScriptConsole, state: Path) -> AsyncGenerator[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     # Only a server that may be continued keeps rows of its episodes; nobody continues this one.
     environment[f"{PREFIX}SURVIVE_SECONDS"] = "1"
-    arguments = ["serve", "--suite", "starter", "--provider", "local", "--port", "0", "--log-format", "json"]
+    arguments = ["serve", "--suite", "starter", "--provider", "host", "--port", "0", "--log-format", "json"]
     command = [sys.executable, "-m", "decathlon_mcp.cli", *arguments, "--state", str(state)]
     console.line("server", f"decathlon-mcp {' '.join(arguments)}")
     async with background_tasks() as tasks:
@@ -147,7 +147,7 @@ async def _server(console: ScriptConsole, state: Path) -> AsyncGenerator[str]:
 
 
 def _isolation(state: Path) -> str:
-    found = LocalIsolation.read(state)
+    found = HostIsolation.read(state)
     if found is None or found.isolation == "none":
         why = f": {found.why}" if found is not None and found.why else ""
         return f"none, sandboxes are ordinary processes of this user{why}"

@@ -1,4 +1,4 @@
-"""`image`: images in folders, for the provider `bubblewrap`."""
+"""`image`: images in folders, for the provider `host`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 image = App(
     name="image",
-    help="Unpack an image of a Docker engine into a folder, for `--provider bubblewrap`.",
+    help="Unpack an image of a Docker engine into a folder, for `--provider host`.",
     sort_key=8,
 )
 
@@ -38,12 +38,11 @@ def unpack(
 
 
 async def _unpack(name: str, folder: Path) -> int:
-    from decathlon_mcp.sandboxes.bubblewrap.unpacking import unpack_image
     from decathlon_mcp.sandboxes.docker.engine import Engine
+    from decathlon_mcp.sandboxes.host.unpacking import unpack_image
 
     unpacked = await unpack_image(Engine(), name, folder)
     sys.stdout.write(
-        f"{name} ({unpacked.digest}) is unpacked in {folder}; "
-        f"use it with --provider bubblewrap --image {folder}\n"
+        f"{name} ({unpacked.digest}) is unpacked in {folder}; use it with --provider host --image {folder}\n"
     )
     return 0

@@ -57,6 +57,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Sandboxes": (
         "provider",
         "provider_option",
+        "kernel",
         "isolation",
         "image",
         "network",
@@ -210,7 +211,7 @@ FilterOptions = _filter_model()
 Filters = Annotated[FilterOptions, Parameter(name="*")]
 NO_FILTERS = FilterOptions.model_validate({})
 
-SANDBOX_SETTINGS = ("suite", "provider", "provider_option", "isolation", "image", "state", "config")
+SANDBOX_SETTINGS = ("suite", "provider", "provider_option", "kernel", "isolation", "image", "state", "config")
 """Settings of every command that opens sandboxes."""
 
 ServerOptions = settings_model("ServerOptions")

@@ -24,7 +24,7 @@ from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import SuiteError, UnknownTaskError
 from decathlon_mcp.grading.attempt import Facts
 from decathlon_mcp.grading.verdict import Verdict
-from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
+from decathlon_mcp.sandboxes.base import Provider, SandboxSpec, kernel_of
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from decathlon_mcp.suites.tasks import FOLDER, Task
 from decathlon_mcp.types import JsonObject
@@ -165,7 +165,7 @@ def _task_without_files(row: EpisodeRow, why: str) -> Task:
 
 def sandbox_spec(row: SandboxRow) -> SandboxSpec:
     """The specification with which a sandbox was opened. Raises ValueError."""
-    return _SANDBOX.validate_python(row.spec)
+    return _SANDBOX.validate_python({name: row.spec[name] for name in row.spec if name != "kernel"})
 
 
 class EpisodeRecords:
@@ -298,7 +298,7 @@ class SandboxRecords:
                 isolation=provider.isolation,
                 wire_version=wire.VERSION,
                 # The whole of it, 2 KB: a state that is saved after a restart says what it is a state of.
-                spec=_SANDBOX.dump_python(spec, mode="json"),
+                spec=_SANDBOX.dump_python(spec, mode="json") | {"kernel": kernel_of(provider)},
             )
         )
         try:

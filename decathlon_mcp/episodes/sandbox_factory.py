@@ -33,7 +33,7 @@ from decathlon_mcp.episodes.web import EpisodeWeb, Web
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.fault import FaultFinder, ProviderHealth
-from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec, kernel_of
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
@@ -202,11 +202,10 @@ class SandboxFactory:
         """Why a sandbox that a dead server's episode needs cannot be taken back here; None if it can be."""
         for row in episode.needed_sandboxes:
             provider = self.provider
-            if (row.provider, row.isolation) != (provider.name, provider.isolation):
-                return (
-                    f"its sandbox has provider {row.provider} and isolation {row.isolation}, and this server "
-                    f"has provider {provider.name} and isolation {provider.isolation}"
-                )
+            opened = (row.provider, row.isolation, row.spec.get("kernel"))
+            here = (provider.name, provider.isolation, kernel_of(provider))
+            if opened != here:
+                return f"its sandbox has {_described(*opened)}, and this server has {_described(*here)}"
             # The workspace of a closed attempt is copied without the driver.
             is_copied = (
                 episode.phase is Phase.CLAIMED and row.role == "agent" and not episode.spec.task.in_place
@@ -301,3 +300,7 @@ class SandboxFactory:
             survives=self.survival.seconds > 0,
             dense=dense and self.dense,
         )
+
+
+def _described(provider: str, isolation: str, kernel: object) -> str:
+    return f"provider {provider} and isolation {isolation}" + (f" and kernel {kernel}" if kernel else "")

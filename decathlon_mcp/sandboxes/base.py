@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -170,12 +169,6 @@ class Sandbox(Protocol):
         ...
 
 
-def program_inside(package: str) -> str:
-    """The source of `inside.py` in a provider's package, which runs in its sandboxes."""
-    parts = (("decathlon_mcp.sandboxes", "inside_archives.py"), (package, "inside.py"))
-    return "\n".join(files(name).joinpath(file).read_text("utf-8") for name, file in parts)
-
-
 def ended_from_inside(error: SandboxLostError) -> bool:
     """Whether what ran in a sandbox may have ended it: by its memory, or by a fault of its first process.
 
@@ -333,6 +326,11 @@ class Provider(Protocol):
     async def check(self, image: str | None) -> list[Finding]:
         """Whether this machine can open sandboxes (of that image). Takes at most 3 s, never raises."""
         ...
+
+
+def kernel_of(provider: Provider) -> str | None:
+    """The name of the kernel of a provider's sandboxes, where it is a choice of its own; see `--kernel`."""
+    return getattr(provider, "kernel", None)
 
 
 def check_folder(folder: PurePosixPath) -> None:

@@ -24,8 +24,8 @@ SERVER_DESCRIPTORS = 128
 """File descriptors that the server needs besides those of sandboxes and connections: its own, and those of
 openings in progress. Measured: 30, and 15 for an opening."""
 DESCRIPTORS_PER_SANDBOX = 8
-"""Measured: 3 with `docker`, 4 with `local`, 5 in namespaces. Besides, a grader's sandbox opens while the
-agent's closes, and an episode has a log."""
+"""Measured: 3 with `docker`, 4 without isolation, 5 in namespaces. Besides, a grader's sandbox opens while
+the agent's closes, and an episode has a log."""
 CONNECTIONS_PER_EPISODE = 2
 """Each is one descriptor. A client has one for its requests and one for a stream."""
 CONNECTIONS_SHARE = 0.75

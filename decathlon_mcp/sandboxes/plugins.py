@@ -6,25 +6,47 @@ code is imported when its name is used. Nothing else knows a provider by its nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.hooks import load, providers
 from decathlon_mcp.sandboxes.base import Provider
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import UNPACK, is_image_folder
-from decathlon_mcp.sandboxes.inventory import Inventory
+from decathlon_mcp.sandboxes.host.image_folder import is_image_folder
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.validation import find_problems
 
 FOLDERS = "providers"
 """In the state folder: the folders of the plug-ins' providers, by name."""
-ImageKind = Literal["none", "name", "folder"]
+
+
+class Inventory(Protocol):
+    """What servers that may have died have left of one provider, for a command that opens no sandbox."""
+
+    @property
+    def name(self) -> str:
+        """The provider's name."""
+        ...
+
+    async def sandboxes(self, owner: str) -> dict[str, bool]:
+        """The sandboxes labelled with `owner`: whether the first process of each is alive, by name.
+
+        Raises ProviderUnavailableError.
+        """
+        ...
+
+    async def owners(self) -> set[str]:
+        """The owners of what is in the state folder. Raises ProviderUnavailableError."""
+        ...
+
+    async def remove(self, owner: str) -> None:
+        """Remove the sandboxes labelled with `owner`. Raises ProviderUnavailableError if some are left."""
+        ...
 
 
 class NoOptions(BaseModel):
@@ -62,16 +84,28 @@ class Offer:
     `without_network`: why no sandbox has a network, if that is so: the end of a sentence. Tasks that need one
     cannot run. `shared_network`: what to do, if sandboxes with a network share this machine's, its loopback
     interface included; empty if they do not, and without isolation, where an agent needs no network to do
-    anything here. `varying_root`: whether every sandbox has another root.
+    anything here. `varying_root`: whether every sandbox has another root. `has_own_zone`: whether the time
+    zone is not this machine's.
     """
 
     without_network: str = ""
     shared_network: str = ""
     varying_root: bool = False
+    has_own_zone: bool = True
 
 
-def _plain_offer(context: ProviderContext[Any]) -> Offer:
+def _plain_offer(context: ProviderContext[Any], image: str | None) -> Offer:
     return Offer()
+
+
+def _image_by_name(settings: Settings, own: str | None, is_starter: bool) -> str | None:
+    """The name of an image: as set, or the suite's own."""
+    if is_image_folder(settings.image):
+        raise SettingsError(
+            f"--image {settings.image} is a folder, and --provider {settings.provider} takes the name of an "
+            "image"
+        )
+    return settings.image or own
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +119,10 @@ class ProviderPlugin:
     create: Callable[[ProviderContext[Any]], Provider]
     options: type[BaseModel] = NoOptions
     """The options that it takes: a model whose fields have descriptions. Their values come as text."""
-    image: ImageKind = "name"
-    """What its sandboxes need: the name of an image, the folder of an unpacked one, or none, where they have
-    this machine's programs."""
+    image: Callable[[Settings, str | None, bool], str | None] = _image_by_name
+    """The image of a suite's sandboxes, from the suite's own and whether it is a starter suite; None if they
+    have this machine's files, or if it is not set. Raises SettingsError for one that is not for the provider.
+    """
     inventory: Callable[[Path], AbstractAsyncContextManager[Inventory]] | None = None
     """Opens the list of what dead servers on a state folder have left. Raises ProviderUnavailableError, or
     SettingsError, if nobody can tell. Without it, the next server finds what they left, and `gc` does not."""
@@ -100,24 +135,21 @@ class ProviderPlugin:
     reopen_seconds: int = 0
     """For how long, at least, a stream that was lost is opened again, whatever `--survive-seconds` says: for
     services whose streams break while the sandbox runs. Then every sandbox has `SandboxSpec.survives`."""
-    snapshots: bool = False
-    """Whether its sandboxes can be saved (`sandboxes.snapshots`)."""
-    offer: Callable[[ProviderContext[Any]], Offer] = _plain_offer
-    """Raises SettingsError and ProviderUnavailableError. Blocks for some 100 ms at most."""
+    saving: Callable[[], Iterable[str]] = tuple
+    """Options with which its sandboxes can be saved (`sandboxes.snapshots`), each a text."""
+    offer: Callable[[ProviderContext[Any], str | None], Offer] = _plain_offer
+    """What sandboxes of this image have, or those without one. Raises SettingsError and
+    ProviderUnavailableError. Blocks for some 100 ms at most."""
     service_images: Callable[[frozenset[str]], frozenset[str]] | None = None
     """Which of these images of services it can run beside sandboxes; None if it runs no services."""
     begin: Callable[[ProviderContext[Any]], None] | None = None
     """Called when a server begins, before it opens anything. Raises SettingsError."""
-    others: Callable[[ProviderContext[Any]], Sequence[Provider]] | None = None
-    """Providers of the same name that servers with other settings had. They open nothing and are not entered:
-    the server sweeps them too."""
 
 
-def default_provider(image: str | None, *, is_starter: bool) -> str:
+def default_provider(settings: Settings, *, is_starter: bool) -> str:
     """The provider of a suite if none is set. No engine can have an image that is a folder."""
-    if is_starter:
-        return "local"
-    return "bubblewrap" if is_image_folder(image) else "docker"
+    is_here = is_starter or settings.kernel is not None or is_image_folder(settings.image)
+    return "host" if is_here else "docker"
 
 
 def load_provider(name: str) -> ProviderPlugin:
@@ -195,33 +227,14 @@ def create_provider(name: str, owner: str, settings: Settings) -> Provider:
     return provider
 
 
-def offer_of(name: str, settings: Settings) -> Offer:
-    """What sandboxes of that provider have on a server with these settings. Raises as `offer`."""
-    return load_provider(name).offer(context_of(name, "", settings))
+def offer_of(name: str, settings: Settings, image: str | None) -> Offer:
+    """What sandboxes of that provider and image have on a server with these settings. Raises as `offer`."""
+    return load_provider(name).offer(context_of(name, "", settings), image)
 
 
-def image_of(name: str, image: str | None, own: str | None) -> str | None:
-    """The image of a provider's sandboxes: `image` as set, or the suite's `own`; None if it has none.
-
-    Raises SettingsError if that is no image for this provider.
-    """
-    kind = load_provider(name).image
-    if kind == "none":
-        return None
-    if kind == "name":
-        if is_image_folder(image):
-            raise SettingsError(
-                f"--image {image} is a folder, and --provider {name} takes the name of an image"
-            )
-        return image or own
-    if image is not None and not is_image_folder(image):
-        raise SettingsError(f"--image {image} is no folder: {UNPACK}, a path with / or ./ before it")
-    return image and str(Path(image).expanduser().absolute())
-
-
-def saving_providers() -> str:
-    """The options that choose a provider whose sandboxes can be saved: the end of a sentence."""
-    return " or ".join(f"--provider {name}" for name in _saving()) or "another provider"
+def saving_options() -> str:
+    """The options that choose sandboxes that can be saved: the end of a sentence."""
+    return " or ".join(_saving()) or "another provider"
 
 
 def _saving() -> Iterator[str]:
@@ -230,5 +243,4 @@ def _saving() -> Iterator[str]:
             provider = load_provider(name)
         except SettingsError:
             continue  # of a package that is not complete
-        if provider.snapshots:
-            yield name
+        yield from provider.saving()

@@ -18,7 +18,7 @@ import pytest
 from decathlon_client.script import Step
 
 from decathlon_mcp.cli.options import PREFIX
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
+from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from tests.agents.models import JsonObject, streaming_model
 from tests.agents.scripted_agent import RECIPE
 from tests.conformance.suites import environment as node_environment

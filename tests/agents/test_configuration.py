@@ -36,7 +36,7 @@ from decathlon_mcp.plugins.agents.reach import (
     read_endpoints,
     relay_connections,
 )
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
+from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 
 ADDRESS = "http://127.0.0.1:8765/mcp"
 FOLDERS = Folders(PurePosixPath("/agent"))

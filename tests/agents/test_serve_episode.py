@@ -23,7 +23,7 @@ import pytest
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.plugins.agents.verdict_socket import SOCKET
-from decathlon_mcp.sandboxes.bubblewrap import host_provider
+from decathlon_mcp.sandboxes.host import isolation as host_isolation
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template, suite_path
 from tests.agents.scripted_agent import HEADERS, RECIPE, Client, answer_of
 from tests.probe.leftovers import processes_marked
@@ -48,7 +48,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def namespaces() -> None:
-    if reason := host_provider.why_unavailable():
+    if reason := host_isolation.why_unavailable():
         pytest.skip(f"no namespaces here: {reason}")
 
 

@@ -113,7 +113,7 @@ def test_sandboxes_with_an_image_are_in_utc_until_one_was_looked_into(tmp_path: 
     played = suite(tmp_path / "one", "a")
     with_image = host_info([played], read_settings({"provider": "docker", "state": tmp_path}))
     assert with_image.zones == {played.name: UTC}
-    local = {"provider": "local", "isolation": "none", "state": tmp_path}
+    local = {"provider": "host", "isolation": "none", "state": tmp_path}
     assert host_info([played], read_settings(local)).zones == {}
 
 

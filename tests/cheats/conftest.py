@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,17 @@ from tests.probe.serving import Served, serving
 # Bubblewrap's isolation has its conformance suite, and `test_local_namespaces` attacks the same namespaces.
 @pytest.fixture(
     scope="module",
-    params=["docker", *(pytest.param(name, marks=pytest.mark.long) for name in ("bubblewrap", "gvisor"))],
+    params=["docker", *(pytest.param(name, marks=pytest.mark.long) for name in ("image", "gvisor"))],
 )
 def provider(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+def provider_settings(provider: str) -> dict[str, Any]:
+    """The settings that choose it; `image` and `gvisor` are images of the provider `host`."""
+    if provider == "docker":
+        return {"provider": "docker"}
+    return {"provider": "host", "kernel": "gvisor" if provider == "gvisor" else None}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +41,7 @@ async def isolated_cheat_server(
 ) -> AsyncGenerator[CheatServer]:
     state = tmp_path_factory.mktemp("state")
     async with (
-        serving(state, suite=(SUITE,), provider=provider, image=image, **LOW_LIMITS) as served,
+        serving(state, suite=(SUITE,), image=image, **provider_settings(provider), **LOW_LIMITS) as served,
         cheat_server(served) as server,
     ):
         yield server
@@ -43,5 +51,5 @@ async def isolated_cheat_server(
 async def local_server(
     tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), suite=(SUITE,), provider="local") as served:
+    async with serving(tmp_path_factory.mktemp("state"), suite=(SUITE,), provider="host") as served:
         yield served

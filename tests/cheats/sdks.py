@@ -74,7 +74,7 @@ async def server_of_all_definitions(
     suite = shutil.copytree(SUITE, folder / "cheats")
     tools = [{**definition, "name": f"tool_{number}"} for number, definition in enumerate(definitions())]
     (suite / "local_servers" / "definitions.json").write_text(json.dumps(tools))
-    async with serving(folder / "state", suite=(str(suite),), provider="local") as served:
+    async with serving(folder / "state", suite=(str(suite),), provider="host") as served:
         yield served
 
 

@@ -62,7 +62,7 @@ async def server_of_copies(
 ) -> AsyncGenerator[CheatServer]:
     """A server whose cheats play in copies of one episode."""
     state = tmp_path_factory.mktemp("state")
-    settings: dict[str, Any] = {"provider": "gvisor", "image": unpacked_image}
+    settings: dict[str, Any] = {"provider": "host", "kernel": "gvisor", "image": unpacked_image}
     async with (
         serving(state, suite=(SUITE,), **settings, **LOW_LIMITS) as served,
         cheat_server(served) as server,
@@ -142,7 +142,12 @@ async def test_saving_a_full_sandbox_does_not_fill_the_disk(
     runsc: str, unpacked_image: str, disk: Path
 ) -> None:
     """A full disk would end the attempt of a neighbour, whose calls could not be written."""
-    settings: dict[str, Any] = {"provider": "gvisor", "image": unpacked_image, "min_free_mib": 32}
+    settings: dict[str, Any] = {
+        "provider": "host",
+        "kernel": "gvisor",
+        "image": unpacked_image,
+        "min_free_mib": 32,
+    }
     async with (
         serving(disk, suite=(SUITE,), **settings, **LOW_LIMITS) as served,
         open_episode(served, "sum-prices") as honest,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
+from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.starter import suite_path
 
 pytestmark = pytest.mark.slow
@@ -33,9 +33,10 @@ IN_SANDBOX = """
 import sys
 from pathlib import Path, PurePosixPath
 import subprocess
-from decathlon_mcp.sandboxes.local_plugin import answer_folders
+from decathlon_mcp.sandboxes.host.plugin import answer_folders
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider, isolated_command
+from decathlon_mcp.sandboxes.host.command import isolated_command
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.settings import read_settings
 
 program = (Path(sys.argv[1]) / "search_files.py").read_text()

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
+from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from tests.cheats.agent import LOW_LIMITS, SUITE, CheatServer, cheat_server, replace_workspaces
 from tests.probe.serving import serving
 from tests.sandboxes.outside import addresses_of_this_machine
@@ -69,7 +69,7 @@ def prefix_of_the_interpreter(tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module", name="cheats")
 async def cheat_server_in_namespaces(prefix: Path, anyio_backend: object) -> AsyncGenerator[CheatServer]:
     assert (reason := why_unavailable()) is None, reason
-    settings = {"suite": (str(prefix / "suite"),), "provider": "local", "isolation": "namespaces"}
+    settings = {"suite": (str(prefix / "suite"),), "provider": "host", "isolation": "namespaces"}
     async with serving(prefix / "state", **settings, **LOW_LIMITS) as served, cheat_server(served) as server:
         yield server
 
@@ -124,7 +124,7 @@ with socket.create_server(("127.0.0.1", 0)) as own:
 
 async def test_server_is_no_oracle_for_an_agent_with_a_network(prefix: Path) -> None:
     """It has no tokens, so that any client that reaches it can play the task and evaluate guesses."""
-    settings = {"suite": (str(prefix / "suite"),), "provider": "local", "isolation": "namespaces"}
+    settings = {"suite": (str(prefix / "suite"),), "provider": "host", "isolation": "namespaces"}
     async with (
         serving(prefix / "networked", **settings, **LOW_LIMITS, network="outbound") as served,
         cheat_server(served) as server,

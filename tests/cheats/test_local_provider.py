@@ -29,7 +29,7 @@ async def test_local_provider_gives_access_to_the_answer_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        async with serving(tmp_path, suite=(SUITE,), provider="local") as served:
+        async with serving(tmp_path, suite=(SUITE,), provider="host") as served:
             async with open_episode(served, "sum-prices") as agent:
                 await agent.shell(f"cp '{SUITE}/{ANSWER}' report.json")
                 verdict = await agent.verdict()
@@ -39,7 +39,7 @@ async def test_local_provider_gives_access_to_the_answer_and_says_so(
 
 
 async def test_local_provider_grades_only_the_state_of_the_workspace(tmp_path: Path) -> None:
-    async with serving(tmp_path, suite=(SUITE,), provider="local") as served:
+    async with serving(tmp_path, suite=(SUITE,), provider="host") as served:
         for cheat in HARMLESS.values():
             async with open_episode(served, "sum-prices") as agent:
                 await agent.shell(cheat)
@@ -50,5 +50,5 @@ async def test_local_provider_grades_only_the_state_of_the_workspace(tmp_path: P
 
 @pytest.mark.long
 async def test_workspace_that_is_no_folder_is_graded_as_empty_without_namespaces(tmp_path: Path) -> None:
-    async with serving(tmp_path, suite=(SUITE,), provider="local") as served:
+    async with serving(tmp_path, suite=(SUITE,), provider="host") as served:
         await replace_workspaces(served, paths.STATES)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 FEWEST = {
     "docker": {"scratch": 27, "others": 35},
-    "bubblewrap": {"scratch": 19, "others": 16},
+    "image": {"scratch": 19, "others": 16},
     "gvisor": {"scratch": 19, "others": 16},
 }
 """Numbers of ways in which preprocess can leave an answer, in scratch folders and elsewhere, in any image.

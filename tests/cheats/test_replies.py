@@ -39,7 +39,7 @@ HEALTH_SECONDS = 2.0
 @asynccontextmanager
 async def limited_server(state: Path) -> AsyncGenerator[tuple[Process, str]]:
     """A server that may use 3 GiB of memory, and its URL."""
-    words = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", SUITE, "--provider", "local"]
+    words = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--suite", SUITE, "--provider", "host"]
     words += ["--port", "0", "--log-format", "json", "--state", str(state)]
     words += ["--no-supervisor", "--survive-seconds", "0"]
     command = ["bash", "-c", f'ulimit -v {MEMORY_LIMIT_KIB}; exec "$@"', "serve", *words]
@@ -249,7 +249,7 @@ async def test_log_at_its_limit_ends_the_attempt_which_is_graded_as_truncated(
 ) -> None:
     monkeypatch.setattr("decathlon_mcp.episodes.registry.MAX_LOG_BYTES", 1 << 20)
     members = """'"result": {"content": [{"type": "text", "text": "' + 'x' * 600_000 + '"}]}'"""
-    async with serving(tmp_path, suite=(SUITE,), provider="local") as server:
+    async with serving(tmp_path, suite=(SUITE,), provider="host") as server:
         started = await start(server, "sum-prices")
         async with connected(started["address"]) as agent:
             await agent.call_tool("root__shell", {"command": SOLUTIONS["sum-prices"]})

@@ -54,7 +54,7 @@ os.write(file, b"x" * (1 << 20))
 while True:
     os.write(file, mmap.mmap(file, 0))
 """
-KILLERS = {"docker": SHARED_MEMORY_BOMB, "bubblewrap": SHARED_MEMORY_BOMB, "gvisor": FILL_HOME}
+KILLERS = {"docker": SHARED_MEMORY_BOMB, "image": SHARED_MEMORY_BOMB, "gvisor": FILL_HOME}
 """Programs that end the driver of a sandbox, by provider."""
 RAISE_OOM_SCORES = "for file in /proc/1/oom_score_adj /proc/$PPID/oom_score_adj; do echo 1000 > $file; done"
 FILL_DISK = """

@@ -10,9 +10,8 @@ import anyio
 import pytest
 from decathlon_client import Decathlon
 
-from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
-from decathlon_mcp.sandboxes.bubblewrap.plugin import FOLDER as BUBBLEWRAP_FOLDER
-from decathlon_mcp.sandboxes.bubblewrap.resources import STATUS_FILE
+from decathlon_mcp.sandboxes.host.namespaces import STATUS_FILE
+from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from tests.cheats.agent import SOLUTIONS, SUITE
 from tests.cheats.test_resources import KILLERS, RAISE_OOM_SCORES
 from tests.probe.leftovers import processes_marked
@@ -23,8 +22,7 @@ async def until_it_has_ended(provider: str, engine: Any, state: Path, name: str)
     def is_running() -> bool:
         if provider == "docker":
             return engine.inspect_container(f"decathlon-{name}")["State"]["Running"]
-        folder = {"bubblewrap": BUBBLEWRAP_FOLDER, "gvisor": GVISOR_FOLDER}[provider]
-        return "exit-code" not in (state / folder / name / STATUS_FILE).read_text()
+        return "exit-code" not in (state / FOLDER / name / STATUS_FILE).read_text()
 
     while is_running():  # noqa: ASYNC110  (the test's own deadline ends it)
         await anyio.sleep(0.1)
@@ -38,10 +36,12 @@ async def test_killing_the_driver_while_no_server_runs_forfeits_the_attempt(
 ) -> None:
     """The next server finds out why the sandbox has ended. A reward of 0, even for the right answer."""
     state = tmp_path / "state"
-    options = ("--no-supervisor", "--image", image, "--memory-mib", "256")
+    kernel = ("--kernel", "gvisor") if provider == "gvisor" else ()
+    options = ("--no-supervisor", "--image", image, "--memory-mib", "256", *kernel)
+    name = "docker" if provider == "docker" else "host"
 
     def serve(port: int = 0) -> AbstractAsyncContextManager[SupervisedServer]:
-        return supervised_server(state, *options, provider=provider, suite=SUITE, port=port)
+        return supervised_server(state, *options, provider=name, suite=SUITE, port=port)
 
     async with AsyncExitStack() as servers:
         server = await servers.enter_async_context(serve())

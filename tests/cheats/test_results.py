@@ -74,7 +74,7 @@ async def test_no_reply_over_stdio_makes_an_sdk_client_raise(
 ) -> None:
     options = ["--url", server.url]
     if place == "server":
-        options = ["--suite", SUITE, "--provider", "local", "--state", str(tmp_path)]
+        options = ["--suite", SUITE, "--provider", "host", "--state", str(tmp_path)]
     parameters = StdioServerParameters(
         command=sys.executable,
         args=["-m", "decathlon_mcp.cli", "stdio", "--task", "sum-prices", *options],

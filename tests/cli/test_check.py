@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Shell
 
 MISSING_PROGRAM = "name: gone\nparams: {command: no-such-program}\n"
-CHECK = ("tasks", "--suite", "limited", "--provider", "local", "--check")
+CHECK = ("tasks", "--suite", "limited", "--provider", "host", "--check")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def record(path: Path, name: str, state: Path) -> None:
 
 
 async def messages_at_a_start(suite: Path, state: Path) -> list[str]:
-    settings = read_settings({"suite": (str(suite),), "provider": "local", "state": state})
+    settings = read_settings({"suite": (str(suite),), "provider": "host", "state": state})
     async with bootstrap(settings) as episodes:
         await require_ready(episodes, settings.max_sandboxes)
         with pytest.raises(NotRunnableError) as raised:

@@ -17,8 +17,8 @@ from decathlon_mcp.app import bootstrap
 from decathlon_mcp.cli.doctor import doctor
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.sandboxes.base import Finding
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
-from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.settings import read_settings
 from tests.probe.serving import SUITE
 
@@ -44,7 +44,7 @@ def findings(
 def test_the_default_settings_are_ready(shell: Shell) -> None:
     results = findings(shell, status=0)
     assert all(finding["ok"] for finding in results.values())
-    assert {"python", "suite starter", "tasks", "local python3", "starter servers", "state"} <= set(results)
+    assert {"python", "suite starter", "tasks", "host python3", "starter servers", "state"} <= set(results)
 
 
 def test_the_signing_key_is_named_and_must_not_be_readable_by_others(shell: Shell, tmp_path: Path) -> None:
@@ -73,12 +73,12 @@ def test_text_output_marks_findings_and_shows_cures(shell: Shell) -> None:
 
 
 def test_local_isolation_is_a_finding(shell: Shell) -> None:
-    assert findings(shell, status=0)["local isolation"]["detail"].startswith("namespaces: ")
-    result = findings(shell, "--isolation", "none", status=0)["local isolation"]
+    assert findings(shell, status=0)["host isolation"]["detail"].startswith("namespaces: ")
+    result = findings(shell, "--isolation", "none", status=0)["host isolation"]
     assert result["detail"] == "none: sandboxes are processes of this user"
     # No programs, and so no bwrap.
     empty = str(shell.folder)
-    assert "there is no bwrap" in findings(shell, status=0, PATH=empty)["local isolation"]["detail"]
+    assert "there is no bwrap" in findings(shell, status=0, PATH=empty)["host isolation"]["detail"]
     result = findings(shell, "--isolation", "namespaces", status=1, PATH=empty)["settings"]
     assert result["detail"].startswith("--isolation namespaces: there is no bwrap on the PATH: install")
 
@@ -86,10 +86,10 @@ def test_local_isolation_is_a_finding(shell: Shell) -> None:
 def test_the_program_for_networks_of_sandboxes_is_a_finding(shell: Shell) -> None:
     program = shutil.which("slirp4netns")
     assert program is not None
-    assert findings(shell, status=0)["local network"]["detail"].startswith(f"{program}: ")
+    assert findings(shell, status=0)["host network"]["detail"].startswith(f"{program}: ")
     for name in ("bwrap", "setpriv", "nsenter", "python3", "sh"):
         (shell.folder / name).symlink_to(str(shutil.which(name)))
-    result = findings(shell, status=0, PATH=str(shell.folder))["local network"]
+    result = findings(shell, status=0, PATH=str(shell.folder))["host network"]
     assert "there is no slirp4netns on the PATH: install slirp4netns and iproute2" in result["detail"]
 
 
@@ -119,7 +119,7 @@ def test_a_folder_that_is_not_a_suite_is_a_finding(shell: Shell) -> None:
 
 def test_a_state_folder_that_cannot_be_created_is_a_finding(shell: Shell) -> None:
     (shell.folder / "file").write_text("")
-    results = findings(shell, "--suite", SUITE, "--provider", "local", "--state", "file/state", status=1)
+    results = findings(shell, "--suite", SUITE, "--provider", "host", "--state", "file/state", status=1)
     assert not results["state"]["ok"]
 
 
@@ -169,16 +169,16 @@ async def test_a_warning_is_marked_and_keeps_no_server_from_starting(
     async def check(*_: object) -> list[Finding]:
         return [Finding("isolation", True, "weak", "choose another")]
 
-    monkeypatch.setattr(LocalProvider, "check", check)
+    monkeypatch.setattr(HostProvider, "check", check)
     settings = read_settings({"isolation": "none", "state": tmp_path / "state"})
     assert await doctor(settings, "127.0.0.1", 0, as_json=False) == 0
     output = capsys.readouterr().out
-    assert "\n!   local isolation: weak\n    → choose another\n" in output
+    assert "\n!   host isolation: weak\n    → choose another\n" in output
     assert "\nReady: " in output
     async with bootstrap(settings) as episodes:
         await require_ready(episodes, settings.max_sandboxes)
     logged = [record.__dict__["fields"] for record in caplog.records if record.levelname == "WARNING"]
-    assert {"what": "local isolation", "why": "weak", "cure": "choose another"} in logged
+    assert {"what": "host isolation", "why": "weak", "cure": "choose another"} in logged
 
 
 def test_missing_requirements_are_summarized_by_kind(shell: Shell) -> None:
@@ -189,6 +189,6 @@ def test_missing_requirements_are_summarized_by_kind(shell: Shell) -> None:
     (task / "evaluation" / "main.py").write_text("")
     (task / "task_config.json").write_text(json.dumps({"needed_mcp_servers": ["unheard-of"]}))
     (shell.folder / "suite" / "suite.yaml").write_text("profile: starter\nname: needy\n")
-    results = findings(shell, "--suite", "suite", "--provider", "local", status=1)
+    results = findings(shell, "--suite", "suite", "--provider", "host", status=1)
     assert results["tasks"]["detail"].startswith("0 of 1 can run here")
     assert "missing MCP servers: unheard-of (1)" in results["tasks"]["detail"]

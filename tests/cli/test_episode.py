@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 async def served(
     tmp_path: Path, anyio_backend: object, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[Served]:
-    async with serving(tmp_path / "state", provider="local", max_sandboxes=1, max_queue=0) as served:
+    async with serving(tmp_path / "state", provider="host", max_sandboxes=1, max_queue=0) as served:
         monkeypatch.setenv("DECATHLON_URL", served.url)
         monkeypatch.delenv("DECATHLON_TOKEN", raising=False)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "shell"))
@@ -191,7 +191,7 @@ async def test_a_token_comes_from_the_environment(
     secret, line = new_token("alice", "player")
     (tmp_path / "tokens").write_text(line)
     async with serving(
-        tmp_path / "state", tokens=Tokens.read(tmp_path / "tokens"), provider="local"
+        tmp_path / "state", tokens=Tokens.read(tmp_path / "tokens"), provider="host"
     ) as served:
         monkeypatch.setenv("DECATHLON_URL", served.url)
         monkeypatch.delenv("DECATHLON_TOKEN", raising=False)

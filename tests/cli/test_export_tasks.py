@@ -100,7 +100,7 @@ def test_a_suite_of_ones_own_is_mounted_and_played_by_the_engine_if_it_is_set(
 ) -> None:
     copy_template(tmp_path / "shop")
     line = ["export-tasks", "harbor", "--suite", str(tmp_path / "shop"), "--language", "en"]
-    assert run([*line, str(tmp_path / "local"), "--provider", "local"]) == 0
+    assert run([*line, str(tmp_path / "local"), "--provider", "host"]) == 0
     service = sidecar(tmp_path / "local" / "restock-shop")
     assert service["volumes"] == [f"{tmp_path}/shop:/suites/shop:ro"]
     assert service["environment"]["DECATHLON_SUITE"] == "/suites/shop"
@@ -119,6 +119,6 @@ def test_a_suite_of_ones_own_is_mounted_and_played_by_the_engine_if_it_is_set(
     assert environment["DECATHLON_NAMES"] == "toolathlon"
     assert "DECATHLON_LANGUAGE" not in environment
 
-    assert run([*line, str(tmp_path / "folder"), "--provider", "bubblewrap"]) == 1
-    assert "which a sidecar cannot: choose local or docker" in capsys.readouterr().err
+    assert run([*line, str(tmp_path / "folder"), "--provider", "prime"]) == 1
+    assert "which a sidecar cannot: choose host or docker" in capsys.readouterr().err
     assert not (tmp_path / "folder").exists()

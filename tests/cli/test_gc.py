@@ -22,9 +22,10 @@ import pytest
 from decathlon_mcp.cli.gc import collect
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
-from decathlon_mcp.sandboxes.processes import resources
-from decathlon_mcp.sandboxes.processes.resources import remove_folder
-from decathlon_mcp.sandboxes.processes.table import ProcessId
+from decathlon_mcp.sandboxes.host import records
+from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
+from decathlon_mcp.sandboxes.host.records import remove_folder
+from decathlon_mcp.sandboxes.host.table import ProcessId
 from decathlon_mcp.storage.lock import Server
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.types import public_id
@@ -42,7 +43,7 @@ from pathlib import Path, PurePosixPath
 import anyio
 
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
 
@@ -51,7 +52,7 @@ serves = phase != "embedded"
 
 async def main():
     create_state_folder(state)
-    server = Server.of_this_process(["local"], serves=serves, survives=serves)
+    server = Server.of_this_process(["host"], serves=serves, survives=serves)
     with instance_lock(state, server) as lock, Store.open(state, lock.name) as store:
         (state / "scratch" / f"{lock.name}-xyz").mkdir()
         name, handle = f"box-{lock.name}", f"{lock.name}-handle-of-an-episode"
@@ -63,7 +64,7 @@ async def main():
                 progress={"calls": 3, "note": "\\x1b[31m"},
             ))
             store.insert_sandbox(SandboxRow(
-                name=name, owner=lock.name, episode=handle, role="agent", provider="local", isolation="none",
+                name=name, owner=lock.name, episode=handle, role="agent", provider="host", isolation="none",
                 wire_version=1, spec={},
             ))
             store.save_session(SessionRow(
@@ -71,7 +72,8 @@ async def main():
             ))
         # Unlike a driver, it does not end with its stdin.
         spec = SandboxSpec(name=name, command=("sleep", "600"), root=PurePosixPath("/suite"))
-        async with LocalProvider(lock.name, state / "sandboxes") as provider, provider.open(spec):
+        provider = HostProvider(lock.name, state / "sandboxes", isolation="none")
+        async with provider, provider.open(spec):
             print(lock.name, flush=True)
             await anyio.sleep_forever()
 
@@ -141,15 +143,15 @@ def server(tmp_path: Path) -> Generator[Callable[..., RunningServer]]:
         one.end_sandbox()
 
 
-def test_sandboxes_of_either_isolation_are_removed(shell: Shell, tmp_path: Path) -> None:
+def test_sandboxes_of_a_server_without_a_file_are_removed(shell: Shell, tmp_path: Path) -> None:
     state = tmp_path / "state" / "decathlon-mcp"
     (state / "servers").mkdir(parents=True)
-    for name in ("sandboxes", "namespaces"):
-        (state / name / f"box-{name}").mkdir(parents=True)
-        (state / name / f"box-{name}" / "owner").write_text("0123456789ab")
+    sandbox = state / "sandboxes" / "box"
+    sandbox.mkdir(parents=True)
+    (sandbox / "owner").write_text("0123456789ab")
     done = shell.run("gc")
-    assert done.stdout == "removed 2 sandboxes of server 0123456789ab, which died\n", done
-    assert not any((state / name / f"box-{name}").exists() for name in ("sandboxes", "namespaces"))
+    assert done.stdout == "removed 1 sandbox of server 0123456789ab, which died\n", done
+    assert not sandbox.exists()
 
 
 @pytest.mark.anyio
@@ -167,7 +169,7 @@ async def test_a_sandbox_that_cannot_be_removed_is_reported_and_removed_by_the_n
         remove_folder(name, parent, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(resources, "remove_folder", refuse)
+        patch.setattr(sandbox_module, "remove_folder", refuse)
         assert await collect(tmp_path, dry_run=False, abandon=False, as_json=False) == 1
     removed, failed = capsys.readouterr().out.splitlines()
     assert removed == "removed 1 sandbox of server 0123456789ab, which died"
@@ -249,7 +251,7 @@ def test_what_a_stranger_says_is_neither_removed_nor_killed(
         (named / "owner").write_text(dead.name)
         process_id = ProcessId.of(victim.pid)
         assert process_id is not None
-        resources.write_process(named / "leader", process_id)
+        records.write_process(named / "leader", process_id)
         variables = {"DECATHLON_SANDBOX": f"{dead.name}/{named}"}
         with subprocess.Popen(["/bin/sleep", "600"], env=variables) as forger:
             assert "1 sandbox," in shell.run("gc", "--abandon").stdout

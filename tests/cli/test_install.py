@@ -141,12 +141,12 @@ def test_vscode_gets_the_entry_by_its_own_command(desktop: Desktop) -> None:
 
 def test_cursor_gets_an_install_link(desktop: Desktop) -> None:
     desktop.add_program("xdg-open")
-    desktop.install("cursor", "--task", "tune-reactor", "--provider", "local", "--yes")
+    desktop.install("cursor", "--task", "tune-reactor", "--provider", "host", "--yes")
     (call,) = desktop.calls("xdg-open")
     (link,) = call["arguments"]
     assert link.startswith("cursor://anysphere.cursor-deeplink/mcp/install?name=toolathlon&config=")
     assert server_of_link(link)["args"][-7:] == [
-        *("stdio", "--suite", "starter", "--provider", "local", "--task", "tune-reactor")
+        *("stdio", "--suite", "starter", "--provider", "host", "--task", "tune-reactor")
     ]
 
 

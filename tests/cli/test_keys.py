@@ -228,7 +228,7 @@ def test_key_prints_only_the_public_key(shell: Shell, tmp_path: Path) -> None:
 
 @pytest.fixture
 async def served(tmp_path: Path, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path / "served", provider="local") as served:
+    async with serving(tmp_path / "served", provider="host") as served:
         yield served
 
 

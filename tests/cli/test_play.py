@@ -62,7 +62,7 @@ def test_script_that_solves_its_task_exits_with_zero(play: Play) -> None:
         "--suite",
         SUITE,
         "--provider",
-        "local",
+        "host",
         "--state",
         "state",
         "--script",
@@ -80,7 +80,7 @@ def test_script_that_does_not_solve_its_task_exits_with_one(play: Play, tmp_path
     script = tmp_path / "wrong.jsonl"
     script.write_text('{"tool": "probe__fail"}\n{"tool": "probe__bare", "expect": "bare"}\n')
     done = play(
-        "find-answer", "--suite", SUITE, "--provider", "local", "--state", "state", "--script", str(script)
+        "find-answer", "--suite", SUITE, "--provider", "host", "--state", "state", "--script", str(script)
     )
     assert done.status == 1
     verdict = json.loads(done.out)
@@ -94,7 +94,7 @@ def test_unexpected_reply_ends_the_script(play: Play) -> None:
         "--suite",
         SUITE,
         "--provider",
-        "local",
+        "host",
         "--state",
         "state",
         "--script",
@@ -115,7 +115,7 @@ async def test_script_plays_on_a_running_server_with_a_token(tmp_path: Path) -> 
     listed.chmod(0o600)
     sanitize = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     with anyio.fail_after(120):
-        async with serving(tmp_path / "served", provider="local", tokens=Tokens.read(listed)) as served:
+        async with serving(tmp_path / "served", provider="host", tokens=Tokens.read(listed)) as served:
             done = await anyio.run_process(
                 [*COMMAND, "play", "find-answer", "--url", served.url, "--script", "-"],
                 input=RIGHT.encode(),
@@ -147,7 +147,7 @@ def test_the_variable_selects_a_server_unless_a_suite_is_named(
     monkeypatch.setenv("DECATHLON_URL", "http://127.0.0.1:1")
     done = play("find-answer", "--script", "-", given=RIGHT)
     assert "no server answers at http://127.0.0.1:1" in done.err
-    suite = ("--suite", SUITE, "--provider", "local", "--state", "state")
+    suite = ("--suite", SUITE, "--provider", "host", "--state", "state")
     assert play("find-answer", *suite, "--script", "-", given=RIGHT).status == 0
     monkeypatch.setenv("DECATHLON_URL", "nowhere")
     assert "DECATHLON_URL: not the address of a server" in play("find-answer", "--script", "-").err

@@ -43,7 +43,7 @@ class Kept:
     suite: Path
     state: Path
     handles: list[str]
-    provider: str = "local"
+    provider: str = "host"
 
     @property
     def options(self) -> list[str]:
@@ -255,7 +255,7 @@ async def test_a_running_episode_is_refused_by_name_and_skipped_by_all(shell: Sh
     async with serving(
         state,
         suite=(str(suite),),
-        provider="local",
+        provider="host",
         isolation=ISOLATION,
         keep="workspace",
         drain_seconds=0.1,
@@ -359,7 +359,7 @@ def test_an_interrupt_in_the_middle_leaves_no_sandbox(
 def sandboxes(kept: Kept, request: pytest.FixtureRequest) -> list[str]:
     """The sandboxes of the kept attempts' graders."""
     ids = [public_id(handle) for handle in kept.handles]
-    if kept.provider == "local":
+    if kept.provider == "host":
         folder = kept.state / "sandboxes"
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     else:

@@ -28,7 +28,7 @@ UUID = "cat /proc/sys/kernel/random/uuid"
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
     # A store of its own, so that rows are there while episodes play.
-    async with serving(tmp_path_factory.mktemp("state"), provider="local", survives=True) as served:
+    async with serving(tmp_path_factory.mktemp("state"), provider="host", survives=True) as served:
         yield served
 
 
@@ -171,7 +171,7 @@ async def test_without_a_server_it_plays_in_its_own_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = read_settings(
-        {"suite": (SUITE,), "provider": "local", "isolation": "none", "state": tmp_path, "drain_seconds": 5}
+        {"suite": (SUITE,), "provider": "host", "isolation": "none", "state": tmp_path, "drain_seconds": 5}
     )
     options = {name: getattr(settings, name) for name in ("provider", "isolation", "state", "drain_seconds")}
     async with Decathlon.embedded(SUITE, names="raw", **options) as d, d.episode("find-answer") as e:

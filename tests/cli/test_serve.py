@@ -46,7 +46,7 @@ class RunningServer:
 @asynccontextmanager
 async def start_server(shell: Shell, *arguments: str) -> AsyncGenerator[RunningServer]:
     state = shell.folder / "state"
-    options = ["--suite", SUITE, "--provider", "local", "--port", "0", "--state", str(state), *arguments]
+    options = ["--suite", SUITE, "--provider", "host", "--port", "0", "--state", str(state), *arguments]
     async with await anyio.open_process(
         [*COMMAND, "serve", *options], stdin=subprocess.DEVNULL, env=shell.environment, cwd=shell.folder
     ) as process:

@@ -167,7 +167,7 @@ def running(
 ) -> Generator[Running]:
     """Start `serve` by a program that takes its arguments, and kill it at the end."""
     state, ready = shell.folder / "state", shell.folder / "ready"
-    flags = ["--suite", SUITE, "--provider", "local", "--state", str(state), "--ready-file", str(ready)]
+    flags = ["--suite", SUITE, "--provider", "host", "--state", str(state), "--ready-file", str(ready)]
     # Sandboxes that a test leaves to the next server end soon after it.
     flags += ["--survive-seconds", "5", "--log-format", "json"]
     # Without isolation a tool can write into the test's folder.
@@ -337,7 +337,7 @@ def activation_error(shell: Shell, *options: str, sockets: list[socket.socket]) 
     descriptors = [listener.fileno() for listener in sockets]
     command = [sys.executable, "-c", ACTIVATED, ",".join(map(str, descriptors)), *COMMAND, "serve", *options]
     done = subprocess.run(
-        [*command, "--suite", SUITE, "--provider", "local"],
+        [*command, "--suite", SUITE, "--provider", "host"],
         cwd=shell.folder,
         env=shell.environment,
         pass_fds=descriptors,
@@ -366,7 +366,7 @@ def test_a_socket_of_systemd_that_does_not_fit_is_an_error(shell: Shell) -> None
 def test_an_error_at_the_start_is_reported_once(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = shell.run("serve", "--suite", SUITE, "--provider", "local", "--port", port)
+        done = shell.run("serve", "--suite", SUITE, "--provider", "host", "--port", port)
     assert done.returncode == 1
     assert done.stderr.count("Address already in use") == 1
     done = shell.run("serve", "--prot", "1")
@@ -450,7 +450,7 @@ def test_a_second_signal_ends_a_hand_over_at_once(shell: Shell) -> None:
 
 
 def test_a_hand_over_requires_sandboxes_that_survive(shell: Shell) -> None:
-    flags = ("--suite", SUITE, "--provider", "local", "--port", "0")
+    flags = ("--suite", SUITE, "--provider", "host", "--port", "0")
     message = shell.error("serve", *flags, "--hand-over", "--survive-seconds", "0", status=1)
     assert message.startswith("--hand-over requires --survive-seconds")
 

@@ -14,7 +14,7 @@ from tests.probe.serving import SUITE, Served, serving
 
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="local") as served:
+    async with serving(tmp_path_factory.mktemp("state"), provider="host") as served:
         yield served
 
 
@@ -23,7 +23,7 @@ async def d(request: pytest.FixtureRequest, tmp_path: Path, served: Served) -> A
     """A client of the same suite, over HTTP and embedded."""
     if request.param == "embedded":
         settings: dict[str, Any] = {"isolation": "none", "drain_seconds": 5}
-        client = Decathlon.embedded(SUITE, "local", state=tmp_path / "state", **settings)
+        client = Decathlon.embedded(SUITE, "host", state=tmp_path / "state", **settings)
     else:
         client = Decathlon(served.url)
     async with client as d:

@@ -22,7 +22,7 @@ def player(e: Episode) -> None:
 
 try:
     with (
-        Decathlon.embedded(SUITE, "local", state=sys.argv[1], drain_seconds=5) as d,
+        Decathlon.embedded(SUITE, "host", state=sys.argv[1], drain_seconds=5) as d,
         d.batch(["find-answer"] * 10, concurrency=EPISODES, progress=False) as batch,
     ):
         for result in batch.run(player):

@@ -19,7 +19,7 @@ from tests.probe.serving import SUITE
 
 @asynccontextmanager
 async def server_process(state: Path) -> AsyncGenerator[tuple[Process, str]]:
-    words = ["serve", "--suite", SUITE, "--provider", "local", "--port", "0", "--log-format", "json"]
+    words = ["serve", "--suite", SUITE, "--provider", "host", "--port", "0", "--log-format", "json"]
     # The process that is killed is the server itself, and its sandboxes end with it.
     words += ["--no-supervisor", "--survive-seconds", "0"]
     command = [sys.executable, "-m", "decathlon_mcp.cli", *words, "--state", str(state)]

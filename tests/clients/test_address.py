@@ -20,7 +20,7 @@ async def test_variables_are_the_defaults_of_every_client(
     secret, line = new_token("player-one", "player")
     (tmp_path / "tokens").write_text(line)
     tokens = Tokens.read(tmp_path / "tokens")
-    async with serving(tmp_path / "state", provider="local", tokens=tokens) as served:
+    async with serving(tmp_path / "state", provider="host", tokens=tokens) as served:
         monkeypatch.setenv("DECATHLON_URL", served.url)
         monkeypatch.setenv("DECATHLON_TOKEN", secret)
         async with Decathlon() as d, d.episode("find-answer") as e:

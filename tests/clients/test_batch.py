@@ -106,7 +106,7 @@ async def test_episodes_whose_time_is_over_are_results_with_a_reward_of_zero(tmp
 
     results: list[Result[None]] = []
     async with (
-        serving(tmp_path, provider="local") as served,
+        serving(tmp_path, provider="host") as served,
         Decathlon(served.url) as d,
         anyio.create_task_group() as clock,
         d.batch(["find-answer"] * len(ENDINGS), concurrency=8, progress=False, player_seconds=15) as batch,
@@ -176,7 +176,7 @@ async def test_an_error_of_the_task_iterable_is_raised_after_the_drawn_tasks(ser
 async def test_a_full_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "RETRY_SECONDS", (0.05, 0.1))
     async with (
-        serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served,
+        serving(tmp_path, provider="host", max_sandboxes=1, max_queue=0) as served,
         Decathlon(served.url) as d,
         d.batch(["find-answer"] * 3, concurrency=3, progress=False, tries=1) as batch,
     ):
@@ -257,7 +257,7 @@ async def test_a_server_that_stays_away_ends_the_batch_and_no_more_tasks_are_dra
 
 async def test_waiting_for_a_full_server_is_limited_by_patience_seconds(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served,
+        serving(tmp_path, provider="host", max_sandboxes=1, max_queue=0) as served,
         Decathlon(served.url) as d,
         d.episode("find-answer"),
         d.batch(["find-answer"], concurrency=1, progress=False, patience_seconds=0) as batch,

@@ -53,7 +53,7 @@ def _result(task: str, verdict: Any) -> Result[None]:
 
 @pytest.mark.slow
 def test_the_synchronous_client_branches_too(tmp_path: Path) -> None:
-    with sync.Decathlon.embedded(SUITE, "local", state=tmp_path, drain_seconds=5) as d:
+    with sync.Decathlon.embedded(SUITE, "host", state=tmp_path, drain_seconds=5) as d:
         with d.episode("find-answer") as e:
             e.call("probe__write", {"path": "answer.txt", "text": "42"})
             with d.branch(e, at=1) as b:
@@ -63,7 +63,7 @@ def test_the_synchronous_client_branches_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_branch_is_part_of_what_is_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state, file = tmp_path / "state", tmp_path / "verdict.json"
-    with sync.Decathlon.embedded(SUITE, "local", state=state, drain_seconds=5) as d:
+    with sync.Decathlon.embedded(SUITE, "host", state=state, drain_seconds=5) as d:
         with d.episode("find-answer") as e, d.branch(e, at=0) as b:
             verdict = dict(b.evaluate().raw)
     assert verdict["branch"]["at"] == 0

@@ -48,7 +48,7 @@ CANCELLED = {"command": "until [ -s cancelled.txt ]; do sleep 0.02; done; cat ca
 
 @pytest.fixture
 async def served(tmp_path: Path, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path / "state", provider="local") as served:
+    async with serving(tmp_path / "state", provider="host") as served:
         yield served
 
 
@@ -168,7 +168,7 @@ RUDE_LINES = (
 async def test_rude_lines_end_neither_the_bridge_nor_the_stdio_server(
     address: str, shell: Shell, served: Served
 ) -> None:
-    options = ["--url", served.url] if address == "bridge" else ["--suite", SUITE, "--provider", "local"]
+    options = ["--url", served.url] if address == "bridge" else ["--suite", SUITE, "--provider", "host"]
     async with await anyio.open_process(
         [*COMMAND, "stdio", *options], env=shell.environment, cwd=shell.folder, stderr=subprocess.DEVNULL
     ) as process:
@@ -309,7 +309,7 @@ async def test_the_servers_errors_reach_the_client(shell: Shell, tmp_path: Path)
     secret, line = new_token("alice", "player")
     (tmp_path / "tokens").write_text(line)
     tokens = Tokens.read(tmp_path / "tokens")
-    async with serving(tmp_path / "state", tokens=tokens, provider="local") as served:
+    async with serving(tmp_path / "state", tokens=tokens, provider="host") as served:
         with connection_fails("a token is needed"):
             async with bridged(shell, "--url", served.url):
                 pass
@@ -496,7 +496,7 @@ class RestartableServer:
 
     def __init__(self, folder: Path) -> None:
         self._settings = read_settings(
-            {"suite": (SUITE,), "provider": "local", "state": folder / "state", "drain_seconds": 5}
+            {"suite": (SUITE,), "provider": "host", "state": folder / "state", "drain_seconds": 5}
         )
         self._port = 0
         self._stack = anyio.create_task_group()

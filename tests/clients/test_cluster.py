@@ -50,8 +50,8 @@ class Servers:
 async def servers(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Servers]:
     state = tmp_path_factory.mktemp("state")
     async with (
-        serving(state / "first", provider="local") as first,
-        serving(state / "second", provider="local") as second,
+        serving(state / "first", provider="host") as first,
+        serving(state / "second", provider="host") as second,
     ):
         yield Servers(first, second)
 
@@ -200,7 +200,7 @@ async def test_refusals_of_a_node_and_of_the_scheduler_differ(servers: Servers, 
             with pytest.raises(error, match=str(status)):
                 async with d.episode("find-answer"):
                     pass
-    async with serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as small:
+    async with serving(tmp_path, provider="host", max_sandboxes=1, max_queue=0) as small:
         async with clustered(small) as (_, d), d.episode("find-answer"):
             with pytest.raises(AtCapacityError, match="sandbox"):
                 async with d.episode("find-answer"):
@@ -254,7 +254,7 @@ async def test_tokens_are_those_of_the_nodes(tmp_path: Path) -> None:
     secret, line = new_token("trainer", "player")
     (tmp_path / "tokens").write_text(line)
     tokens = Tokens.read(tmp_path / "tokens")
-    async with serving(tmp_path / "state", provider="local", tokens=tokens) as served:
+    async with serving(tmp_path / "state", provider="host", tokens=tokens) as served:
         async with scheduling(served.url) as (_, url), Decathlon(url, secret) as d:
             async with d.episode("find-answer") as e:
                 assert served.find(e.id).spec.owner.token == "trainer"

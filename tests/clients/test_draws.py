@@ -20,7 +20,7 @@ async def d(tmp_path: Path) -> AsyncGenerator[Decathlon]:
     passes = {"find-answer": True, "dense": False}
     results.write_text("\n".join(json.dumps({"task": task, "success": it}) for task, it in passes.items()))
     settings = {"state": tmp_path / "state", "drain_seconds": 5, "results": results}
-    async with Decathlon.embedded(SUITE, "local", task="say-answer", **settings) as d:
+    async with Decathlon.embedded(SUITE, "host", task="say-answer", **settings) as d:
         yield d
 
 

@@ -81,7 +81,7 @@ async def test_an_episode_that_ends_early_is_its_slots_failure(served: Served) -
 
 async def test_an_episode_whose_time_is_over_has_a_reward_of_zero(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path, provider="local", episode_seconds=4) as served,
+        serving(tmp_path, provider="host", episode_seconds=4) as served,
         Decathlon(served.url) as d,
         d.lockstep(["find-answer"]) as eps,
     ):

@@ -153,7 +153,7 @@ def test_the_synchronous_client_passes_on_deep_arguments(tmp_path_factory: pytes
 
     state = tmp_path_factory.mktemp("state")
     with (
-        sync.Decathlon.embedded(SUITE, "local", state=state, drain_seconds=5) as d,
+        sync.Decathlon.embedded(SUITE, "host", state=state, drain_seconds=5) as d,
         d.lockstep(["find-answer"]) as eps,
     ):
         (slot,) = eps

@@ -83,7 +83,7 @@ from tests.probe.serving import SUITE
 async def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
     try:
-        async with Decathlon.embedded(SUITE, "local", state=sys.argv[1]):
+        async with Decathlon.embedded(SUITE, "host", state=sys.argv[1]):
             pass
     except ClientError as error:
         print(error)

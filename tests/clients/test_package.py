@@ -97,7 +97,7 @@ def test_embedding_without_the_server_names_the_missing_extra() -> None:
 class TestEmbedded:
     async def test_the_default_task_is_played_without_arguments(self, tmp_path: Path) -> None:
         async with (
-            Decathlon.embedded(SUITE, "local", "find-answer", state=tmp_path) as d,
+            Decathlon.embedded(SUITE, "host", "find-answer", state=tmp_path) as d,
             d.episode() as e,
         ):
             assert e.task == "find-answer"
@@ -116,11 +116,11 @@ class TestEmbedded:
             await client.__aenter__()
 
     async def test_several_suites_can_be_served(self, tmp_path: Path) -> None:
-        async with Decathlon.embedded([SUITE, "starter"], "local", state=tmp_path) as d:
+        async with Decathlon.embedded([SUITE, "starter"], "host", state=tmp_path) as d:
             assert {task.suite for task in await d.tasks(prompts=False)} == {"probe", "starter"}
 
     async def test_methods_require_an_entered_client(self, tmp_path: Path) -> None:
-        d = Decathlon.embedded(SUITE, "local", state=tmp_path)
+        d = Decathlon.embedded(SUITE, "host", state=tmp_path)
         with pytest.raises(RuntimeError, match="async with"):
             await d.tasks()
 

@@ -274,7 +274,7 @@ async def test_a_seed_always_draws_the_same_task(d: Decathlon, served: Served) -
 
 
 async def test_loss_that_the_server_confirms_is_a_loss(tmp_path: Path) -> None:
-    async with serving(tmp_path, provider="local") as server:
+    async with serving(tmp_path, provider="host") as server:
         async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
             server.find(episode.id).close()
             await server.find(episode.id).state.reach(Phase.ENDED)
@@ -289,7 +289,7 @@ def test_an_embedded_server_gives_long_replies_in_a_program_that_asyncio_runs(tm
 
     async def play() -> str:
         async with (
-            Decathlon.embedded(SUITE, "local", state=tmp_path / "state", isolation="none") as d,
+            Decathlon.embedded(SUITE, "host", state=tmp_path / "state", isolation="none") as d,
             d.episode("find-answer") as e,
         ):
             await e.call("probe__write", {"path": "long.txt", "text": text})

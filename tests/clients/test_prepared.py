@@ -27,7 +27,9 @@ async def verdicts_of(slots: Lockstep) -> AsyncGenerator[Verdict]:
 
 async def test_a_group_is_set_up_once(tmp_path: Path, runsc: str, unpacked_image: str) -> None:
     settings: dict[str, Any] = {"image": unpacked_image, "state": tmp_path, "drain_seconds": 5}
-    async with Decathlon.embedded(SUITE, "gvisor", prepared=True, keep="workspace", **settings) as d:
+    async with Decathlon.embedded(
+        SUITE, "host", kernel="gvisor", prepared=True, keep="workspace", **settings
+    ) as d:
         async with d.lockstep(["made-answer"] * 4, launch_time=WHEN) as slots:
             assert [slot.failure for slot in slots] == [None] * 4
             started = {(await slot.episode.call("probe__shell", START_OF_SERVER)).text for slot in slots}
@@ -57,9 +59,9 @@ async def test_copies_outlive_their_server_and_states_do_not(
     tmp_path: Path, runsc: str, unpacked_image: str
 ) -> None:
     state = tmp_path / "state"
-    options = ("--prepared", "--image", unpacked_image)
+    options = ("--prepared", "--kernel", "gvisor", "--image", unpacked_image)
     async with (
-        supervised_server(state, *options, provider="gvisor") as server,
+        supervised_server(state, *options) as server,
         Decathlon(server.url) as d,
         d.lockstep(["find-answer"] * 2, launch_time=WHEN) as slots,
     ):

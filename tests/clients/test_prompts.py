@@ -23,7 +23,7 @@ USES_ABSOLUTE_PATHS = "find-rate-regression"
 
 
 async def test_prompts_of_catalogue_and_group_are_equal_and_name_the_tools_folder(tmp_path: Path) -> None:
-    async with Decathlon.embedded(SHELL_SUITE, "local", state=tmp_path, isolation="namespaces") as d:
+    async with Decathlon.embedded(SHELL_SUITE, "host", state=tmp_path, isolation="namespaces") as d:
         (task,) = await d.tasks(search="sum-prices")
         assert not task.prompt_is_provisional
         when = task.launch_time
@@ -38,7 +38,7 @@ async def test_prompts_of_catalogue_and_group_are_equal_and_name_the_tools_folde
 async def test_a_rollout_of_trl_that_follows_its_prompt_gets_the_full_reward(
     tmp_path: Path, isolation: str
 ) -> None:
-    settings: dict[str, Any] = {"provider": "local", "isolation": isolation, "servers": "lazy"}
+    settings: dict[str, Any] = {"provider": "host", "isolation": isolation, "servers": "lazy"}
     async with serving(tmp_path, suite=("starter",), **settings) as served:
         messages, reward = await anyio.to_thread.run_sync(trl_rollout, served.url, USES_ABSOLUTE_PATHS)
     assert reward == 1.0
@@ -47,7 +47,7 @@ async def test_a_rollout_of_trl_that_follows_its_prompt_gets_the_full_reward(
 
 
 async def test_without_namespaces_the_catalogues_prompt_is_provisional(tmp_path: Path) -> None:
-    async with Decathlon.embedded("starter", "local", state=tmp_path, isolation="none") as d:
+    async with Decathlon.embedded("starter", "host", state=tmp_path, isolation="none") as d:
         (task,) = await d.tasks(search=USES_ABSOLUTE_PATHS)
         assert task.prompt_is_provisional
         async with d.episode(task, launch_time=task.launch_time) as episode:
@@ -57,7 +57,7 @@ async def test_without_namespaces_the_catalogues_prompt_is_provisional(tmp_path:
 
 
 async def test_names_of_tools_in_the_catalogues_prompt_are_those_of_the_server(tmp_path: Path) -> None:
-    async with Decathlon.embedded("starter", "local", state=tmp_path, names="toolathlon") as d:
+    async with Decathlon.embedded("starter", "host", state=tmp_path, names="toolathlon") as d:
         (task,) = await d.tasks(search=USES_ABSOLUTE_PATHS)
         assert "`local-claim_done`" in (task.prompt or "")
 

@@ -112,7 +112,7 @@ async def test_what_was_dropped_is_played_when_the_batch_is_resumed(served: Serv
 async def test_the_tools_of_a_task_are_those_of_its_episodes_and_are_opened_once(
     tmp_path: Path,
 ) -> None:
-    async with serving(tmp_path, provider="local") as served, Decathlon(served.url) as d:
+    async with serving(tmp_path, provider="host") as served, Decathlon(served.url) as d:
         first = await d.tools("find-answer")
         assert await d.tools("say-answer") is first  # its servers are the same
         async with Decathlon(served.url) as other:

@@ -100,8 +100,8 @@ async def test_without_resending_a_call_on_a_cut_connection_fails_and_the_next_o
 
 async def test_a_forgotten_session_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path / "first", provider="local") as first,
-        serving(tmp_path / "second", provider="local") as second,
+        serving(tmp_path / "first", provider="host") as first,
+        serving(tmp_path / "second", provider="host") as second,
         relayed(first) as (relay, url),
         Decathlon(url) as d,
     ):
@@ -171,7 +171,7 @@ async def test_a_claimed_attempt_is_graded_after_its_client_leaves(served: Serve
 
 async def test_a_full_server_tells_when_to_retry(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served,
+        serving(tmp_path, provider="host", max_sandboxes=1, max_queue=0) as served,
         Decathlon(served.url) as d,
         d.episode("find-answer"),
     ):
@@ -193,7 +193,7 @@ async def test_an_episode_waits_for_a_full_server_as_long_as_its_patience_lasts(
             await refused.wait()
 
     async with (
-        serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served,
+        serving(tmp_path, provider="host", max_sandboxes=1, max_queue=0) as served,
         Decathlon(served.url) as d,
         anyio.create_task_group() as tasks,
     ):
@@ -224,7 +224,7 @@ async def test_a_server_with_tokens_requires_one(tmp_path: Path) -> None:
     secret, line = new_token("player-one", "player")
     (tmp_path / "tokens").write_text(line)
     tokens = Tokens.read(tmp_path / "tokens")
-    async with serving(tmp_path / "state", provider="local", tokens=tokens) as served:
+    async with serving(tmp_path / "state", provider="host", tokens=tokens) as served:
         for wrong, problem in ((None, "a token is needed"), ("guessed", "this server has no such token")):
             with pytest.raises(AccessDeniedError, match=problem):
                 async with Decathlon(served.url, token=wrong):
@@ -235,7 +235,7 @@ async def test_a_server_with_tokens_requires_one(tmp_path: Path) -> None:
 
 async def test_a_reward_hidden_from_the_model_reaches_the_client(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path, provider="local", reward="meta") as served,
+        serving(tmp_path, provider="host", reward="meta") as served,
         Decathlon(served.url) as d,
         d.episode("find-answer") as e,
     ):
@@ -247,7 +247,7 @@ async def test_a_reward_hidden_from_the_model_reaches_the_client(tmp_path: Path)
 )
 async def test_claim_done_works_with_toolathlons_tool_names(tmp_path: Path, names: str, claim: str) -> None:
     async with (
-        serving(tmp_path, provider="local", names=names) as served,
+        serving(tmp_path, provider="host", names=names) as served,
         Decathlon(served.url) as d,
         d.episode("say-answer") as e,
     ):

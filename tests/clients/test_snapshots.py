@@ -25,7 +25,7 @@ IDS = {"operation", "session", "event_id"}
 async def d(tmp_path: Path, runsc: str, unpacked_image: str) -> AsyncGenerator[Decathlon]:
     settings: dict[str, Any] = {"image": unpacked_image, "state": tmp_path, "drain_seconds": 5}
     settings["keep"] = "workspace"
-    async with Decathlon.embedded(SUITE, "gvisor", snapshots_kept=2, **settings) as d:
+    async with Decathlon.embedded(SUITE, "host", kernel="gvisor", snapshots_kept=2, **settings) as d:
         yield d
 
 
@@ -155,8 +155,8 @@ async def test_a_state_is_saved_between_calls_and_within_bounds(d: Decathlon, tm
 
 async def test_where_states_cannot_be_saved_that_is_said(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"isolation": "none", "state": tmp_path, "drain_seconds": 5}
-    async with Decathlon.embedded(SUITE, "local", **settings) as d:
-        with pytest.raises(NotRunnableError, match="provider local cannot be saved; use --provider gvisor"):
+    async with Decathlon.embedded(SUITE, "host", **settings) as d:
+        with pytest.raises(NotRunnableError, match=r"provider host cannot be saved; use .* --kernel gvisor"):
             async with d.episode("find-answer", snapshots=1):
                 pass
         async with d.episode("find-answer") as e:

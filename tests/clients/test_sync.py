@@ -26,7 +26,7 @@ AT_MOST_SECONDS = 25.0
 @pytest.fixture(scope="module")
 def d(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decathlon]:
     state = tmp_path_factory.mktemp("state")
-    with Decathlon.embedded(SUITE, "local", state=state, drain_seconds=5) as d:
+    with Decathlon.embedded(SUITE, "host", state=state, drain_seconds=5) as d:
         yield d
 
 
@@ -127,7 +127,7 @@ def test_a_client_that_is_not_open_says_so() -> None:
 
 
 def test_a_client_that_is_closed_says_so(tmp_path: Path) -> None:
-    with Decathlon.embedded(SUITE, "local", state=tmp_path, drain_seconds=5) as d:
+    with Decathlon.embedded(SUITE, "host", state=tmp_path, drain_seconds=5) as d:
         with pytest.raises(RuntimeError, match="open already"):
             d.__enter__()
         with d.episode("find-answer") as e:
@@ -145,7 +145,7 @@ import os, sys
 from decathlon_client.sync import Decathlon
 from tests.probe.serving import SUITE
 
-embedded = Decathlon.embedded(SUITE, "local", state=sys.argv[1], drain_seconds=5)
+embedded = Decathlon.embedded(SUITE, "host", state=sys.argv[1], drain_seconds=5)
 with embedded as d, d.episode("find-answer") as e:
     child = os.fork()
     if not child:

@@ -26,7 +26,7 @@ COMMAND = (sys.executable, "-m", "decathlon_client.testing")
 @pytest.fixture
 async def starter(tmp_path: Path) -> AsyncGenerator[Served]:
     state = tmp_path / "state"
-    async with serving(state, suite=("starter",), provider="local", isolation="auto") as served:
+    async with serving(state, suite=("starter",), provider="host", isolation="auto") as served:
         yield served
 
 

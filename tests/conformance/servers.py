@@ -90,7 +90,7 @@ def fixture_command() -> Sequence[str]:
 def decathlon_command(state: Path) -> Sequence[str]:
     """Command that serves the suite whose task has the fixture as its server."""
     program = Path(sys.executable).parent / "decathlon-mcp"
-    options = ("--suite", str(SUITE), "--provider", "local", "--names", "raw", "--port", "0")
+    options = ("--suite", str(SUITE), "--provider", "host", "--names", "raw", "--port", "0")
     return (str(program), "serve", *options, "--state", str(state), "--idle-seconds", str(IDLE_SECONDS))
 
 

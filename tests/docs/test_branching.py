@@ -18,7 +18,12 @@ async def test_search_finds_the_continuation_that_passes(
     tmp_path: Path, runsc: str, unpacked_image: str
 ) -> None:
     async with serving(
-        tmp_path / "state", suite=("starter",), provider="gvisor", image=unpacked_image, isolation="auto"
+        tmp_path / "state",
+        suite=("starter",),
+        provider="host",
+        kernel="gvisor",
+        image=unpacked_image,
+        isolation="auto",
     ) as served:
         program = block("docs/branching.md", "A search", "python")
         output = await run(program, [sys.executable], url=served.url, folder=tmp_path)

@@ -19,7 +19,7 @@ from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, Survi
 from decathlon_mcp.driver_client.replies import Reply
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.types import JsonObject
 from tests.fakes.calls import call_server
 
@@ -64,7 +64,7 @@ async def call(
 async def first(arguments: dict[str, Any], log: Log) -> None:
     """Open the sandbox, start its server, call `arguments["tool"]`, and wait to be killed."""
     survival = Survival(arguments.get("survive_seconds", SURVIVE_SECONDS), 1)
-    provider = LocalProvider(arguments["owner"], Path(arguments["folder"]))
+    provider = HostProvider(arguments["owner"], Path(arguments["folder"]), isolation="none")
     async with provider, provider.open(spec_of(arguments["name"])) as sandbox:
         async with connect(sandbox, survival=survival) as driver:
             await driver.define([arguments["server"]])
@@ -77,7 +77,7 @@ async def first(arguments: dict[str, Any], log: Log) -> None:
 async def second(arguments: dict[str, Any], log: Log) -> None:
     """Take the sandbox back and send the call again."""
     survival = Survival(SURVIVE_SECONDS, arguments["generation"])
-    provider = LocalProvider(arguments["owner"] + "-next", Path(arguments["folder"]))
+    provider = HostProvider(arguments["owner"] + "-next", Path(arguments["folder"]), isolation="none")
     unanswered = arguments["unanswered"]
     async with provider, provider.take_back(arguments["owner"], spec_of(arguments["name"])) as sandbox:
         async with connect(sandbox, survival=survival, taken_back=True, unanswered=unanswered) as driver:

@@ -21,7 +21,7 @@ from anyio.abc import Process
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client.driver import Survival, boot_message, connect
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.driver.peer import (
     BOUND_SECONDS,
     FIRST_ID,
@@ -202,7 +202,7 @@ class Lives:
 async def lives(tmp_path: Path) -> AsyncGenerator[Lives]:
     lives = Lives(tmp_path)
     yield lives
-    async with LocalProvider("tests-survival-end", lives.folder) as provider:
+    async with HostProvider("tests-survival-end", lives.folder, isolation="none") as provider:
         await provider.sweep(lives.owner)
     assert processes_with(lives.token) == []
 
@@ -278,7 +278,10 @@ async def test_new_server_resets_tunnels_and_keeps_forwarded_ports(tmp_path: Pat
 
         async with await anyio.create_tcp_listener(local_host="127.0.0.1") as unused:
             port = unused.extra(anyio.abc.SocketAttribute.local_port)
-        async with LocalProvider(owner, tmp_path) as provider, provider.open(spec_of("tunnels")) as sandbox:
+        async with (
+            HostProvider(owner, tmp_path, isolation="none") as provider,
+            provider.open(spec_of("tunnels")) as sandbox,
+        ):
             async with connect(sandbox, survival=Survival(60, 1)) as client:
                 await client.forward({port: dial})
                 old = await anyio.connect_tcp("127.0.0.1", port)

@@ -19,7 +19,7 @@ from decathlon_sandbox import wire
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.driver.peer import DriverPeer, WireError
 from tests.ports import free_port
 
@@ -40,7 +40,7 @@ def unique_owner() -> str:
 async def driver(tmp_path: Path) -> AsyncGenerator[DriverClient]:
     spec = SandboxSpec("forwards", BOOT_COMMAND, PurePosixPath("/episode"))
     async with (
-        LocalProvider(unique_owner(), tmp_path) as provider,
+        HostProvider(unique_owner(), tmp_path, isolation="none") as provider,
         provider.open(spec) as sandbox,
         connect(sandbox) as driver,
     ):
@@ -181,7 +181,10 @@ async def test_dialling_a_closed_port_is_an_error(driver: DriverClient) -> None:
 
 async def test_connections_break_when_the_driver_is_killed(tmp_path: Path) -> None:
     spec = SandboxSpec("lost", BOOT_COMMAND, PurePosixPath("/episode"))
-    async with service(upper_case_service) as port, LocalProvider(unique_owner(), tmp_path) as provider:
+    async with (
+        service(upper_case_service) as port,
+        HostProvider(unique_owner(), tmp_path, isolation="none") as provider,
+    ):
         async with provider.open(spec) as sandbox, connect(sandbox) as driver:
             async with await driver.dial(port) as stream:
                 pid = (await driver.run(["sh", "-c", "echo $PPID"], cwd="/", timeout_seconds=10)).stdout

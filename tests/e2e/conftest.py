@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(scope="module", params=["host", pytest.param("docker", marks=pytest.mark.docker)])
 def provider(request: pytest.FixtureRequest) -> str:
     if request.param == "docker":
         request.getfixturevalue("test_image")

@@ -52,7 +52,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return suite
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(scope="module", params=["host", pytest.param("docker", marks=pytest.mark.docker)])
 async def served(
     request: pytest.FixtureRequest,
     suite: Path,

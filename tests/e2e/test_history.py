@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_played_episode_is_in_its_run_with_its_calls(tmp_path: Path) -> None:
-    async with serving(tmp_path, provider="local") as served, connected(served.lobby, "handshake") as lobby:
+    async with serving(tmp_path, provider="host") as served, connected(served.lobby, "handshake") as lobby:
         arguments = {"task": "find-answer", "labels": {"run": "r", "step": "3"}}
         started: Any = await lobby.call_tool("start_episode", arguments)
         handle = started.structured_content["episode"]
@@ -61,7 +61,7 @@ async def test_an_episode_over_stdio_is_in_the_history_once_it_has_ended(tmp_pat
     parameters = StdioServerParameters(
         command=sys.executable,
         args=[
-            *("-m", "decathlon_mcp.cli", "stdio", "--suite", str(SUITE), "--provider", "local"),
+            *("-m", "decathlon_mcp.cli", "stdio", "--suite", str(SUITE), "--provider", "host"),
             *("--state", str(tmp_path), "--task", "find-answer", "--label", "run=by-hand"),
         ],
         env=dict(os.environ),

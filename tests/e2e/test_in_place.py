@@ -114,7 +114,7 @@ async def test_spared_processes_survive_until_the_evaluation_and_no_others(
     assert verdict["reward"] == 3.0
     assert verdict["grader_network"] == verdict["agent_network"] == "none"
     assert verdict["evaluator_digest"].startswith("sha256:")
-    assert (verdict["image_digest"] is None) is (provider == "local")
+    assert (verdict["image_digest"] is None) is (provider == "host")
     await served.find(player.episode_id).state.reach(Phase.ENDED)
     assert not [line for line in processes_marked(served.state) if "forward" in line]
 

@@ -56,7 +56,7 @@ async def test_prompt_workspace_preprocess_and_evaluation_are_in_chinese(
     bilingual_suite: Path, tmp_path: Path
 ) -> None:
     async with serving(
-        tmp_path / "state", suite=(str(bilingual_suite),), provider="local", language="cn"
+        tmp_path / "state", suite=(str(bilingual_suite),), provider="host", language="cn"
     ) as served:
         async with playing(served, "find-answer", "task") as player:
             assert (player.client.instructions or "").endswith("写下答案。")

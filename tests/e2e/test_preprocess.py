@@ -63,7 +63,7 @@ async def served(
     shutil.copytree(SUITE, suite)
     service = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     Thread(target=service.serve_forever, daemon=True).start()
-    port = service.server_address[1] if provider == "local" else 10003
+    port = service.server_address[1] if provider == "host" else 10003
     for name, program in {"files": FILES.replace("SHOP", str(port)), "fifo": FIFO}.items():
         task = suite / "tasks" / "probe" / name
         shutil.copytree(suite / "tasks" / "probe" / "find-answer", task)

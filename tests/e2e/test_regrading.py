@@ -232,7 +232,7 @@ async def test_a_task_that_cannot_be_found_or_repeated_is_an_error(checkout: Che
     assert (await error()).message == "the suite probe has no task 'find-answer' any more"
     shutil.move(checkout.suite / "find-answer", folder)
     if checkout.provider == "docker":
-        assert "it was played in a container" in (await error(provider="local")).message
+        assert "it was played in a container" in (await error(provider="host")).message
     assert (await checkout.regrade(verdict)).after.status == "scored"
 
 

@@ -98,7 +98,7 @@ async def served(
     """A server with tasks that use the shop, a service that is down, and a service in its own sandbox."""
     suite = tmp_path_factory.mktemp("suites") / "suite"
     shutil.copytree(SUITE, suite)
-    port = shop if provider == "local" else 10003
+    port = shop if provider == "host" else 10003
     preprocess = PREPROCESS.format(get=GET, port=str(port))
     add_task(
         suite,
@@ -120,7 +120,7 @@ async def served(
             "private": {
                 "ports": [7000],
                 # Where there is an engine, the image is found.
-                "available": provider == "local",
+                "available": provider == "host",
                 "image": "decathlon-test:latest",
                 "start": ["python3", "-c", COUNTER],
                 "files": {"greeting": "keys/one"},
@@ -149,7 +149,7 @@ async def get(player: Player, port: int, path: str) -> str:
 async def test_a_sandbox_without_a_network_reaches_a_service_on_the_hosts_loopback_interface(
     served: Served, provider: str, shop: int
 ) -> None:
-    port = shop if provider == "local" else 10003
+    port = shop if provider == "host" else 10003
     async with playing(served, "shopping", "task") as player:
         assert "pear" in await player.text("probe__read", path="response"), "preprocess can reach it"
         assert "apple" in await get(player, port, "order/apple")
@@ -160,7 +160,7 @@ async def test_a_sandbox_without_a_network_reaches_a_service_on_the_hosts_loopba
 
 
 async def test_no_other_port_of_the_host_can_be_reached(served: Served, provider: str, shop: int) -> None:
-    if provider == "local":
+    if provider == "host":
         return
     async with playing(served, "shopping", "task") as player:
         for port in (shop, int(served.url.rpartition(":")[2]), 22):
@@ -197,7 +197,7 @@ async def test_a_missing_service_fails_the_set_up_and_is_named(
 async def test_a_private_service_is_new_for_each_episode_and_outlives_the_agents_sandbox(
     served: Served, provider: str
 ) -> None:
-    if provider == "local":
+    if provider == "host":
         started = await start(served, "counting", wait=False)
         async with connected(served.lobby) as lobby:
             with pytest.raises(MCPError, match="the service counter needs a container"):

@@ -28,7 +28,7 @@ LAUNCH_TIME = "2026-03-01T12:00:00+00:00"
 
 @pytest.fixture
 async def served(tmp_path: Path, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path / "state", provider="local") as served:
+    async with serving(tmp_path / "state", provider="host") as served:
         yield served
 
 
@@ -49,7 +49,7 @@ async def test_the_first_line_has_what_is_fixed_at_the_start_and_no_secret(serve
         "labels": labels,
     }
     assert (head["launch_time"], head["language"], head["names"]) == (LAUNCH_TIME, "en", "decathlon")
-    assert (head["policy"], head["provider"], head["isolation"]) == ("visible", "local", "none")
+    assert (head["policy"], head["provider"], head["isolation"]) == ("visible", "host", "none")
     assert (head["limits"]["max_calls"], head["release"]) == (9, __version__)
     (ready,) = [line for line in others if line["event"] == "ready"]
     prompt = served.find(started["episode"]).prompt
@@ -62,7 +62,7 @@ async def test_the_first_line_has_what_is_fixed_at_the_start_and_no_secret(serve
 async def test_what_a_plug_in_keeps_of_an_episode_is_in_its_row_and_its_fact_in_the_verdict(
     tmp_path: Path, anyio_backend: object
 ) -> None:
-    async with serving(tmp_path / "state", provider="local", survives=True) as served:
+    async with serving(tmp_path / "state", provider="host", survives=True) as served:
         async with playing(served, "find-answer", "task") as player:
             await player.call("probe__read", path="notes.txt")
             episode, store = served.find(player.episode_id), served.episodes.store

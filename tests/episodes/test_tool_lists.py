@@ -21,7 +21,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools, shared_router
 from decathlon_mcp.errors import EpisodeClaimedError, SandboxLostError, SetUpError
-from decathlon_mcp.sandboxes.local import LocalEnvironment
+from decathlon_mcp.sandboxes.host.host_files import ProgramsIdentity
 from tests.episodes.environment import (
     TOOLS,
     echo,
@@ -345,7 +345,7 @@ async def test_local_environment_changes_when_a_package_is_installed(
     (programs / "python3").symlink_to(python)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setenv("PYTHONPATH", str(packages))
-    environment = LocalEnvironment()
+    environment = ProgramsIdentity()
     before = await environment.identity()
     assert before is not None
     assert await environment.identity() == before

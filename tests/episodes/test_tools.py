@@ -23,7 +23,7 @@ from decathlon_mcp.episodes.tools.offered import ORIGINAL_KEY, OfferedTools, Too
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject, Names
 from tests.episodes.environment import echo, running_registry
@@ -221,7 +221,7 @@ async def scripted_local_server(folder: Path, behaviour: str, **options: Any) ->
         "request_seconds": 20,
     }
     spec = SandboxSpec("local-tools", BOOT_COMMAND, ROOT)
-    async with LocalProvider(f"test-{secrets.token_hex(4)}", folder) as provider:
+    async with HostProvider(f"test-{secrets.token_hex(4)}", folder, isolation="none") as provider:
         async with provider.open(spec) as sandbox, connect(sandbox) as driver:
             await driver.define([server])
             yield tool_session(driver, **options)

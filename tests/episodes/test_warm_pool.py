@@ -27,7 +27,7 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.plugins.pool import pool as warm_pool
 from decathlon_mcp.plugins.pool.pool import SandboxPool
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.storage.store import Store
@@ -425,7 +425,9 @@ async def test_local_sandboxes_are_not_opened_ahead(tmp_path: Path) -> None:
     admission = Admission(max_sandboxes=4, max_opening=4, max_queue=4)
     pool = SandboxPool(4, admission)
     async with AsyncExitStack() as stack:
-        provider = await stack.enter_async_context(LocalProvider("owner", tmp_path / "sandboxes"))
+        provider = await stack.enter_async_context(
+            HostProvider("owner", tmp_path / "sandboxes", isolation="none")
+        )
         await stack.enter_async_context(pool.running())
         factory = create_sandbox_factory(suite, provider, common, read_settings({}))
         factory = replace(factory, sources=SandboxSources([pool]))

@@ -22,7 +22,7 @@ PROCESSES = ("preprocess", "server", "server's child", "evaluator")
 SHELLS = ("preprocess", "evaluator")
 """Upstream starts them by a shell."""
 CONTAINERS = ("docker",)
-IMAGES = ("bubblewrap", "gvisor")
+IMAGES = ("image", "gvisor")
 MACHINE = ("namespaces", "none")
 """Whose files and variables are the machine's."""
 ISOLATED = (*CONTAINERS, *IMAGES, "namespaces")
@@ -119,19 +119,19 @@ async def states_of(tmp_path: Path, provider: str, **settings: Any) -> States:
         return states | {"evaluator": json.loads(zlib.decompress(base64.b64decode(output)))}
 
 
-@pytest.mark.parametrize("provider", ["docker", "bubblewrap", "gvisor", "namespaces", "none"])
+@pytest.mark.parametrize("provider", ["docker", "image", "gvisor", "namespaces", "none"])
 async def test_processes_inherit_what_they_inherit_upstream(
     provider: str, tmp_path: Path, upstream: States, request: pytest.FixtureRequest
 ) -> None:
     settings: dict[str, Any] = {}
     if provider == "gvisor":
         request.getfixturevalue("runsc")
-    if provider in ("bubblewrap", "gvisor"):
+        settings["kernel"] = "gvisor"
+    if provider in IMAGES:
         settings["image"] = request.getfixturevalue("unpacked_image")
-    local = provider in ("namespaces", "none")
-    if local:
+    elif provider != "docker":
         settings["isolation"] = provider
-    found = await states_of(tmp_path, "local" if local else provider, **settings)
+    found = await states_of(tmp_path, "docker" if provider == "docker" else "host", **settings)
     assert found.keys() == upstream.keys()
     unexplained = [
         f"{process}: {name}: {upstream[process].get(name)!r} upstream, {found[process].get(name)!r} here"

@@ -24,7 +24,7 @@ async def test_repository_caches_and_names_that_are_not_utf8_reach_agent_and_gra
         file.write_text("here")
     state = tmp_path / "state"
     async with (
-        Decathlon.embedded(tmp_path / "suite", "local", state=state, isolation="namespaces") as d,
+        Decathlon.embedded(tmp_path / "suite", "host", state=state, isolation="namespaces") as d,
         d.episode("sum-prices") as episode,
     ):
         listing = await episode.call(

@@ -385,7 +385,7 @@ async def fuzz(minutes: float, seed: int, failures: Path) -> int:
     executions = failed = 0
     with tempfile.TemporaryDirectory() as state:
         async with serving(
-            Path(state), provider="local", limits=LIMITS, max_sandboxes=2, idle_seconds=5
+            Path(state), provider="host", limits=LIMITS, max_sandboxes=2, idle_seconds=5
         ) as served:
             host, _, port_text = served.url.removeprefix("http://").rpartition(":")
             port = int(port_text)

@@ -9,7 +9,7 @@ from secrets import token_hex
 import pytest
 
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.grading.support import SandboxGrader
 
 
@@ -18,7 +18,7 @@ async def grader(tmp_path: Path) -> AsyncGenerator[SandboxGrader]:
     """Grades in sandboxes of the local provider."""
     folder = tmp_path / "grading"
     folder.mkdir()
-    async with LocalProvider("tests-rewards", folder / "sandboxes") as provider:
+    async with HostProvider("tests-rewards", folder / "sandboxes", isolation="none") as provider:
         yield SandboxGrader(folder, provider)
 
 

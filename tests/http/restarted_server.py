@@ -15,7 +15,7 @@ from tests.probe.serving import SUITE
 
 
 async def main(descriptor: int, state: str) -> None:
-    settings = read_settings({"suite": (SUITE,), "provider": "local", "state": state})
+    settings = read_settings({"suite": (SUITE,), "provider": "host", "state": state})
     async with bootstrap(settings, serves=True) as registry:
         listener = socket.socket(fileno=descriptor)
         await serve_http(http_app(registry), listener, drain=registry.drain, on_ready=lambda: None)

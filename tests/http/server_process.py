@@ -77,7 +77,7 @@ def server_process(folder: Path, *arguments: str, launcher: Sequence[str] = ()) 
     """Start a server and kill it at the end. `launcher`: a command line that executes the rest of it."""
     ready = folder / "ready"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DECATHLON_")}
-    options = ["--suite", SUITE, "--provider", "local", "--port", "0", "--state", str(folder / "state")]
+    options = ["--suite", SUITE, "--provider", "host", "--port", "0", "--state", str(folder / "state")]
     # This process is measured and killed, and its sandboxes end with it.
     options += ["--no-supervisor", "--survive-seconds", "0"]
     with (

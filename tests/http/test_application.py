@@ -33,7 +33,7 @@ PAGE = "http://localhost:6274"
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
     state = tmp_path_factory.mktemp("state")
-    async with serving(state, provider="local", origins=(PAGE,)) as served:
+    async with serving(state, provider="host", origins=(PAGE,)) as served:
         yield served
 
 
@@ -320,7 +320,7 @@ async def test_a_tool_call_without_an_id_is_a_notification_and_is_not_carried_ou
 
 
 async def test_a_full_server_refuses_with_a_retry_time(tmp_path: Path) -> None:
-    async with serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served:
+    async with serving(tmp_path, provider="host", max_sandboxes=1, max_queue=0) as served:
         async with playing(served, "find-answer", "task"), httpx2.AsyncClient(headers=ACCEPT) as http:
             response = await http.post(served.task("find-answer"), json=INITIALIZE)
             assert (response.status_code, response.json()["id"]) == (200, 1)
@@ -333,7 +333,7 @@ async def test_a_full_server_refuses_with_a_retry_time(tmp_path: Path) -> None:
 
 
 async def test_concurrent_sessions_beyond_capacity_are_discarded(tmp_path: Path) -> None:
-    async with serving(tmp_path, provider="local", max_sandboxes=1, max_queue=0) as served:
+    async with serving(tmp_path, provider="host", max_sandboxes=1, max_queue=0) as served:
         url = served.task("find-answer")
         responses: list[httpx2.Response] = []
         async with httpx2.AsyncClient(headers=ACCEPT, timeout=60) as http:
@@ -355,7 +355,7 @@ async def test_concurrent_sessions_beyond_capacity_are_discarded(tmp_path: Path)
 
 
 async def test_an_idle_episode_ends(tmp_path: Path) -> None:
-    async with serving(tmp_path, provider="local", idle_seconds=1) as served:
+    async with serving(tmp_path, provider="host", idle_seconds=1) as served:
         started = await start(served, "find-answer")
         await wait_until_ended(served, started["episode"])
         async with connected(served.lobby) as lobby:
@@ -370,7 +370,7 @@ async def test_an_idle_episode_ends(tmp_path: Path) -> None:
 
 
 async def test_a_claimed_episode_is_graded_after_its_client_disappears(tmp_path: Path) -> None:
-    async with serving(tmp_path, provider="local", idle_seconds=1) as served:
+    async with serving(tmp_path, provider="host", idle_seconds=1) as served:
         async with playing(served, "find-answer", "task") as player:
             await player.call("probe__write", path="answer.txt", text="42")
             await player.call("claim_done")
@@ -390,7 +390,7 @@ async def test_evaluate_without_a_call_names_the_likely_cause(served: Served) ->
 
 
 async def test_calls_past_the_limit_close_the_attempt(tmp_path: Path) -> None:
-    async with serving(tmp_path, provider="local", max_calls=2) as served:
+    async with serving(tmp_path, provider="host", max_calls=2) as served:
         async with playing(served, "find-answer", "task") as player:
             await player.call("probe__write", path="answer.txt", text="42")
             await player.call("probe__echo", text="")
@@ -403,7 +403,7 @@ async def test_calls_past_the_limit_close_the_attempt(tmp_path: Path) -> None:
 
 
 async def test_with_policy_meta_the_reward_is_only_in_meta(tmp_path: Path) -> None:
-    async with serving(tmp_path, provider="local", reward="meta") as served:
+    async with serving(tmp_path, provider="host", reward="meta") as served:
         async with playing(served, "find-answer", "task") as player:
             result = await player.call("evaluate")
     assert result.structured_content is None
@@ -422,7 +422,7 @@ async def test_tokens_are_required_and_own_their_episodes(tmp_path: Path) -> Non
     def bearer(name: str) -> dict[str, Any]:
         return {"headers": {"Authorization": f"Bearer {name}-secret"}}
 
-    async with serving(tmp_path / "state", provider="local", tokens=Tokens.read(file)) as served:
+    async with serving(tmp_path / "state", provider="host", tokens=Tokens.read(file)) as served:
         async with httpx2.AsyncClient(headers=ACCEPT) as http:
             assert (await http.post(served.lobby, json=INITIALIZE)).status_code == 401
             wrong = await http.post(served.lobby, json=INITIALIZE, **bearer("eve"))

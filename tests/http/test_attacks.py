@@ -78,7 +78,7 @@ async def answer_to(served: Served, data: bytes) -> bytes:
 @pytest.fixture
 async def fast(tmp_path: Path, anyio_backend: object) -> AsyncGenerator[Served]:
     """A server with short deadlines."""
-    async with serving(tmp_path, provider="local", limits=FAST) as served:
+    async with serving(tmp_path, provider="host", limits=FAST) as served:
         yield served
 
 
@@ -150,7 +150,7 @@ async def test_client_that_leaves_behind_pipelined_requests_is_noticed(fast: Ser
 
 async def test_connections_of_one_address_are_limited(tmp_path: Path) -> None:
     limits = ConnectionLimits(per_peer=3)
-    async with serving(tmp_path, provider="local", limits=limits) as served:
+    async with serving(tmp_path, provider="host", limits=limits) as served:
         async with raw_connection(served), raw_connection(served):
             async with raw_connection(served) as (reader, writer):
                 writer.write(HEAD + b"\r\n")

@@ -91,7 +91,7 @@ async def ready(http: httpx2.AsyncClient, url: str) -> tuple[int, str]:
 
 
 async def test_an_episode_changes_the_metrics(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path / "state", provider="local") as served:
+    async with serving(tmp_path / "state", provider="host") as served:
         before = await scrape(http, served.url)
         assert before.total("tool_calls_total") == before.total("episodes_started_total") == 0
         assert before.total("state", state="ready") == before.total("state") == 1
@@ -133,7 +133,7 @@ async def test_a_wait_for_the_set_up_is_no_part_of_a_calls_duration(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     wait_seconds = 1.0
-    async with serving(tmp_path / "state", provider="local", max_sandboxes=1) as served:
+    async with serving(tmp_path / "state", provider="host", max_sandboxes=1) as served:
         url = served.task("find-answer")
         first = (await http.post(url, json=INITIALIZE)).headers["mcp-session-id"]
 
@@ -150,7 +150,7 @@ async def test_a_wait_for_the_set_up_is_no_part_of_a_calls_duration(
 
 
 async def test_names_that_clients_make_up_are_no_labels(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path / "state", provider="local", metrics_tasks=True) as served:
+    async with serving(tmp_path / "state", provider="host", metrics_tasks=True) as served:
 
         async def series() -> set[str]:
             scraped = await scrape(http, served.url)
@@ -176,7 +176,7 @@ async def test_names_that_clients_make_up_are_no_labels(tmp_path: Path, http: ht
 
 
 async def test_the_number_of_series_is_bounded(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path / "state", provider="local") as served:
+    async with serving(tmp_path / "state", provider="host") as served:
         for task in ("find-answer", "say-answer", "made-answer"):
             async with playing(served, task, "task") as player:
                 await player.text("probe__echo", text="hello")
@@ -187,7 +187,7 @@ async def test_the_number_of_series_is_bounded(tmp_path: Path, http: httpx2.Asyn
 
 
 async def test_metrics_are_also_served_as_openmetrics(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path / "state", provider="local") as served:
+    async with serving(tmp_path / "state", provider="host") as served:
         accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
         response = await http.get(f"{served.url}/metrics", headers={"Accept": accept})
     assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
@@ -205,7 +205,7 @@ async def test_metrics_need_a_controllers_token_and_a_known_host(
     file.write_text(
         "".join(f"{name} {hashlib.sha256(name.encode()).hexdigest()} {roles[name]}\n" for name in roles)
     )
-    async with serving(tmp_path / "state", provider="local", tokens=Tokens.read(file)) as served:
+    async with serving(tmp_path / "state", provider="host", tokens=Tokens.read(file)) as served:
         url = f"{served.url}/metrics"
         assert (await http.get(url)).status_code == 401
         for name, status in (("eve", 401), ("ada", 403), ("carl", 200), ("root", 200)):
@@ -218,7 +218,7 @@ async def test_metrics_need_a_controllers_token_and_a_known_host(
 
 
 async def test_a_full_server_is_not_ready(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path / "state", provider="local", max_sandboxes=1, max_queue=1) as served:
+    async with serving(tmp_path / "state", provider="host", max_sandboxes=1, max_queue=1) as served:
         assert await ready(http, served.url) == (200, "ready")
         async with playing(served, "find-answer", "task") as player:
             await player.text("probe__echo", text="hello")
@@ -241,7 +241,7 @@ async def test_a_full_server_is_not_ready(tmp_path: Path, http: httpx2.AsyncClie
 
 async def test_a_server_without_free_space_is_not_ready(disk: Path, http: httpx2.AsyncClient) -> None:
     assert FLOOR_MIB < DISK_MIB
-    async with serving(disk / "state", provider="local", min_free_mib=FLOOR_MIB) as served:
+    async with serving(disk / "state", provider="host", min_free_mib=FLOOR_MIB) as served:
         assert await ready(http, served.url) == (200, "ready")
         fill(disk)
         assert await ready(http, served.url) == (503, "disk_low")
@@ -254,7 +254,7 @@ async def test_a_server_without_free_space_is_not_ready(disk: Path, http: httpx2
 
 
 async def test_a_draining_server_is_not_ready(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path / "state", provider="local", drain_seconds=60) as served:
+    async with serving(tmp_path / "state", provider="host", drain_seconds=60) as served:
         async with playing(served, "slow-verdict", "task") as player, background_tasks() as tasks:
             await player.call("claim_done")
             tasks.start_soon(served.episodes.drain)
@@ -318,7 +318,7 @@ async def test_the_command_serve_counts_its_connections(tmp_path: Path, http: ht
 
 
 async def test_connections_and_their_refusals_are_counted(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path / "state", provider="local") as served:
+    async with serving(tmp_path / "state", provider="host") as served:
         port = int(served.url.rpartition(":")[2])
         idle = await scrape(http, served.url)
         async with await anyio.connect_tcp("127.0.0.1", port) as one:

@@ -41,7 +41,7 @@ async def served(
     state = tmp_path_factory.mktemp("state")
     with (suite / "suite.yaml").open("a") as file:
         file.write(f"cuts_overlong: {request.param}\n")
-    async with serving(state, suite=(str(suite),), provider="local", survives=True) as served:
+    async with serving(state, suite=(str(suite),), provider="host", survives=True) as served:
         yield served
 
 

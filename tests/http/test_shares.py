@@ -34,7 +34,7 @@ async def open_session(http: httpx2.AsyncClient, url: str, token: str | None) ->
 
 async def test_one_token_leaves_places_and_queue_to_others(tmp_path: Path) -> None:
     tokens = tokens_of(tmp_path, "ada", "bob")
-    limits: dict[str, Any] = {"provider": "local", "max_sandboxes": 2, "max_queue": 2}
+    limits: dict[str, Any] = {"provider": "host", "max_sandboxes": 2, "max_queue": 2}
     start = {"task": "find-answer", "wait": False}
     async with serving(tmp_path, tokens=tokens, **limits) as served:
         async with connected(served.lobby, token="ada-secret") as ada:
@@ -52,7 +52,7 @@ async def test_one_token_leaves_places_and_queue_to_others(tmp_path: Path) -> No
 
 async def test_the_only_token_of_a_server_may_take_everything(tmp_path: Path) -> None:
     tokens = tokens_of(tmp_path, "ada")
-    async with serving(tmp_path, tokens=tokens, provider="local", max_sandboxes=2) as served:
+    async with serving(tmp_path, tokens=tokens, provider="host", max_sandboxes=2) as served:
         async with connected(served.lobby, token="ada-secret") as ada:
             for _ in range(2):
                 reply: Any = await ada.call_tool("start_episode", {"task": "find-answer"})
@@ -62,7 +62,7 @@ async def test_the_only_token_of_a_server_may_take_everything(tmp_path: Path) ->
 async def test_one_token_cannot_take_all_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = tokens_of(tmp_path, "ada", "bob")
     monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
-    async with serving(tmp_path, tokens=tokens, provider="local") as served:
+    async with serving(tmp_path, tokens=tokens, provider="host") as served:
         async with httpx2.AsyncClient() as http:
             opened = [await open_session(http, served.lobby, "ada") for _ in range(3)]
             assert [SESSION_HEADER in response.headers for response in opened] == [True, True, False]
@@ -80,7 +80,7 @@ async def test_an_agent_without_a_token_cannot_take_all_sessions(
 ) -> None:
     monkeypatch.setattr(sessions, "MAX_AGENT_SESSIONS", 2)
     tokens = tokens_of(tmp_path, "ada")
-    async with serving(tmp_path, tokens=tokens, provider="local") as served:
+    async with serving(tmp_path, tokens=tokens, provider="host") as served:
         async with connected(served.lobby, token="ada-secret") as ada, httpx2.AsyncClient() as http:
             reply: Any = await ada.call_tool("start_episode", {"task": "find-answer"})
             started = reply.structured_content

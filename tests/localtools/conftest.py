@@ -19,5 +19,5 @@ SUITE = str(Path(__file__).parent / "suite")
 
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), suite=(SUITE,), provider="local") as served:
+    async with serving(tmp_path_factory.mktemp("state"), suite=(SUITE,), provider="host") as served:
         yield served

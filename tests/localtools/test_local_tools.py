@@ -175,7 +175,7 @@ async def test_a_task_with_a_tool_without_code_is_not_runnable(served: Served) -
 )
 async def test_tool_names_follow_the_configured_spelling(tmp_path: Path, names: str, spelled: str) -> None:
     async with (
-        serving(tmp_path, suite=(SUITE,), provider="local", names=names) as served,
+        serving(tmp_path, suite=(SUITE,), provider="host", names=names) as served,
         playing(served, "play", "task") as player,
     ):
         assert spelled in {tool.name for tool in (await player.client.list_tools()).tools}
@@ -183,7 +183,7 @@ async def test_tool_names_follow_the_configured_spelling(tmp_path: Path, names: 
 
 
 async def test_the_suites_code_describes_its_tools_once(served: Served, tmp_path: Path) -> None:
-    async with serving(tmp_path, suite=(SUITE,), provider="local") as fresh:
+    async with serving(tmp_path, suite=(SUITE,), provider="host") as fresh:
         async with playing(fresh, "play", "task") as player:
             first = json.dumps([tool.name for tool in (await player.client.list_tools()).tools])
         known = fresh.episodes.sandbox_factory("localtools").local_tools

@@ -87,7 +87,7 @@ async def test_results_of_local_tools_are_never_truncated(served: Served) -> Non
 
 async def test_nothing_is_truncated_by_other_profiles(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path, provider="local") as served,
+        serving(tmp_path, provider="host") as served,
         playing(served, "find-answer", "task") as player,
     ):
         assert await player.text("probe__big", characters=150_000) == "x" * 150_000
@@ -99,7 +99,7 @@ async def test_nothing_is_truncated_if_the_suite_says_so(tmp_path: Path) -> None
     file = suite / "suite.yaml"
     file.write_text(file.read_text().replace("cuts_overlong: true", "cuts_overlong: false"))
     async with (
-        serving(tmp_path / "state", suite=(str(suite),), provider="local") as served,
+        serving(tmp_path / "state", suite=(str(suite),), provider="host") as served,
         playing(served, "play", "task") as player,
     ):
         result = await player.call("long__structured", characters=150_000)
@@ -113,7 +113,7 @@ async def test_with_toolathlon_gyms_limit_the_end_of_a_reply_is_dropped(tmp_path
     with (suite / "suite.yaml").open("a") as file:
         file.write("overlong_characters: 8000\nsaves_overlong: false\n")
     async with (
-        serving(tmp_path / "state", suite=(str(suite),), provider="local") as served,
+        serving(tmp_path / "state", suite=(str(suite),), provider="host") as served,
         playing(served, "play", "task") as player,
     ):
         assert await player.text("long__text", characters=8000) == "é" * 8000

@@ -45,7 +45,7 @@ async def test_the_bundle_connects_to_the_configured_server(tmp_path: Path) -> N
     with zipfile.ZipFile(built.stdout.decode().strip()) as bundle:
         bundle.extractall(tmp_path / "bundle")
     uv = await _install("uv", tmp_path / "uv")
-    async with serving(tmp_path / "state", provider="local") as served:
+    async with serving(tmp_path / "state", provider="host") as served:
         manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text("utf-8"))
         config: Any = manifest["server"]["mcp_config"]
         values: dict[str, str] = {"${__dirname}": str(tmp_path / "bundle"), "${user_config.url}": served.url}

@@ -127,7 +127,7 @@ class Folder:
             "language": "en",
             "names": "decathlon",
             "policy": "visible",
-            "provider": "local",
+            "provider": "host",
             "isolation": "namespaces",
             "release": "0.1.0",
             "limits": {"idle_seconds": 1800, "max_calls": 100},

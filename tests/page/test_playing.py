@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="local", page=True) as served:
+    async with serving(tmp_path_factory.mktemp("state"), provider="host", page=True) as served:
         yield served
 
 

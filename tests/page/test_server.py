@@ -30,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="local", page=True) as served:
+    async with serving(tmp_path_factory.mktemp("state"), provider="host", page=True) as served:
         yield served
 
 
@@ -70,7 +70,7 @@ async def test_results_of_a_batch_name_the_pages_of_their_episodes(
 
 async def test_a_server_without_the_page_names_none(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path / "state", provider="local") as served,
+        serving(tmp_path / "state", provider="host") as served,
         Decathlon(served.url) as d,
         d.episode("find-answer") as e,
     ):

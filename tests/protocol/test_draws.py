@@ -34,7 +34,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
     results.write_text("\n".join(json.dumps(verdict) for verdict in verdicts))
     tokens = state / "tokens.txt"
     tokens.write_text("".join(f"{name} {digest_of(name)} player\n" for name in ("ada", "ben")))
-    async with serving(state, tokens=Tokens.read(tokens), provider="local", results=results) as served:
+    async with serving(state, tokens=Tokens.read(tokens), provider="host", results=results) as served:
         yield served
 
 

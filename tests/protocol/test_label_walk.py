@@ -23,7 +23,7 @@ async def test_labels_are_only_in_the_record_and_in_a_verdict_that_may_be_seen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "decathlon")
-    async with serving(tmp_path / "state", provider="local", keep="workspace") as served:
+    async with serving(tmp_path / "state", provider="host", keep="workspace") as served:
         async with connected(served.lobby) as lobby:
             arguments = {"task": "find-answer", "labels": LABELS}
             started: Any = await lobby.call_tool("start_episode", arguments)

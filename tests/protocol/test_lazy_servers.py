@@ -22,7 +22,7 @@ async def names(client: Any) -> list[str]:
 
 
 async def test_tools_are_listed_while_the_episode_is_queued(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"provider": "local", "servers": "lazy", "max_sandboxes": 1}
+    settings: dict[str, Any] = {"provider": "host", "servers": "lazy", "max_sandboxes": 1}
     async with serving(tmp_path / "state", **settings) as served:
         async with connected(served.lobby, "handshake") as lobby:
             playing = (await lobby.call_tool("start_episode", {"task": "find-answer"})).structured_content

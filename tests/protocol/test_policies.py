@@ -42,7 +42,7 @@ async def controlled(
 ) -> AsyncGenerator[Served]:
     """A server whose policy is `controller`, without tokens."""
     state = tmp_path_factory.mktemp("state")
-    async with serving(state, provider="local", reward="controller") as served:
+    async with serving(state, provider="host", reward="controller") as served:
         yield served
 
 
@@ -55,7 +55,7 @@ async def with_tokens(folder: Path, **settings: Any) -> AsyncGenerator[tuple[Ser
     created = {name: new_token(name, cast("Role", role)) for name, role in ROLES.items()}
     file = folder / "tokens"
     file.write_text("\n".join(line for _, line in created.values()))
-    async with serving(folder / "state", provider="local", tokens=Tokens.read(file), **settings) as served:
+    async with serving(folder / "state", provider="host", tokens=Tokens.read(file), **settings) as served:
         yield served, Secrets({name: secret for name, (secret, _) in created.items()})
 
 
@@ -113,7 +113,7 @@ async def test_the_agent_address_plays_and_the_handle_evaluates(controlled: Serv
 
 @pytest.mark.parametrize("policy", ["visible", "meta"])
 async def test_the_agent_address_cannot_evaluate_under_any_policy(tmp_path: Path, policy: str) -> None:
-    async with serving(tmp_path, provider="local", reward=policy) as served:
+    async with serving(tmp_path, provider="host", reward=policy) as served:
         started = await start(served, "find-answer")
         async with connected(started["agent_address"]) as agent:
             await assert_cannot_evaluate(agent)
@@ -189,7 +189,7 @@ async def test_an_episodes_policy_can_be_stricter_than_the_servers_but_not_more_
             with pytest.raises(MCPError, match="only a controller's token"):
                 await lobby.call_tool("start_episode", {"task": "find-answer", "policy": policy})
         assert "`policy`" in await refused(lobby, "start_episode", task="find-answer", policy="open")
-    async with serving(tmp_path, provider="local") as served:
+    async with serving(tmp_path, provider="host") as served:
         started = await start(served, "find-answer", policy="meta")
         async with connected(started["address"]) as client:
             result: Any = await client.call_tool("evaluate", {})
@@ -212,7 +212,7 @@ async def test_the_log_contains_the_reward_only_with_policy_visible(
     tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "decathlon")
-    async with serving(tmp_path, provider="local", reward=policy) as served:
+    async with serving(tmp_path, provider="host", reward=policy) as served:
         started = await start(served, "find-answer")
         async with connected(started["address"]) as client:
             await client.call_tool("evaluate", {})

@@ -24,7 +24,7 @@ async def test_progress_never_decreases(tmp_path: Path, monkeypatch: pytest.Monk
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         reported.append(progress)
 
-    async with serving(tmp_path, provider="local") as served, connected(served.lobby, era) as lobby:
+    async with serving(tmp_path, provider="host") as served, connected(served.lobby, era) as lobby:
         started: Any = await lobby.call_tool("start_episode", {"task": "find-answer", "wait": False})
         address, handle = (started.structured_content[key] for key in ("address", "episode"))
         # As if the client had waited for that long.

@@ -24,7 +24,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
     shutil.copytree(SUITE, suite)
     with (suite / "suite.yaml").open("a") as file:
         file.write("accounts: {line: [find-answer, say-answer]}\n")
-    async with serving(tmp_path_factory.mktemp("state"), suite=(str(suite),), provider="local") as served:
+    async with serving(tmp_path_factory.mktemp("state"), suite=(str(suite),), provider="host") as served:
         yield served
 
 

@@ -24,7 +24,7 @@ WAIT_SECONDS = 30
 
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="local") as served:
+    async with serving(tmp_path_factory.mktemp("state"), provider="host") as served:
         yield served
 
 

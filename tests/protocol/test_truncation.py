@@ -21,7 +21,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
     rubric = "weights: {'turns < 5': 1, success: 2}"
     (suite / "tasks" / "probe" / "find-answer" / "rubric.yaml").write_text(rubric)
     state = tmp_path_factory.mktemp("state")
-    async with serving(state, suite=(str(suite),), provider="local", reward="controller") as served:
+    async with serving(state, suite=(str(suite),), provider="host", reward="controller") as served:
         yield served
 
 
@@ -75,7 +75,7 @@ async def test_a_rubric_that_uses_turns_pays_nothing_without_them(served: Served
 async def test_turns_that_an_agent_may_have_reported_do_not_count(
     tmp_path_factory: pytest.TempPathFactory, policy: str, era: str
 ) -> None:
-    async with serving(tmp_path_factory.mktemp("state"), provider="local", reward=policy) as served:
+    async with serving(tmp_path_factory.mktemp("state"), provider="host", reward=policy) as served:
         started = await start(served, "find-answer")
         async with connected(served.lobby, era) as lobby:
             claim = {"episode": started["episode"], "turns": 1}

@@ -6,7 +6,7 @@ import json
 import secrets
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,27 +17,18 @@ import pytest
 from anyio.abc import Process
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND
-from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
-from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import (
-    HostProvider,
-    why_no_own_network,
-    why_unavailable,
-)
-from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.sandboxes.local_plugin import NAMESPACES_FOLDER
-from decathlon_mcp.sandboxes.local_plugin import PLAIN_FOLDER as LOCAL_FOLDER
+from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
+from decathlon_mcp.sandboxes.host.isolation import why_no_own_network, why_unavailable
+from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from decathlon_mcp.types import Network
 from tests.fakes.driver import FakeRun, RunReply
 from tests.fakes.provider import FakeMachine, FakeProvider
 from tests.probe.leftovers import processes_by_sandbox
-from tests.sandboxes.killed_server import spec_arguments
+from tests.sandboxes.killed_server import host_provider, spec_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +56,8 @@ class Bench(ProviderUnderTest):
         )
 
     def processes(self) -> Collection[str]:
-        """The local provider's sandboxes that have a process on this machine."""
-        return processes_by_sandbox(self.scratch / LOCAL_FOLDER).keys()
+        """The sandboxes without isolation that have a process on this machine."""
+        return processes_by_sandbox(self.scratch / FOLDER).keys()
 
 
 def driver_spec(
@@ -93,19 +84,18 @@ async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) ->
     owner = f"test-{secrets.token_hex(4)}"
     if kind == "fake":
         bench = fake_bench(owner, folder)
-    elif kind == "local":
-        bench = local_bench(owner, folder)
+    elif kind == "plain":
+        bench = plain_bench(owner, folder)
     elif kind == "namespaces":
         bench = namespaces_bench(owner, folder)
     elif kind == "networked":
         assert (reason := why_no_own_network()) is None, reason
         bench = namespaces_bench(owner, folder, network="outbound")
-    elif kind == "bubblewrap":
-        bench = bubblewrap_bench(owner, folder, request.getfixturevalue("unpacked_image"))
+    elif kind == "image":
+        bench = host_bench(owner, folder, image=request.getfixturevalue("unpacked_image"))
     elif kind == "gvisor":
         request.getfixturevalue("runsc")
-        image = request.getfixturevalue("unpacked_image")
-        bench = bubblewrap_bench(owner, folder, image, GvisorProvider, GVISOR_FOLDER)
+        bench = host_bench(owner, folder, image=request.getfixturevalue("unpacked_image"), kernel="gvisor")
     else:
         engine, image = request.getfixturevalue("docker_engine"), request.getfixturevalue("test_image")
         bench = docker_bench(owner, folder, engine, image)
@@ -144,30 +134,35 @@ def fake_bench(owner: str, folder: Path) -> Bench:
     )
 
 
-def local_bench(owner: str, folder: Path) -> Bench:
-    sandboxes = folder / LOCAL_FOLDER
+def plain_bench(owner: str, folder: Path) -> Bench:
+    sandboxes = folder / FOLDER
 
     async def resources() -> Collection[str]:
         return [*processes_by_sandbox(sandboxes), *(path.name for path in sandboxes.glob("*"))]
 
-    return bench_of(owner, folder, lambda: LocalProvider(owner, sandboxes), resources=resources)
+    return bench_of(
+        owner,
+        folder,
+        lambda: host_provider(owner, sandboxes, "none"),
+        resources=resources,
+        host={"isolation": "none"},
+    )
 
 
 def namespaces_bench(owner: str, folder: Path, *, network: Network = "none") -> Bench:
     assert (reason := why_unavailable()) is None, reason
-    return bubblewrap_bench(owner, folder, None, HostProvider, NAMESPACES_FOLDER, network=network)
+    return host_bench(owner, folder, network=network)
 
 
-def bubblewrap_bench(
+def host_bench(
     owner: str,
     folder: Path,
-    image: str | None,
-    provider: type[BubblewrapProvider | HostProvider] = BubblewrapProvider,
-    name: str = "sandboxes",
     *,
+    image: str | None = None,
+    kernel: str | None = None,
     network: Network = "none",
 ) -> Bench:
-    sandboxes = folder / name
+    sandboxes = folder / FOLDER
     parents = set(Hierarchies.of_this_process().by_limit.values())
 
     async def resources() -> Collection[str]:
@@ -177,11 +172,11 @@ def bubblewrap_bench(
     return bench_of(
         owner,
         folder,
-        lambda: provider(owner, sandboxes),
+        lambda: host_provider(owner, sandboxes, kernel=kernel),
         resources=resources,
         image=image,
-        name=name,
         network=network,
+        host={"kernel": kernel},
     )
 
 
@@ -200,16 +195,18 @@ def bench_of(
     owner: str,
     folder: Path,
     create: Callable[[], Provider],
-    name: str = "sandboxes",
     *,
+    host: Mapping[str, str | None] | None = None,
     plugin: tuple[str, Sequence[str]] | None = None,
     **fields: Any,
 ) -> Bench:
-    """A bench; `plugin` is the name and the options of the provider that its killed servers have."""
+    """A bench. Of the provider that its killed servers have, `host` are the arguments of `host_provider`,
+    and `plugin` the name and the options.
+    """
 
     async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
         async with killed_server(
-            former(owner), folder, specs, last_step, name=name, wait_for="ready", plugin=plugin
+            former(owner), folder, specs, last_step, host=host, wait_for="ready", plugin=plugin
         ) as server:
             server.kill()
             await server.wait()
@@ -237,18 +234,20 @@ async def killed_server(
     specs: Sequence[SandboxSpec],
     last_step: LastStep = "none",
     *,
-    name: str = "sandboxes",
+    host: Mapping[str, str | None] | None = None,
     wait_for: str,
     plugin: tuple[str, Sequence[str]] | None = None,
     survival: int | None = None,
 ) -> AsyncGenerator[Process]:
-    """A separate process that opens sandboxes, in the folder `name` that the bench's provider uses.
+    """A separate process that opens sandboxes, in the folder that the bench's provider uses.
 
+    `host`: arguments of `host_provider`.
     `wait_for`: what it must have reported, "opening" or "ready". `survival`: as in that program.
     """
     arguments = {
         "owner": owner,
-        "folder": str(folder / name),
+        "folder": str(folder / FOLDER),
+        "host": host,
         "specs": [spec_arguments(spec) for spec in specs],
         "last_step": last_step,
         "plugin": plugin,
@@ -270,7 +269,7 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield bench
 
 
-@pytest.fixture(params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(params=["plain", pytest.param("docker", marks=pytest.mark.docker)])
 async def real(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     """Every provider that runs processes."""
     async with open_bench(request.param, request, tmp_path) as bench:
@@ -279,13 +278,13 @@ async def real(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 @pytest.fixture
 async def local(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with open_bench("local", request, tmp_path) as bench:
+    async with open_bench("plain", request, tmp_path) as bench:
         yield bench
 
 
 @pytest.fixture
 async def bubblewrap(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with open_bench("bubblewrap", request, tmp_path) as bench:
+    async with open_bench("image", request, tmp_path) as bench:
         yield bench
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,17 +21,13 @@ from anyio.abc import TaskGroup
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.driver_client.link import Survival
 from decathlon_mcp.plugins.gvisor import sandbox as gvisor_sandbox
-from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
-from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
+from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes import plugins
-from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import is_image_folder
-from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
+from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import LastStep
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.sandboxes.local_plugin import NAMESPACES_FOLDER
+from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.snapshots import SnapshotProvider, snapshots_of
 from decathlon_mcp.settings import read_settings
 
@@ -40,11 +37,14 @@ async def main(
     folder: str,
     specs: Sequence[dict[str, object]],
     last_step: LastStep,
+    host: dict[str, Any] | None,
     plugin: tuple[str, Sequence[str]] | None,
     survival: int | None = None,
 ) -> None:
-    if plugin is None:
-        provider = create_provider(owner, folder, next(iter(str(spec["image"] or "") for spec in specs), ""))
+    if host is not None:
+        provider = host_provider(owner, Path(folder), **host)
+    elif plugin is None:
+        provider = DockerProvider(owner)
     else:
         name, options = plugin
         settings = read_settings({"provider": name, "provider_option": options, "state": folder})
@@ -99,15 +99,14 @@ async def save_over_and_over(
     await anyio.sleep(secrets.randbelow(1000) / 1000)
 
 
-def create_provider(owner: str, folder: str, image: str) -> Provider:
-    """The provider that such an image, or else such a folder, is for."""
-    if is_image_folder(image):
-        provider = GvisorProvider if Path(folder).name == GVISOR_FOLDER else BubblewrapProvider
-        return provider(owner, Path(folder))
-    if image:
-        return DockerProvider(owner)
-    kind = HostProvider if Path(folder).name == NAMESPACES_FOLDER else LocalProvider
-    return kind(owner, Path(folder))
+def host_provider(
+    owner: str,
+    folder: Path,
+    isolation: Literal["namespaces", "none"] = "namespaces",
+    kernel: str | None = None,
+) -> HostProvider:
+    kind = NamespaceSandbox if kernel is None else GvisorSandbox
+    return HostProvider(owner, folder, isolation=isolation, kernel=kind)
 
 
 def report(state: str) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
 from decathlon_mcp.sandboxes.conformance import ROOT
 from decathlon_mcp.sandboxes.conformance.probe import receive_all
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 
 
 async def main(folder: str, script: str) -> None:

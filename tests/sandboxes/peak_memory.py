@@ -10,11 +10,11 @@ import anyio
 
 from decathlon_mcp.hooks import providers
 from decathlon_mcp.sandboxes.plugins import load_provider
-from tests.sandboxes.conftest import local_bench
+from tests.sandboxes.conftest import plain_bench
 
 
 async def main(folder: Path) -> None:
-    bench = local_bench("test-peak", folder)
+    bench = plain_bench("test-peak", folder)
     async with bench.provider:
         async with bench.provider.open(bench.spec()):
             before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -13,11 +13,13 @@ import anyio
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 
 
 async def main(owner: str, image: str | None, folder: str) -> None:
-    provider: Provider = DockerProvider(owner) if image else LocalProvider(owner, Path(folder))
+    provider: Provider = (
+        DockerProvider(owner) if image else HostProvider(owner, Path(folder), isolation="none")
+    )
     with anyio.open_signal_receiver(signal.SIGTERM) as signals:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(provider)

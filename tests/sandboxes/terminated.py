@@ -13,13 +13,13 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver_client.driver import connect
-from tests.sandboxes.conftest import local_bench
+from tests.sandboxes.conftest import plain_bench
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_sandbox_is_open_until_the_end(tmp_path: Path) -> None:
-    bench = local_bench(os.environ["TERMINATED_OWNER"], tmp_path)
+    bench = plain_bench(os.environ["TERMINATED_OWNER"], tmp_path)
     async with (
         bench.provider,
         bench.provider.open(bench.spec("cat")),

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError
-from decathlon_mcp.sandboxes.bubblewrap import answer_traces, host_files
-from decathlon_mcp.sandboxes.bubblewrap.answer_traces import find_traces, repositories_of
-from decathlon_mcp.sandboxes.bubblewrap.host_files import HostFiles
+from decathlon_mcp.sandboxes.host import answer_traces, host_files
+from decathlon_mcp.sandboxes.host.answer_traces import find_traces, repositories_of
+from decathlon_mcp.sandboxes.host.host_files import HostFiles
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
 

@@ -19,12 +19,12 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
 )
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.sandboxes.bubblewrap import namespace_provider
-from decathlon_mcp.sandboxes.bubblewrap.cgroups import Hierarchies
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
-from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all
+from decathlon_mcp.sandboxes.host import command as bubblewrap_command
+from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
+from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.sandboxes.conftest import Bench, open_to_everyone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -149,7 +149,7 @@ async def test_image_is_found_by_its_digest(bubblewrap: Bench, tmp_path: Path) -
     image = Path(str(bubblewrap.image))
     digest = ImageFolder.read(image).digest
     async with (
-        BubblewrapProvider(bubblewrap.owner, tmp_path / "sandboxes", image=image) as provider,
+        HostProvider(bubblewrap.owner, tmp_path / "sandboxes", image=image) as provider,
         provider.open(bubblewrap.spec("true", image=digest)) as sandbox,
     ):
         assert sandbox.image_digest == digest
@@ -162,10 +162,10 @@ async def test_failure_of_bubblewrap_is_reported(
         program = folder / "bwrap"
         program.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed' >&2\nexit 1\n")
         program.chmod(0o755)
-        monkeypatch.setattr(namespace_provider, "PROGRAM", str(program))
+        monkeypatch.setattr(bubblewrap_command, "PROGRAM", str(program))
         await assert_failure_is_reported(bubblewrap)
     assert "Creating new namespace failed" in str([vars(record) for record in caplog.records])
-    monkeypatch.setattr(namespace_provider, "PROGRAM", "no-such-program")
+    monkeypatch.setattr(bubblewrap_command, "PROGRAM", "no-such-program")
     async with bubblewrap.create_second() as provider:
         (found,) = await provider.check(bubblewrap.image)
         assert "apt-get install bubblewrap" in found.detail
@@ -206,6 +206,6 @@ async def test_folder_without_the_places_for_mounts_can_be_an_image(
 
 async def test_an_ordinary_user_can_open_sandboxes(unpacked_image: str) -> None:
     """The program becomes one if the tests run as root."""
-    command = [sys.executable, "-m", "tests.sandboxes.unprivileged", "bubblewrap", unpacked_image]
+    command = [sys.executable, "-m", "tests.sandboxes.unprivileged", "image", unpacked_image]
     result = await anyio.run_process(command, check=False)
     assert result.stdout == b"all passed\n", result.stderr.decode()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.sandboxes.base import Limits
-from decathlon_mcp.sandboxes.bubblewrap.cgroups import Group, Hierarchies
+from decathlon_mcp.sandboxes.host.cgroups import Group, Hierarchies
 
 
 class Machine:
@@ -143,7 +143,7 @@ def test_what_a_group_uses_is_a_part_of_its_limits(tmp_path: Path) -> None:
 def test_group_that_is_gone_is_removed_and_one_in_use_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decathlon_mcp.sandboxes.bubblewrap.cgroups.REMOVE_SECONDS", 0.05)
+    monkeypatch.setattr("decathlon_mcp.sandboxes.host.cgroups.REMOVE_SECONDS", 0.05)
     (tmp_path / "empty").mkdir()
     assert Group({tmp_path / "missing", tmp_path / "empty"}).remove()
     (tmp_path / "used" / "below").mkdir(parents=True)

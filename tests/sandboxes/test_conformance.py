@@ -37,7 +37,7 @@ HELPERS = {opening.__name__, survival.__name__, streams.__name__}
 PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": CHECKS,
     "local": ALL_CHECKS,
-    "bubblewrap": ALL_CHECKS,
+    "image": ALL_CHECKS,
     "gvisor": ALL_CHECKS + SNAPSHOT_CHECKS,
     # The slow ones are about code that it shares with bubblewrap.
     "namespaces": tuple(check for check in ALL_CHECKS if check not in SLOW),
@@ -45,7 +45,7 @@ PROVIDERS: dict[str, tuple[Check, ...]] = {
     "networked": tuple(check for check in ALL_CHECKS if check.__module__ in HELPERS),
     "docker": ALL_CHECKS,
 }
-NEEDS_AN_ENGINE = ("bubblewrap", "gvisor", "docker")
+NEEDS_AN_ENGINE = ("image", "gvisor", "docker")
 """For those with an unpacked image, it comes from one."""
 
 

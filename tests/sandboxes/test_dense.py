@@ -12,11 +12,11 @@ import pytest
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.driver_client.merging import check_merging
-from decathlon_mcp.sandboxes.bubblewrap.seccomp import FIXED_ADDRESSES
 from decathlon_mcp.sandboxes.docker.container import dense_profile
 from decathlon_mcp.sandboxes.docker.engine import engine_address
+from decathlon_mcp.sandboxes.host.provider import HostProvider
+from decathlon_mcp.sandboxes.host.seccomp import FIXED_ADDRESSES
 from decathlon_mcp.sandboxes.kernel_limits import check_engine_limits
-from decathlon_mcp.sandboxes.local import LocalProvider
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +61,7 @@ async def test_doctor_says_how_to_switch_the_kernels_merging_on(tmp_path: Path) 
     async def check(**values: int) -> tuple[bool, str, str]:
         for name, value in values.items():
             (kernel / name).write_text(f"{value}\n")
-        async with LocalProvider(f"test-{os.getpid()}", tmp_path / "sandboxes") as provider:
+        async with HostProvider(f"test-{os.getpid()}", tmp_path / "sandboxes", isolation="none") as provider:
             thread, sandbox = await check_merging(provider, None, root, folder=kernel)
         # The kernel of the test's machine decides whether that setting survives.
         assert sandbox.what == "merging in a sandbox"

@@ -232,7 +232,7 @@ def test_runtime_of_gvisor_is_recognised_by_its_program(
     assert files.required
     assert "overlay2" in files.detail
     assert (isolation.what, isolation.ok) == ("isolation", True)
-    assert "--provider gvisor" in isolation.cure
+    assert "--provider host --kernel gvisor" in isolation.cure
 
 
 MANY_PROCESSES = """

@@ -272,7 +272,7 @@ async def test_runtime_of_gvisor_comes_with_its_warnings(own_engine: OwnEngine) 
         "sandboxed": [warning],
     }
     assert "--overlay2=none" in cures["runsc"][0][2]
-    assert "--provider gvisor" in warning[2]
+    assert "--provider host --kernel gvisor" in warning[2]
 
 
 async def count(sandbox: Sandbox, expected: int) -> None:

@@ -92,7 +92,7 @@ class DriverProvider:
             yield DriverSandbox(sandbox, driver, self.fallbacks)
 
 
-@pytest.fixture(params=["fake", "local"])
+@pytest.fixture(params=["fake", "plain"])
 async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Bench]:
     async with open_bench(request.param, request, tmp_path) as bench:
         yield bench

@@ -18,7 +18,7 @@ from tests.sandboxes.conftest import Bench, killed_server
 
 pytestmark = pytest.mark.anyio
 every_provider = pytest.mark.parametrize(
-    "bench", ["fake", "local", pytest.param("docker", marks=pytest.mark.docker)], indirect=True
+    "bench", ["fake", "plain", pytest.param("docker", marks=pytest.mark.docker)], indirect=True
 )
 
 
@@ -120,7 +120,7 @@ async def test_stopped_server_leaves_nothing(real: Bench, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "real",
-    ["local", pytest.param("docker", marks=(pytest.mark.docker, pytest.mark.long))],
+    ["plain", pytest.param("docker", marks=(pytest.mark.docker, pytest.mark.long))],
     indirect=True,
 )
 @pytest.mark.slow

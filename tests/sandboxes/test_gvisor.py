@@ -23,20 +23,16 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.plugins.gvisor.command import inside_command
-from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
-from decathlon_mcp.plugins.gvisor.provider import (
-    TIMER_SLACK_NS,
-    GvisorProvider,
-    find_runsc,
-    runsc_version,
-)
+from decathlon_mcp.plugins.gvisor.sandbox import TIMER_SLACK_NS, find_runsc, runsc_version
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, ended_from_inside
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import CONFIG_FILE, ROOT_FOLDER, ImageFolder
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all
 from decathlon_mcp.sandboxes.conformance.target import LastStep
-from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, living_sandboxes, read_process
+from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE, ROOT_FOLDER, ImageFolder
+from decathlon_mcp.sandboxes.host.plugin import FOLDER
+from decathlon_mcp.sandboxes.host.records import LEADER_FILE, living_sandboxes, read_process
 from tests.sandboxes.conftest import Bench, killed_server
+from tests.sandboxes.killed_server import host_provider
 from tests.sandboxes.test_bubblewrap import REFUSED_CALLS, output_of
 from tests.sandboxes.test_docker import MANY_PROCESSES
 
@@ -112,7 +108,7 @@ async def test_first_process_that_is_killed_from_within_counts_against_the_agent
 
 async def test_sandbox_that_is_killed_from_outside_does_not(gvisor: Bench) -> None:
     async with gvisor.provider.open(gvisor.new_spec()) as sandbox:
-        leader = (Path(gvisor.scratch) / "gvisor" / sandbox.spec.name / "leader").read_text().split()[0]
+        leader = (Path(gvisor.scratch) / FOLDER / sandbox.spec.name / "leader").read_text().split()[0]
         os.kill(int(leader), 9)
         await receive_all(sandbox)
         assert not ended_from_inside(SandboxLostError("ended", cause=await sandbox.cause_of_end()))
@@ -125,9 +121,9 @@ async def test_sandboxes_of_a_killed_server_end_after_their_survival_time(
     """Paused ones too. No process is left, and no namespace with mounts; the next server deletes the rest."""
     specs = [replace(gvisor.new_spec(survives=True), command=BOOT_COMMAND) for _ in range(2)]
     names = {spec.name for spec in specs}
-    owner, folder = gvisor.former_owner, gvisor.scratch / GVISOR_FOLDER
+    owner, folder = gvisor.former_owner, gvisor.scratch / FOLDER
     async with killed_server(
-        owner, gvisor.scratch, specs, last_step, name=GVISOR_FOLDER, wait_for="ready", survival=2
+        owner, gvisor.scratch, specs, last_step, host={"kernel": "gvisor"}, wait_for="ready", survival=2
     ) as server:
         leaders = [read_process(folder / name, LEADER_FILE) for name in names]
         namespaces = user_namespaces(*(str(leader.pid) for leader in leaders if leader is not None))
@@ -146,7 +142,7 @@ async def test_its_kernel_may_be_late_and_the_server_may_not(gvisor: Bench) -> N
     """Otherwise a sandbox in which nothing runs takes a fortieth of a core."""
     before = timer_slacks(os.getpid())
     async with gvisor.provider.open(gvisor.new_spec()) as sandbox:
-        leader = read_process(gvisor.scratch / GVISOR_FOLDER / sandbox.spec.name, LEADER_FILE)
+        leader = read_process(gvisor.scratch / FOLDER / sandbox.spec.name, LEADER_FILE)
         assert leader is not None
         assert timer_slacks(leader.pid) == {TIMER_SLACK_NS}
     assert TIMER_SLACK_NS not in before | timer_slacks(os.getpid())
@@ -168,7 +164,7 @@ def user_namespaces(*pids: str) -> set[str]:
 
 
 async def test_memory_over_the_limit_is_the_cause_of_end(gvisor: Bench) -> None:
-    if "memory" in GvisorProvider("owner", Path()).unlimited:
+    if "memory" in host_provider("owner", Path(), kernel="gvisor").unlimited:
         pytest.skip("no control groups can be created here")
     script = "blocks = []\nwhile True: blocks.append(b'x' * (1 << 20))"
     spec = gvisor.spec("python3", "-c", script, limits=Limits(memory_mib=64))
@@ -214,7 +210,7 @@ async def test_files_go_to_the_writable_folders_and_must_fit(gvisor: Bench) -> N
 
 
 async def test_outbound_network_and_unsuitable_images_are_refused(gvisor: Bench, tmp_path: Path) -> None:
-    with pytest.raises(NotRunnableError, match="gvisor provider gives sandboxes no outbound network"):
+    with pytest.raises(NotRunnableError, match="no outbound network"):
         async with gvisor.provider.open(gvisor.spec(network="outbound")):
             pass
     (tmp_path / "usr").mkdir()
@@ -231,7 +227,7 @@ async def test_outbound_network_and_unsuitable_images_are_refused(gvisor: Bench,
 async def test_sandbox_that_gvisor_does_not_start_is_the_machines_fault(
     gvisor: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decathlon_mcp.plugins.gvisor.provider.find_runsc", lambda: Path("/bin/false"))
+    monkeypatch.setattr("decathlon_mcp.plugins.gvisor.sandbox.find_runsc", lambda: Path("/bin/false"))
     async with gvisor.create_second() as provider:
         with pytest.raises(ProviderUnavailableError, match="created no sandbox"):
             async with provider.open(gvisor.new_spec()):
@@ -267,7 +263,7 @@ async def test_missing_program_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ProviderUnavailableError, match="no runsc on the PATH: install runsc"):
         find_runsc()
-    async with GvisorProvider("owner", tmp_path) as provider:
+    async with host_provider("owner", tmp_path, kernel="gvisor") as provider:
         (found,) = await provider.check("/images/mine")
     assert found.cure.startswith("install runsc of 2024-07-29 or later")
 

@@ -16,17 +16,17 @@ from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, Survi
 from decathlon_mcp.episodes.records import SandboxRecords, sandbox_spec
 from decathlon_mcp.errors import SnapshotError
 from decathlon_mcp.plugins.gvisor import saving
-from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
-from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
-from decathlon_mcp.plugins.gvisor.resources import SAVED_FOLDER
+from decathlon_mcp.plugins.gvisor.sandbox import SAVED_FOLDER
 from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
-from decathlon_mcp.sandboxes.bubblewrap.mounts import SandboxUser
 from decathlon_mcp.sandboxes.conformance.probe import Probe, receive_line
-from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.host.mounts import SandboxUser
+from decathlon_mcp.sandboxes.host.plugin import FOLDER
+from decathlon_mcp.sandboxes.snapshots import Snapshot, snapshots_of
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import Network
 from tests.sandboxes.conftest import Bench
+from tests.sandboxes.killed_server import host_provider
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
@@ -34,14 +34,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 async def test_what_runsc_does_not_restore_is_refused(
     gvisor: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider, spec = gvisor.provider, gvisor.new_spec()
-    assert isinstance(provider, GvisorProvider)
+    provider, spec = snapshots_of(gvisor.provider), gvisor.new_spec()
+    assert provider is not None
     async with provider.open(spec) as sandbox:
         snapshot = await sandbox.snapshot(tmp_path / "saved")
         # What was saved in vain takes no room while the sandbox runs on.
         with pytest.raises(SnapshotError, match="Directory not empty"):
             await sandbox.snapshot(tmp_path / "saved")
-        assert not list((gvisor.scratch / GVISOR_FOLDER / spec.name / SAVED_FOLDER).iterdir())
+        assert not list((gvisor.scratch / FOLDER / spec.name / SAVED_FOLDER).iterdir())
         await Probe(sandbox).ping()
     description = snapshot.folder / saving.DESCRIPTION_FILE
     content = json.loads(description.read_text())
@@ -115,7 +115,7 @@ def test_state_that_is_saved_after_a_restart_can_be_copied(tmp_path: Path, netwo
         "first", BOOT_COMMAND, PurePosixPath("/root"), "image", network, limits, survives=True, dense=True
     )
     with Store.open(tmp_path, "dead") as store:
-        provider = GvisorProvider("dead", tmp_path / "sandboxes")
+        provider = host_provider("dead", tmp_path / "sandboxes", kernel="gvisor")
         with SandboxRecords(store, "episode").sandbox(spec, provider, "agent"):
             (row,) = store.sandboxes()
     taken_back = sandbox_spec(row)
@@ -145,8 +145,8 @@ for line in sys.stdin:
         await sandbox.stream.send(b"\n")
         return await receive_line(sandbox)
 
-    provider, spec = gvisor.provider, gvisor.python_spec(script)
-    assert isinstance(provider, GvisorProvider)
+    provider, spec = snapshots_of(gvisor.provider), gvisor.python_spec(script)
+    assert provider is not None
     async with provider.open(spec) as sandbox:
         first = await state(sandbox)
         assert "/" not in first
@@ -156,8 +156,8 @@ for line in sys.stdin:
 
 
 async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_path: Path) -> None:
-    provider = gvisor.provider
-    assert isinstance(provider, GvisorProvider)
+    provider = snapshots_of(gvisor.provider)
+    assert provider is not None
     spec = gvisor.spec()
     root = str(spec.root)
 
@@ -201,8 +201,8 @@ async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_
 async def test_copies_of_an_old_state_live_although_their_clock_has_gone_on(
     gvisor: Bench, tmp_path: Path
 ) -> None:
-    provider = gvisor.provider
-    assert isinstance(provider, GvisorProvider)
+    provider = snapshots_of(gvisor.provider)
+    assert provider is not None
     async with provider.open(gvisor.spec()) as sandbox, connect(sandbox, survival=Survival(5)) as driver:
         await driver.ping(saving=True)
         snapshot = await sandbox.snapshot(tmp_path / "saved")

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.plugins.gvisor.inside import FAILED
-from decathlon_mcp.sandboxes.base import program_inside
-from decathlon_mcp.sandboxes.inside_archives import MAX_LEVELS
+from decathlon_mcp.plugins.inside_archives import MAX_LEVELS, program_inside
 
 ENOUGH = 10_000, 100_000
 """Entries and bytes of names."""

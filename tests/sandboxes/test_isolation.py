@@ -16,9 +16,14 @@ import pytest
 from decathlon_client import Decathlon
 
 from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
-from decathlon_mcp.sandboxes.bubblewrap import host_provider
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_no_own_network, why_unavailable
-from decathlon_mcp.sandboxes.local_isolation import FILE_NAME, LocalIsolation, decide_isolation
+from decathlon_mcp.sandboxes.host import isolation as host_isolation
+from decathlon_mcp.sandboxes.host.isolation import (
+    FILE_NAME,
+    HostIsolation,
+    decide_isolation,
+    why_no_own_network,
+    why_unavailable,
+)
 from tests.survival.servers import supervised_server
 from tests.survival.test_restart import assert_nothing_left
 
@@ -71,7 +76,7 @@ def bubblewrap(monkeypatch: pytest.MonkeyPatch) -> Generator[Bubblewrap]:
     with TemporaryDirectory() as folder:
         made = Bubblewrap(Path(folder))
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-        monkeypatch.setattr(host_provider, "PROBE_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr(host_isolation, "PROBE_PAUSE_SECONDS", 0.01)
         why_unavailable.cache_clear()
         yield made
     why_unavailable.cache_clear()
@@ -106,10 +111,10 @@ def test_a_kernel_that_cannot_isolate_means_none_at_the_first_start_alone(
     assert (found.isolation, bubblewrap.failures_left) == ("none", 999)
     assert found.why is not None
     assert message in found.why
-    LocalIsolation("namespaces").keep(tmp_path)
+    HostIsolation("namespaces").keep(tmp_path)
     with pytest.raises(SettingsError, match=f"served with sandboxes in namespaces.*remove .*{FILE_NAME}"):
         decide_isolation("auto", tmp_path, list)
-    assert decide_isolation("none", tmp_path, list) == LocalIsolation("none")
+    assert decide_isolation("none", tmp_path, list) == HostIsolation("none")
 
 
 @contextmanager

@@ -19,14 +19,14 @@ from decathlon_sandbox.processes import Process, read_children, read_process
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.sandboxes import local as local_module
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
-from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.sandboxes.processes import resources, signals, table
-from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
-from decathlon_mcp.sandboxes.processes.table import ProcessId, is_alive, living_members
+from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
+from decathlon_mcp.sandboxes.host import signals, table
+from decathlon_mcp.sandboxes.host.provider import HostProvider
+from decathlon_mcp.sandboxes.host.records import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
+from decathlon_mcp.sandboxes.host.table import ProcessId, is_alive, living_members
 from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench
 
@@ -37,7 +37,7 @@ async def test_first_log_message_warns_that_nothing_is_isolated(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        async with LocalProvider("somebody", tmp_path) as provider:
+        async with HostProvider("somebody", tmp_path, isolation="none") as provider:
             assert provider.isolation == "none"
     assert "isolates nothing" in caplog.records[0].message
 
@@ -164,7 +164,7 @@ async def test_nothing_runs_that_was_not_noted_before(local: Bench, monkeypatch:
     def die(*_arguments: object) -> None:
         raise OSError(errno.EIO, "died")
 
-    monkeypatch.setattr(local_module, "write_process", die)
+    monkeypatch.setattr(sandbox_module, "write_process", die)
     spec = local.python_spec(f"open({str(local.scratch / 'ran')!r}, 'w')")
     with pytest.raises(OSError, match="died"):
         async with local.provider.open(spec):
@@ -387,7 +387,7 @@ async def test_sweep_tolerates_sandboxes_that_another_server_removes_meanwhile(t
     for thread in threads:
         thread.start()
     try:
-        async with LocalProvider("somebody", tmp_path) as provider:
+        async with HostProvider("somebody", tmp_path, isolation="none") as provider:
             assert [await provider.sweep("dead") for _ in range(10)] == [0] * 10
     finally:
         stop.set()
@@ -512,7 +512,7 @@ async def test_folder_that_could_not_be_deleted_is_deleted_by_the_next_sweep(
         raise OSError(errno.EBUSY, "busy")
 
     with monkeypatch.context() as patch:
-        patch.setattr(resources, "remove_folder", refuse)
+        patch.setattr(sandbox_module, "remove_folder", refuse)
         async with local.provider.open(spec := local.new_spec()):
             pass
         with pytest.raises(ProviderUnavailableError, match=f"1 sandboxes could not be removed, {spec.name}"):

@@ -15,13 +15,12 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError
-from decathlon_mcp.sandboxes.bubblewrap.mount_view import device_launcher
-from decathlon_mcp.sandboxes.bubblewrap.network import TUN, OwnNetwork
-from decathlon_mcp.sandboxes.bubblewrap.resources import HELPER_FILE
 from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
-from decathlon_mcp.sandboxes.local_plugin import NAMESPACES_FOLDER
-from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, read_process
-from decathlon_mcp.sandboxes.processes.table import ProcessId
+from decathlon_mcp.sandboxes.host.mount_view import device_launcher
+from decathlon_mcp.sandboxes.host.network import TUN, OwnNetwork
+from decathlon_mcp.sandboxes.host.plugin import FOLDER
+from decathlon_mcp.sandboxes.host.records import HELPER_FILE, LEADER_FILE, read_process
+from decathlon_mcp.sandboxes.host.table import ProcessId
 from tests.sandboxes.conftest import Bench, open_bench, open_to_everyone
 from tests.sandboxes.outside import addresses_of_this_machine, listening_everywhere, outside
 
@@ -217,4 +216,4 @@ async def test_helper_that_does_not_start_is_an_error_and_leaves_nothing(
 
 
 def sandboxes(bench: Bench) -> Path:
-    return bench.scratch / NAMESPACES_FOLDER
+    return bench.scratch / FOLDER

@@ -33,7 +33,7 @@ PACKAGE = Path(decathlon_mcp.__file__).parent
 PLUGINS = """
 from contextlib import asynccontextmanager
 from pathlib import Path
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from pydantic import BaseModel, Field
 from decathlon_mcp.hooks import Plugin
 from decathlon_mcp.sandboxes.plugins import Offer, ProviderPlugin
@@ -42,18 +42,18 @@ class Options(BaseModel):
     note: str = Field(description="a file to write")
     level: int = Field(1, ge=1, description="a number")
 
-class Mine(LocalProvider):
+class Mine(HostProvider):
     name = "mine"
 
-class Renamed(LocalProvider):
+class Renamed(HostProvider):
     name = "other"
 
 def create(context):
     Path(context.options.note).write_text(str(context.folder))
-    return Mine(context.owner, context.folder)
+    return Mine(context.owner, context.folder, isolation="none")
 
 MINE = ProviderPlugin(
-    create, Options, survives=False, offer=lambda context: Offer(without_network="it is offline")
+    create, Options, survives=False, offer=lambda context, image: Offer(without_network="it is offline")
 )
 @asynccontextmanager
 async def broken(state):
@@ -131,10 +131,10 @@ def test_tasks_that_need_a_network_cannot_run_where_a_plugin_has_none(install: I
     [
         (
             {"provider": "nope"},
-            r"no such provider, only broken, bubblewrap, class, docker, gvisor, local, mine, podman",
+            r"no such provider, only broken, class, docker, host, mine, podman",
         ),
         ({"provider": "broken"}, r"MISSING cannot be loaded \(AttributeError"),
-        ({"provider": "class"}, "is a ABCMeta, and not a ProviderPlugin"),
+        ({"provider": "class"}, "is a type, and not a ProviderPlugin"),
         ({"provider": "mine", "provider_option": ("note",)}, "expected NAME=VALUE"),
         ({"provider": "mine", "provider_option": ("colour=red",)}, "takes these options: note: a file"),
         ({"provider": "mine", "provider_option": ("note=a", "note=b")}, "given twice"),
@@ -144,7 +144,7 @@ def test_tasks_that_need_a_network_cannot_run_where_a_plugin_has_none(install: I
             {"provider": "mine", "provider_option": ("note=a", "level=x")},
             "^--provider-option level: .*int",
         ),
-        ({"provider": "local", "provider_option": ("note=a",)}, "the provider local takes no options"),
+        ({"provider": "host", "provider_option": ("note=a",)}, "the provider host takes no options"),
         ({"provider_option": ("note=a",)}, "name the provider that takes it"),
     ],
 )
@@ -180,7 +180,7 @@ async def test_gc_asks_the_other_providers_if_a_plug_in_cannot_say_what_is_left(
     install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install("mine_package", PLUGINS, {"asked": "mine_package:ASKED"})
-    dead = {"0123456789ab": "faulty", "1123456789ab": "silent", "2123456789ab": "local"}
+    dead = {"0123456789ab": "faulty", "1123456789ab": "silent", "2123456789ab": "host"}
     (tmp_path / "servers").mkdir()
     (tmp_path / "sandboxes").mkdir(mode=0o700)
     for server, name in dead.items():
@@ -218,15 +218,15 @@ async def test_gc_asks_each_podman_service_that_servers_have_used(
 def test_the_core_has_its_providers_without_the_plug_ins(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "decathlon_mcp", ignore=shutil.ignore_patterns("plugins", "starter"))
     program = (
-        "from decathlon_mcp.sandboxes.plugins import load_provider, providers, saving_providers\n"
-        "print(*sorted(providers()), *(load_provider(name).image for name in sorted(providers())))\n"
-        "print(saving_providers())\n"
+        "from decathlon_mcp.sandboxes.plugins import load_provider, providers, saving_options\n"
+        "print(*sorted(providers()), *(load_provider(name).survives for name in sorted(providers())))\n"
+        "print(saving_options())\n"
         "import decathlon_mcp.cli.gc"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["bubblewrap docker local folder name none", "another provider"], done
+    assert done.stdout.splitlines() == ["docker host True True", "another provider"], done
 
 
 @pytest.mark.anyio

@@ -20,14 +20,16 @@ from requests.exceptions import ConnectionError as EngineGoneError
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.sandboxes.bubblewrap.resources import BubblewrapResources
 from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.container import Container
-from decathlon_mcp.sandboxes.processes import resources as resources_module
-from decathlon_mcp.sandboxes.processes import signals as signals_module
-from decathlon_mcp.sandboxes.processes.first_process import FirstProcess
-from decathlon_mcp.sandboxes.processes.resources import OWNER_FILE, ProcessResources
-from decathlon_mcp.sandboxes.processes.signals import ProcessSignaller
+from decathlon_mcp.sandboxes.host import records as resources_module
+from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
+from decathlon_mcp.sandboxes.host import signals as signals_module
+from decathlon_mcp.sandboxes.host.first_process import FirstProcess
+from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
+from decathlon_mcp.sandboxes.host.records import OWNER_FILE
+from decathlon_mcp.sandboxes.host.sandbox import Footprint
+from decathlon_mcp.sandboxes.host.signals import ProcessSignaller
 from decathlon_mcp.sandboxes.streams import PipeStream
 from tests.sandboxes.conftest import Bench, open_bench
 
@@ -213,22 +215,22 @@ ERRORS: list[Callable[[], BaseException]] = [
 PROCESS_STEPS = (
     (PipeStream, "aclose"),
     (FirstProcess, "read_log"),
-    (resources_module, "remove_folder"),
+    (sandbox_module, "remove_folder"),
 )
 BUBBLEWRAP_STEPS = (
     *PROCESS_STEPS,
-    (BubblewrapResources, "kill_first_process"),
-    (BubblewrapResources, "release"),
+    (NamespaceSandbox, "_kill_first_process"),
+    (NamespaceSandbox, "_release"),
 )
 STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
-    "local": (
+    "plain": (
         *PROCESS_STEPS,
         (signals_module, "living_members"),
         (ProcessSignaller, "kill"),
-        (ProcessResources, "release"),
+        (Footprint, "_release"),
     ),
     "namespaces": BUBBLEWRAP_STEPS,
-    "bubblewrap": BUBBLEWRAP_STEPS,
+    "image": BUBBLEWRAP_STEPS,
     "docker": (
         (Container, "close_socket"),
         (Container, "remove"),
@@ -244,7 +246,7 @@ def cases() -> list[Any]:
             owner,
             name,
             id=f"{kind}-{owner.__name__.rpartition('.')[2]}-{name}",
-            marks=[pytest.mark.docker] * (kind in ("bubblewrap", "docker")),
+            marks=[pytest.mark.docker] * (kind in ("image", "docker")),
         )
         for kind, steps in STEPS.items()
         for owner, name in steps
@@ -276,7 +278,7 @@ async def check_step(
                 def fail_at_once(*_: object, make_error: Any = make_error, **__: object) -> None:
                     raise make_error()
 
-                late = {"aclose": fail_after_closing, "release": fail_after_release}
+                late = {"aclose": fail_after_closing, "_release": fail_after_release}
                 fail: Any = late.get(name, fail_at_once)
 
                 result = None

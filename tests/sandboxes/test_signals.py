@@ -18,10 +18,10 @@ from tests.sandboxes.conftest import Bench
 pytestmark = pytest.mark.anyio
 ISOLATED = [
     "namespaces",
-    *(pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "bubblewrap", "gvisor")),
+    *(pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "image", "gvisor")),
 ]
 """Those for whose image an engine is needed are marked."""
-every_provider = pytest.mark.parametrize("bench", ["local", *ISOLATED], indirect=True)
+every_provider = pytest.mark.parametrize("bench", ["plain", *ISOLATED], indirect=True)
 PYTHON = ("python3", "-I", "-S", "-c")
 ENDED_BY_ITS_OWN_SIGNAL = """
 import os, signal, sys, time
@@ -62,7 +62,7 @@ async def test_driver_survives_signals_of_the_sandbox(bench: Bench) -> None:
         assert (await driver.run(["echo", "on"], cwd=str(sandbox.root), timeout_seconds=60)).stdout == "on\n"
 
 
-@pytest.mark.parametrize("bench", ["local", "namespaces"], indirect=True)
+@pytest.mark.parametrize("bench", ["plain", "namespaces"], indirect=True)
 async def test_sandbox_does_not_inherit_what_its_server_ignores_or_blocks(bench: Bench) -> None:
     """As with `nohup decathlon-mcp serve &` in a script."""
     ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR2)

@@ -15,15 +15,11 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError
-from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import HostProvider
-from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
-from decathlon_mcp.sandboxes.bubblewrap.resources import GROUPS_FILE
-from decathlon_mcp.sandboxes.inventory import ProcessInventory
-from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.sandboxes.processes import resources
-from decathlon_mcp.sandboxes.processes.resources import LEADER_FILE, OWNER_FILE, write_process
-from decathlon_mcp.sandboxes.processes.table import ProcessId
+from decathlon_mcp.sandboxes.host import records
+from decathlon_mcp.sandboxes.host.plugin import HostInventory
+from decathlon_mcp.sandboxes.host.provider import HostProvider
+from decathlon_mcp.sandboxes.host.records import GROUPS_FILE, LEADER_FILE, OWNER_FILE, write_process
+from decathlon_mcp.sandboxes.host.table import ProcessId
 from tests.sandboxes.conftest import open_to_everyone
 
 pytestmark = pytest.mark.anyio
@@ -31,7 +27,6 @@ pytestmark = pytest.mark.anyio
 OWNER = "test-0123456789ab"
 ANOTHER_USER = 1_000_000
 CLAIMED_MIB = 256
-PROVIDERS: tuple[Any, ...] = (LocalProvider, HostProvider, BubblewrapProvider, GvisorProvider)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 
@@ -55,29 +50,24 @@ def record_of(process: subprocess.Popen[Any], folder: Path) -> None:
     write_process(folder / LEADER_FILE, process_id)
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("label", ["", ".namespaces", ".bubblewrap", ".gvisor"])
-async def test_text_in_an_environment_names_no_folder_and_no_process(
-    tmp_path: Path, provider: Any, label: str
-) -> None:
+async def test_text_in_an_environment_names_no_folder_and_no_process(tmp_path: Path) -> None:
     sandboxes, named = tmp_path / "sandboxes", tmp_path / "named"
     sandboxes.mkdir(mode=0o700)
     named.mkdir()
     with stranger({}) as victim:
         record_of(victim, named)
         for name in ("../named", str(named), f"/{named}"):
-            with stranger({"DECATHLON_SANDBOX": f"{OWNER}{label}/{name}"}) as forger:
-                inventory = ProcessInventory("local", {provider: sandboxes})
+            with stranger({"DECATHLON_SANDBOX": f"{OWNER}/{name}"}) as forger:
+                inventory = HostInventory(sandboxes)
                 assert await inventory.sandboxes(OWNER) == {}
                 assert await inventory.owners() == set()
-                assert await provider("own", sandboxes).sweep(OWNER) == 0
+                assert await HostProvider("own", sandboxes).sweep(OWNER) == 0
                 assert forger.poll() is None
         assert victim.poll() is None
     assert {path.name for path in named.iterdir()} == {OWNER_FILE, LEADER_FILE}
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-async def test_entries_that_no_server_made_are_no_sandboxes(tmp_path: Path, provider: Any) -> None:
+async def test_entries_that_no_server_made_are_no_sandboxes(tmp_path: Path) -> None:
     """They are neither followed nor waited for nor read as a whole."""
     sandboxes, elsewhere = tmp_path / "sandboxes", tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -93,30 +83,26 @@ async def test_entries_that_no_server_made_are_no_sandboxes(tmp_path: Path, prov
     with stranger({}) as victim:
         record_of(victim, elsewhere)
         with anyio.fail_after(10):
-            assert await provider("own", sandboxes).sweep(OWNER) == 0
-            assert await ProcessInventory("local", {provider: sandboxes}).sandboxes(OWNER) == {}
+            assert await HostProvider("own", sandboxes).sweep(OWNER) == 0
+            assert await HostInventory(sandboxes).sandboxes(OWNER) == {}
         assert victim.poll() is None
     assert len([*elsewhere.iterdir()]) == 2
 
 
 @needs_root
-@pytest.mark.parametrize("provider", PROVIDERS)
-async def test_folder_that_another_user_made_is_no_sandbox(tmp_path: Path, provider: Any) -> None:
+async def test_folder_that_another_user_made_is_no_sandbox(tmp_path: Path) -> None:
     sandboxes = tmp_path / "sandboxes"
     (sandboxes / "forged").mkdir(parents=True)
     with stranger({}) as victim:
         record_of(victim, sandboxes / "forged")
         os.chown(sandboxes / "forged", ANOTHER_USER, ANOTHER_USER)
-        assert await provider("own", sandboxes).sweep(OWNER) == 0
+        assert await HostProvider("own", sandboxes).sweep(OWNER) == 0
         assert victim.poll() is None
     assert (sandboxes / "forged").is_dir()
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("reason", ["writable", pytest.param("foreign", marks=needs_root)])
-async def test_sandboxes_where_others_can_put_theirs_are_refused(
-    tmp_path: Path, provider: Any, reason: str
-) -> None:
+async def test_sandboxes_where_others_can_put_theirs_are_refused(tmp_path: Path, reason: str) -> None:
     sandboxes = tmp_path / "sandboxes"
     (sandboxes / "forged").mkdir(parents=True)
     with stranger({}) as victim:
@@ -126,13 +112,12 @@ async def test_sandboxes_where_others_can_put_theirs_are_refused(
         else:
             os.chown(sandboxes, ANOTHER_USER, ANOTHER_USER)
         with pytest.raises(ProviderUnavailableError, match="must belong to the server's user"):
-            await provider("own", sandboxes).sweep(OWNER)
+            await HostProvider("own", sandboxes).sweep(OWNER)
         assert victim.poll() is None
     assert (sandboxes / "forged").is_dir()
 
 
-@pytest.mark.parametrize("provider", PROVIDERS[1:])
-async def test_only_a_control_group_of_the_sandbox_is_removed_with_it(tmp_path: Path, provider: Any) -> None:
+async def test_only_a_control_group_of_the_sandbox_is_removed_with_it(tmp_path: Path) -> None:
     sandbox, others = tmp_path / "sandboxes" / "dead", tmp_path / "others"
     sandbox.mkdir(parents=True)
     others.mkdir()
@@ -140,7 +125,7 @@ async def test_only_a_control_group_of_the_sandbox_is_removed_with_it(tmp_path: 
     (sandbox / OWNER_FILE).write_text(OWNER)
     names = (others, others / f"decathlon-{OWNER}-dead", f"/sys/fs/cgroup/../../..{others}")
     (sandbox / GROUPS_FILE).write_text("".join(f"{name}\n" for name in names))
-    assert await provider("own", tmp_path / "sandboxes").sweep(OWNER) == 1
+    assert await HostProvider("own", tmp_path / "sandboxes").sweep(OWNER) == 1
     assert (others / f"decathlon-{OWNER}-dead").is_dir()
 
 
@@ -178,7 +163,7 @@ def test_processes_with_a_recorded_number_of_another_time_are_no_ones(tmp_path: 
             folder = tmp_path / "sandbox"
             folder.mkdir(exist_ok=True)
             write_process(folder / LEADER_FILE, record)
-            found = resources.read_process(folder, LEADER_FILE)
+            found = records.read_process(folder, LEADER_FILE)
             assert found is None or found.read() is None
             if found is not None:
                 with pytest.raises(ProcessLookupError):

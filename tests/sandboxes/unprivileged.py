@@ -1,4 +1,4 @@
-"""Program for tests: stops being root, and runs conformance checks on the provider `bubblewrap` or `gvisor`.
+"""Program for tests: stops being root, and runs conformance checks on an image, also with kernel `gvisor`.
 
 Prints "all passed", or the checks that failed.
 """
@@ -16,9 +16,7 @@ from pathlib import Path
 
 import anyio
 
-from decathlon_mcp.plugins.gvisor.provider import GvisorProvider
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.provider import BubblewrapProvider
 from decathlon_mcp.sandboxes.conformance import (
     LastStep,
     ProviderUnderTest,
@@ -31,6 +29,7 @@ from decathlon_mcp.sandboxes.conformance import (
     streams,
 )
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
+from tests.sandboxes.killed_server import host_provider
 
 USER = 1_000_000
 CHECKS = (
@@ -49,7 +48,6 @@ SNAPSHOT_CHECKS = (
 
 
 async def main(kind: str, image: str, folder: Path) -> None:
-    provider_type = {"bubblewrap": BubblewrapProvider, "gvisor": GvisorProvider}[kind]
     owner = f"test-{secrets.token_hex(4)}"
     sandboxes = folder / "sandboxes"
 
@@ -59,7 +57,7 @@ async def main(kind: str, image: str, folder: Path) -> None:
     async def leave_behind(specs: Sequence[SandboxSpec], last_step: LastStep) -> None:
         raise NotImplementedError
 
-    provider = provider_type(owner, sandboxes)
+    provider = host_provider(owner, sandboxes, kernel="gvisor" if kind == "gvisor" else None)
     target = ProviderUnderTest(
         owner=owner,
         provider=provider,

@@ -31,7 +31,7 @@ def save(
     state = SavedState(
         folder=folder,
         at=at,
-        provider="gvisor",
+        provider="host",
         wire_version=1,
         generation=256,
         size_bytes=size_bytes,

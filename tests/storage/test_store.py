@@ -139,7 +139,7 @@ def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
                     owner="me",
                     episode=name,
                     role="agent",
-                    provider="local",
+                    provider="host",
                     isolation="none",
                     wire_version=3,
                     spec={},

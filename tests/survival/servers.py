@@ -56,7 +56,7 @@ class SupervisedServer:
 
 @asynccontextmanager
 async def supervised_server(
-    state: Path, *arguments: str, provider: str = "local", suite: str = SUITE, port: int = 0
+    state: Path, *arguments: str, provider: str = "host", suite: str = SUITE, port: int = 0
 ) -> AsyncGenerator[SupervisedServer]:
     """Start `serve` on a free port; at the end it is stopped by SIGTERM, and must end with status 0."""
     # Several servers can be on one folder.

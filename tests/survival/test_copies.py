@@ -17,7 +17,7 @@ async def test_copies_and_states_outlive_their_server(
 ) -> None:
     state = tmp_path / "state"
     async with (
-        supervised_server(state, "--image", unpacked_image, provider="gvisor") as server,
+        supervised_server(state, "--kernel", "gvisor", "--image", unpacked_image) as server,
         Decathlon(server.url) as d,
         d.episode("find-answer", snapshots=1) as e,
     ):

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 @pytest.mark.long
 async def test_episodes_are_rewarded_and_calls_run_once_although_the_server_is_killed() -> None:
-    kills = await measure_kills("local", episodes=4, kills=2, every=4)
+    kills = await measure_kills("host", episodes=4, kills=2, every=4)
     assert kills.lost == []
     assert (kills.rewarded, kills.ran_once) == (4, 4)
     assert kills.in_flight > 0
@@ -22,7 +22,7 @@ async def test_episodes_are_rewarded_and_calls_run_once_although_the_server_is_k
 
 @pytest.mark.long
 async def test_no_episode_is_lost_by_the_death_of_a_server_and_nothing_is_left_by_any_death() -> None:
-    deaths = await measure_deaths("local", count=8, at_once=4)
+    deaths = await measure_deaths("host", count=8, at_once=4)
     assert deaths.errors == []
     assert deaths.lost("server") == 0
     assert deaths.lost("client") == deaths.lost("batch") == 0

@@ -20,9 +20,9 @@ from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.protocol.messages import OPERATION_KEY
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
-from decathlon_mcp.sandboxes.local_plugin import PROVIDER
+from decathlon_mcp.sandboxes.host.isolation import why_unavailable
+from decathlon_mcp.sandboxes.host.plugin import PROVIDER
 from decathlon_mcp.storage.store import Store
 from tests.probe.clients import connected
 from tests.probe.leftovers import processes_marked
@@ -36,7 +36,7 @@ ONCE = "echo ran >> runs.txt"
 
 
 @pytest.fixture(
-    params=["local", pytest.param("docker", marks=(pytest.mark.docker, pytest.mark.long))],
+    params=["host", pytest.param("docker", marks=(pytest.mark.docker, pytest.mark.long))],
 )
 def provider(request: pytest.FixtureRequest) -> str:
     if request.param == "docker":
@@ -68,7 +68,7 @@ async def test_open_attempt_continues_after_its_server_was_killed(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "provider", ["local", pytest.param("docker", marks=pytest.mark.docker)], indirect=True
+    "provider", ["host", pytest.param("docker", marks=pytest.mark.docker)], indirect=True
 )
 async def test_call_in_flight_gets_its_real_reply_and_runs_once(tmp_path: Path, provider: str) -> None:
     async with supervised_server(tmp_path / "state", provider=provider) as server:
@@ -278,7 +278,7 @@ async def test_upgrade_with_another_isolation_leaves_no_process(tmp_path: Path) 
             assert len(await alive(state)) == 1
             async with supervised_server(state, "--isolation", "none", port=first.port) as second:
                 assert await alive(state) == set()
-                with pytest.raises(SandboxLostError, match="provider local and isolation namespaces"):
+                with pytest.raises(SandboxLostError, match="provider host and isolation namespaces"):
                     await episode.call("probe__echo", {"text": ""})
                 assert await recoveries(second) == {"ended": 1}
     await assert_nothing_left(state)
@@ -376,7 +376,7 @@ async def test_server_killed_during_its_recovery_loses_no_episode(tmp_path: Path
 
 async def serve_until_killed(state: Path, port: int) -> None:
     """Run a server without waiting until it is ready; a cancellation kills it."""
-    options = ("--suite", SUITE, "--provider", "local", "--port", str(port), "--state", str(state))
+    options = ("--suite", SUITE, "--provider", "host", "--port", str(port), "--state", str(state))
     command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--no-supervisor", *options]
     with (state.parent / "state.log").open("ab") as log:
         await anyio.run_process(command, stdout=subprocess.DEVNULL, stderr=log)

@@ -100,7 +100,7 @@ async def programs(tmp_path_factory: pytest.TempPathFactory, anyio_backend: obje
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncGenerator[Served]:
     async with serving(
-        tmp_path / "state", suite=("starter",), provider="local", isolation="auto", max_opening=2
+        tmp_path / "state", suite=("starter",), provider="host", isolation="auto", max_opening=2
     ) as served:
         yield served
 

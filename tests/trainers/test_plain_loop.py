@@ -22,7 +22,7 @@ PAGE = "docs/training.md"
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
     state = tmp_path_factory.mktemp("state")
-    async with serving(state, suite=("starter",), provider="local", isolation="auto") as served:
+    async with serving(state, suite=("starter",), provider="host", isolation="auto") as served:
         yield served
 
 

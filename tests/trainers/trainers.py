@@ -35,9 +35,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
     state = tmp_path_factory.mktemp("state")
-    async with serving(
-        state, suite=("starter",), provider="local", isolation="auto", max_opening=2
-    ) as served:
+    async with serving(state, suite=("starter",), provider="host", isolation="auto", max_opening=2) as served:
         yield served
 
 

@@ -32,7 +32,7 @@ async def recording_server(
     suite = folder / "suite"
     if not suite.exists():
         shutil.copytree(ARXIV / "suite", suite)
-    values: dict[str, Any] = {"suite": (str(suite),), "provider": "local", "web": mode, **settings}
+    values: dict[str, Any] = {"suite": (str(suite),), "provider": "host", "web": mode, **settings}
     if sites is not None:
         values |= {"web_address": sites.addresses, "web_authorities": sites.authority}
     async with serving(folder / "state", **values) as served:

@@ -19,7 +19,7 @@ from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
 from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.web.episodes import proxy_variables
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.local import LocalProvider
+from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.arxiv.authority import Authority
 from tests.driver.test_tunnels import unique_owner
 
@@ -112,7 +112,7 @@ async def test_programs_get_the_variables_of_their_sandbox_unless_they_set_them(
     show = ["python3", "-c", "import os; print(os.environ['HTTPS_PROXY'], os.environ['NO_PROXY'])"]
     with anyio.fail_after(60):
         async with (
-            LocalProvider(unique_owner(), tmp_path) as provider,
+            HostProvider(unique_owner(), tmp_path, isolation="none") as provider,
             provider.open(spec) as sandbox,
             connect(sandbox) as driver,
         ):

@@ -30,10 +30,10 @@ from decathlon_mcp.plugins.agents.playing import PATH
 from decathlon_mcp.plugins.agents.programs import Program
 from decathlon_mcp.plugins.agents.reach import Endpoint, hosts_file, without_proxies
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.host_files import HostFiles, own_python
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import isolated_command
-from decathlon_mcp.sandboxes.bubblewrap.namespace_provider import SET_UP_SECONDS
-from decathlon_mcp.sandboxes.bubblewrap.network import open_listeners
+from decathlon_mcp.sandboxes.host.command import isolated_command
+from decathlon_mcp.sandboxes.host.host_files import HostFiles, own_python
+from decathlon_mcp.sandboxes.host.namespaces import SET_UP_SECONDS
+from decathlon_mcp.sandboxes.host.network import open_listeners
 from decathlon_mcp.types import JsonObject
 
 ROOT = PurePosixPath("/agent")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.sandboxes.bubblewrap.answer_traces import repositories_of
-from decathlon_mcp.sandboxes.bubblewrap.host_files import USR, python_files
+from decathlon_mcp.sandboxes.host.answer_traces import repositories_of
+from decathlon_mcp.sandboxes.host.host_files import USR, python_files
 
 _FIRST_LINE_BYTES = 256
 _VIRTUAL_ENVIRONMENT = "pyvenv.cfg"

@@ -41,9 +41,9 @@ from decathlon_mcp.plugins.agents.reach import read_endpoints
 from decathlon_mcp.plugins.agents.verdict_socket import ask_for_verdict, giving_verdict
 from decathlon_mcp.plugins.play.play import connect, redirect_logs
 from decathlon_mcp.plugins.shell.shell import NO_VERDICT, NOT_PASSED
-from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
+from decathlon_mcp.sandboxes.host.isolation import why_unavailable
+from decathlon_mcp.sandboxes.host.plugin import answer_folders
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
-from decathlon_mcp.sandboxes.local_plugin import answer_folders
 from decathlon_mcp.settings import Settings, default_state
 
 AGENT_LABEL, ISOLATION_LABEL, AGAIN_LABEL = "agent", "agent_isolation", "again"

@@ -22,7 +22,7 @@ from decathlon_mcp.plugins.branches.replay import check_source, play_again, refu
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, why_not_saved
 from decathlon_mcp.plugins.branches.settings import BranchSettings
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
-from decathlon_mcp.sandboxes.plugins import saving_providers
+from decathlon_mcp.sandboxes.plugins import saving_options
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.store import REPLAY_LABEL
@@ -98,7 +98,7 @@ def create(settings: Settings, options: RegistryOptions, factories: Mapping[str,
         if configured.prepared and snapshots_of(factory.provider) is None:
             raise SettingsError(
                 f"--prepared: sandboxes of the provider {factory.provider.name} cannot be saved; "
-                f"use {saving_providers()}"
+                f"use {saving_options()}"
             )
     states = SavedStates(
         options.journals,

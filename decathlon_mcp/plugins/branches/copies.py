@@ -21,6 +21,7 @@ from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError, SandboxLostError, SnapshotError
 from decathlon_mcp.plugins.branches.states import SavedState, discard
 from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.plugins import saving_options
 from decathlon_mcp.sandboxes.snapshots import Snapshot, snapshots_of
 from decathlon_mcp.telemetry.logs import fields
 
@@ -72,7 +73,9 @@ async def open_copy(
     `opening`: limits how many the provider creates at once. Raises SnapshotError if it cannot be opened here.
     """
     provider = snapshots_of(factory.provider)
-    if provider is None or (state.provider, state.wire_version) != (provider.name, wire.VERSION):
+    if provider is None:
+        raise SnapshotError(f"sandboxes here cannot be opened from a state: use {saving_options()}")
+    if (state.provider, state.wire_version) != (provider.name, wire.VERSION):
         raise SnapshotError(
             f"the state is of provider {state.provider} and wire version {state.wire_version}, and this "
             f"server has provider {factory.provider.name} and wire version {wire.VERSION}"

@@ -29,7 +29,7 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import BadRequestError, DecathlonError, NotRunnableError, SnapshotError
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.sandboxes.plugins import saving_providers
+from decathlon_mcp.sandboxes.plugins import saving_options
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox, snapshots_of
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
@@ -46,7 +46,7 @@ def why_not_saved(factory: SandboxFactory, states: SavedStates, task: Task) -> s
         return "this server saves no states of episodes (`--snapshot-mib 0`)"
     if snapshots_of(factory.provider) is None:
         name = factory.provider.name
-        return f"sandboxes of the provider {name} cannot be saved; use {saving_providers()}"
+        return f"sandboxes of the provider {name} cannot be saved; use {saving_options()}"
     suite = factory.suite
     outside = [*suite.services(task), *(shared.name for shared in suite.shared_resources(task.id))]
     if factory.uses_web(task):

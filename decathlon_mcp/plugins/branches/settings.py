@@ -18,7 +18,7 @@ class BranchSettings(PluginSettings):
         False,
         description="Save the sandbox of the first episode of a task and launch time once it is set up and "
         "its servers run, and open those of the others as copies. For groups of attempts whose client "
-        "chooses their launch time; requires `--provider gvisor`.",
+        "chooses their launch time; requires `--kernel gvisor`.",
     )
     snapshot_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         8192,

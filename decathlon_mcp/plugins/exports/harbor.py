@@ -167,11 +167,13 @@ def _sidecar(
 ) -> JsonObject:
     """The service that holds the episode, as compose describes it. Raises BadRequestError, SettingsError."""
     provider = provider_for(suite, settings)
-    if provider not in ("local", "docker"):
+    if provider not in ("host", "docker"):
         raise BadRequestError(
-            f"tasks of {suite.name} run with --provider {provider}, which a sidecar cannot: choose local or "
+            f"tasks of {suite.name} run with --provider {provider}, which a sidecar cannot: choose host or "
             "docker"
         )
+    if provider == "host" and (image_for(suite, settings) is not None or settings.kernel is not None):
+        raise BadRequestError(f"tasks of {suite.name} have an unpacked image, which a sidecar does not have")
     environment: JsonObject = {
         f"DECATHLON_{name.upper()}": value
         for name in PASSED_ON

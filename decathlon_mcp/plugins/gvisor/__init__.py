@@ -2,4 +2,4 @@
 
 from decathlon_mcp.hooks import Plugin
 
-PLUGIN = Plugin(name="gvisor", providers={"gvisor": "decathlon_mcp.plugins.gvisor.provider:PROVIDER"})
+PLUGIN = Plugin(name="gvisor", kernels={"gvisor": "decathlon_mcp.plugins.gvisor.sandbox:GvisorSandbox"})

@@ -15,11 +15,12 @@ from pathlib import Path, PurePosixPath
 from decathlon_sandbox import wire
 
 from decathlon_mcp.errors import ImageError
-from decathlon_mcp.sandboxes.base import SandboxSpec, program_inside
-from decathlon_mcp.sandboxes.bubblewrap.command import HOST_NAME, SHARED_MEMORY_BYTES
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
-from decathlon_mcp.sandboxes.bubblewrap.mounts import CopiedFiles, WritableFolder, writable_folders
-from decathlon_mcp.sandboxes.bubblewrap.seccomp import compile_filter
+from decathlon_mcp.plugins.inside_archives import program_inside
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.host.command import HOST_NAME, SHARED_MEMORY_BYTES
+from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.host.mounts import CopiedFiles, WritableFolder, writable_folders
+from decathlon_mcp.sandboxes.host.seccomp import compile_filter
 from decathlon_mcp.types import JsonObject
 
 RUNSC, IMAGE, BUNDLE, STATE = "/runsc", "/image", "/bundle", "/state"

@@ -29,7 +29,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from decathlon_mcp.sandboxes.inside_archives import pack_archive, unpack_archive
+    from decathlon_mcp.plugins.inside_archives import pack_archive, unpack_archive
 
 FAILED, FULL = 64, 65
 STOPPED = b"stopped"

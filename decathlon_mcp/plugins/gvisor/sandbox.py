@@ -1,21 +1,41 @@
-"""One sandbox of gVisor. Programs that runsc starts inside of it reach its files."""
+"""The kernel `gvisor` of the provider `host`: a kernel of its own in user space for each sandbox.
+
+runsc runs in namespaces that bubblewrap creates (`command`), without a daemon and without being root. The
+files are those of an unpacked image: read-only but for the suite's root, the home of the
+image's user, /tmp, /run and /var/tmp, which are in the memory of gVisor's kernel. Archives are packed and
+unpacked by programs that runsc starts in the sandbox (`inside.py`), from the image's own Python.
+
+gVisor counts processes itself. It has no limit of memory: the driver keeps one
+(`decathlon_sandbox.memory`), and the control group has another one above it. A first process that is no
+driver has only that one.
+
+Decided 2026-11-26: no `runsc --rootless`, which can save a sandbox but not restore it, and no outbound
+network.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import re
 import secrets
 import select
 import shutil
 import subprocess
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import cache
+from io import FileIO
 from pathlib import Path, PurePosixPath
 
 import anyio
 from anyio import to_thread
+from decathlon_sandbox import wire
 
 from decathlon_mcp.archives import packing
+from decathlon_mcp.archives.folder_cursor import FolderCursor
 from decathlon_mcp.archives.unpacking import with_owner
 from decathlon_mcp.archives.writing import ArchiveSource, save
 from decathlon_mcp.errors import (
@@ -26,18 +46,64 @@ from decathlon_mcp.errors import (
     SnapshotError,
 )
 from decathlon_mcp.plugins.gvisor import saving
-from decathlon_mcp.plugins.gvisor.command import CONTAINER, SAVED, inner_command, inside_command
-from decathlon_mcp.plugins.gvisor.inside import FAILED, FULL, STOP_SECONDS, STOPPED
-from decathlon_mcp.plugins.gvisor.resources import OVERHEAD_MIB, GvisorResources, close_program
-from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import ImageFolder
-from decathlon_mcp.sandboxes.bubblewrap.mounts import DEFAULT_MEMORY_MIB, writable_folders
-from decathlon_mcp.sandboxes.bubblewrap.resources import as_user, user_of
-from decathlon_mcp.sandboxes.bubblewrap.sandbox import BubblewrapSandbox, files_do_not_fit
-from decathlon_mcp.sandboxes.processes.signals import SIGNAL_SECONDS, ProcessSignaller
+from decathlon_mcp.plugins.gvisor.command import (
+    CONTAINER,
+    SAVED,
+    STATE_FILE,
+    inner_command,
+    inside_command,
+    outer_command,
+)
+from decathlon_mcp.plugins.gvisor.inside import FAILED, FULL, NOT_STARTED, STOP_SECONDS, STOPPED
+from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Finding, LimitName, Limits, finding
+from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
+from decathlon_mcp.sandboxes.host.command import PROBE_SECONDS, as_user
+from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.host.mounts import DEFAULT_MEMORY_MIB
+from decathlon_mcp.sandboxes.host.namespaces import (
+    SET_UP_SECONDS,
+    STATUS_FILE,
+    NamespaceSandbox,
+    files_do_not_fit,
+)
+from decathlon_mcp.sandboxes.host.records import closing_descriptor
+from decathlon_mcp.sandboxes.host.signals import SIGNAL_SECONDS
+from decathlon_mcp.sandboxes.host.table import ProcessId
 from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.telemetry.logs import fields
 
+RUNSC = "runsc"
+MINIMAL_VERSION = 20240729
+"""The release that was tried, and the oldest one with all options."""
+INSTALL_RUNSC = (
+    "install runsc of 2024-07-29 or later: apt-get install runsc on Debian 13, otherwise see "
+    "https://gvisor.dev/docs/user_guide/install"
+)
+"""Debian 12 has runsc of 2022, without the platform systrap."""
+POLL_SECONDS = 0.005
+"""Between two looks at a sandbox that starts, which takes gVisor some 20 ms once its kernel runs."""
+TIMER_SLACK_NS = 5_000_000
+"""How late a timer of gVisor's kernel may be. With the 50 us of other processes it wakes up a thousand times
+a second, also while nothing runs in it (https://github.com/google/gvisor/pull/13470), and takes 26 ms of a
+core each second instead of 0.6. A sleep of 1 ms in a sandbox takes some 6 ms; calls are not slower."""
+_PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
+LOG_FILE = "runsc"
+"""In a sandbox's folder: what `runsc run` notes, about 2 KiB."""
+SAVED_FOLDER = "saved"
+PAUSED_FILE = "paused"
+"""In a sandbox's folder, once it is to be paused."""
+OVERHEAD_MIB = 512
+"""Memory of gVisor's kernel (25 MiB in a small sandbox), and what a sandbox may fill above its limit until
+the driver has noticed it."""
+HOST_THREADS, MORE_THREADS = 8, 256
+"""Threads on this machine for each process inside, and for gVisor's own: a limit that only a fault reaches,
+since gVisor counts the processes inside itself."""
+_NAMESPACES = (("user", "user"), ("mount", "mnt"), ("pid", "pid"))
+_ENDED = re.compile(rb"Exiting with status: (\d+)\n")
+_LOG_BYTES = 4096
+_STATE_BYTES = 1 << 20
+"""Limit on the file; the sandbox's configuration is in it."""
 PAUSED_SECONDS = 300.0
 """How long a paused sandbox waits for another server, from the death of its own: by default as long as any
 other. After that its driver decides, which waits longer if `--survive-seconds` is longer."""
@@ -47,35 +113,182 @@ _READ = ("CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH")
 _CHUNK_BYTES = 1 << 16
 _ERROR_BYTES = 4096
 
+_libc = ctypes.CDLL(None)
 _log = logging.getLogger(__name__)
 
 
-class GvisorSandbox(BubblewrapSandbox):
-    """See `base.Sandbox` and `BubblewrapSandbox`."""
+class GvisorSandbox(NamespaceSandbox):
+    """See `NamespaceSandbox`. The first process on this machine is `runsc run`.
 
-    def __init__(
-        self,
-        spec: SandboxSpec,
-        resources: GvisorResources,
-        signaller: ProcessSignaller,
-        image: ImageFolder,
-        *,
-        version: Callable[[], str],
-        paused: bool = False,
-    ) -> None:
-        """`version`: of runsc; blocks."""
-        super().__init__(
-            spec,
-            resources,
-            signaller,
-            folders=writable_folders(image, spec.root, spec.limits),
-            image_digest=image.digest,
-            user=user_of(image),
-            paused=paused,
+    Its exit code is that of the first process inside.
+    """
+
+    kernel = "gvisor"
+    can_be_saved = True
+    _stopper: subprocess.Popen[bytes] | None = None
+    """The program inside that has stopped its processes."""
+    _snapshot: Snapshot | None = None
+    """What it is restored from, if it is."""
+
+    @classmethod
+    def unlimited(cls, hierarchies: Hierarchies) -> tuple[LimitName, ...]:
+        # The driver limits the memory without control groups too.
+        return tuple(name for name in hierarchies.unlimited if name == "cpus")
+
+    @classmethod
+    def check_machine(cls) -> list[Finding]:
+        runsc = find_runsc()
+        version, is_recent = runsc_version(runsc)
+        return [finding("runsc", is_recent, f"{version} at {runsc}", INSTALL_RUNSC)]
+
+    @property
+    def _image(self) -> ImageFolder:
+        assert isinstance(self.files, ImageFolder)
+        return self.files
+
+    def restore(self, snapshot: Snapshot) -> None:
+        saving.check(snapshot, self.spec, self._image, _version(find_runsc()))
+        self._snapshot = snapshot
+
+    def start(self) -> None:
+        with _late_timers():
+            super().start()
+
+    def _command(self, stack: ExitStack) -> tuple[Sequence[str], tuple[int, ...]]:
+        status, log = self._new_file(STATUS_FILE, stack), self._new_file(LOG_FILE, stack)
+        own, started = os.pipe()
+        stack.callback(os.close, started)
+        self._set_up = FileIO(own)
+        saved = None
+        if (user := self._user) is None:
+            saved = self.folder / SAVED_FOLDER
+            saved.mkdir(mode=0o700)
+        else:
+            # runsc opens both again, as that user.
+            os.fchown(log, *user)
+            os.fchown(started, *user)
+        command, descriptors = outer_command(
+            self._machine.program,
+            find_runsc(),
+            self.spec,
+            self._image,
+            stack,
+            status=status,
+            started=started,
+            log=log,
+            saved=saved,
+            snapshot=() if self._snapshot is None else saving.open_files(self._snapshot, stack),
         )
-        self._files = resources
-        self._image = image
-        self._version = version
+        return command, (status, started, log, *descriptors)
+
+    def _group_limits(self, limits: Limits) -> Limits:
+        memory, pids = limits.memory_mib, limits.pids
+        return replace(
+            limits,
+            memory_mib=None if memory is None else memory + OVERHEAD_MIB,
+            pids=None if pids is None else HOST_THREADS * pids + MORE_THREADS,
+        )
+
+    def _limit_processes(self, leader: ProcessId) -> None:
+        pass  # gVisor counts those inside
+
+    async def wait_until_open(self) -> None:
+        try:
+            await self._wait_until_started()
+        except ProviderUnavailableError as error:
+            if self._snapshot is None:
+                raise
+            raise _not_restored(error) from None
+        if self._snapshot is None and self._image.user.user:
+            await self._give_home()
+
+    async def _wait_until_started(self) -> None:
+        await self._wait_until_set_up()
+        with anyio.move_on_after(SET_UP_SECONDS):
+            while not self.has_started:  # noqa: ASYNC110  (nothing reports it)
+                await anyio.sleep(POLL_SECONDS)
+        if self._snapshot is not None:
+            # What is wrong with a snapshot may be seen late. If the sandbox has ended, this says why.
+            with suppress(SandboxLostError):
+                os.close(self.open_root())
+                return
+            await self._wait_until_set_up()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the first process inside was started, by what runsc keeps as the sandbox's state.
+
+        Also if it has ended.
+        """
+        try:
+            with closing_descriptor(self.open_root()) as root, FolderCursor(root) as cursor:
+                *folders, name = STATE_FILE.split("/")
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                folder = cursor.enter(tuple(folders))
+                with closing_descriptor(os.open(name, flags, dir_fd=folder)) as file:
+                    return b'"status":"running"' in os.read(file, _STATE_BYTES)
+        except SandboxLostError:
+            return True
+        except OSError:
+            return False
+
+    @contextmanager
+    def _namespaces(self) -> Generator[list[tuple[str, int]]]:
+        """Kind and descriptor of each of runsc's namespaces, to be entered in this order.
+
+        Raises SandboxLostError if the first process has ended.
+        """
+        leader = self.leader
+        with ExitStack() as stack:
+            found: list[tuple[str, int]] = []
+            if leader is not None:
+                with suppress(OSError):
+                    for kind, name in _NAMESPACES:
+                        file = os.open(f"/proc/{leader.pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                        stack.callback(os.close, file)
+                        found.append((kind, file))
+            # Looked at after the files are open: the number may belong to another process by now.
+            if leader is None or ProcessId.of(leader.pid) != leader:
+                raise SandboxLostError("the sandbox's first process has ended")
+            yield found
+
+    def _release(self) -> bool:
+        if self._stopper is not None:
+            self._stopper.kill()
+            _close_program(self._stopper)
+        return super()._release()
+
+    def _was_paused(self) -> bool:
+        return (self.folder / PAUSED_FILE).exists()
+
+    @property
+    def has_run(self) -> bool:
+        return self._wait_status is not None
+
+    def _cause_of_end(self, exit_code: int | None) -> str | None:
+        status = self._wait_status
+        code = None if status is None else os.waitstatus_to_exitcode(status)
+        if code == wire.OUT_OF_MEMORY_EXIT or (code != 0 and self.group.was_out_of_memory):
+            # The machine's kernel may have killed what gVisor needs for one process only.
+            return OUT_OF_MEMORY
+        if code is None:
+            # runsc was killed, or gVisor's kernel has ended without the first process.
+            cause = super()._cause_of_end(exit_code)
+            return None if cause == f"exit code {NOT_STARTED}" else cause
+        if code < 0:
+            # Nobody outside sends signals to a process inside, and gVisor, unlike Linux, lets a first process
+            # be killed by others inside.
+            return KILLED_INSIDE
+        return None if code == NOT_STARTED else f"exit code {code}"
+
+    @property
+    def _wait_status(self) -> int | None:
+        """How the first process inside has ended, see wait(2); None if runsc did not note it."""
+        with suppress(OSError), open_regular(self.folder / LOG_FILE) as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_BYTES))
+            if found := _ENDED.search(log.read(_LOG_BYTES)):
+                return int(found[1])
+        return None
 
     def _unpack(self, folder: PurePosixPath, below: PurePosixPath, archive: ArchiveSource) -> None:
         user = self._image.user
@@ -85,7 +298,7 @@ class GvisorSandbox(BubblewrapSandbox):
                 raise files_do_not_fit(folder)
             if code == FAILED:
                 raise BadRequestError(f"cannot unpack into {folder}: {program.reason}")
-            self._check(code)
+            self._check_exit(code)
 
     def _pack(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
         limits = str(packing.MAX_ENTRIES), str(packing.MAX_NAME_BYTES)
@@ -93,9 +306,9 @@ class GvisorSandbox(BubblewrapSandbox):
             save(program.received(), archive, limit_bytes)
             if (code := program.finish()) == FAILED:
                 raise LimitExceededError(f"cannot copy {folder}: {program.reason}", budget="files")
-            self._check(code)
+            self._check_exit(code)
 
-    async def give_home(self) -> None:
+    async def _give_home(self) -> None:
         """Give the image's user what the image has in that user's home: it belongs to root inside."""
         user = self._image.user
         arguments = ("own", str(user.home), str(user.user), str(user.group))
@@ -112,13 +325,13 @@ class GvisorSandbox(BubblewrapSandbox):
         if self._paused:
             raise SandboxLostError("the sandbox is paused")
         # Below the sandbox's folder, which is removed with the sandbox, also by another server.
-        new = self._files.saved_folder / secrets.token_hex(8)
+        new = self.folder / SAVED_FOLDER / secrets.token_hex(8)
         try:
             await to_thread.run_sync(self._create_saved, new)
             await self._save(new)
 
             def finish() -> Snapshot:
-                saving.describe(new, self.spec, self._image, self._version())
+                saving.describe(new, self.spec, self._image, _version(find_runsc()))
                 return saving.move(new, folder)
 
             return await to_thread.run_sync(finish, limiter=self._threads)
@@ -129,13 +342,13 @@ class GvisorSandbox(BubblewrapSandbox):
 
     def _create_saved(self, folder: Path) -> None:
         folder.mkdir(0o700, parents=True)
-        if (user := user_of(self._image)) is not None:
+        if (user := self._user) is not None:
             os.chown(folder, *user)
 
     async def _save(self, folder: Path) -> None:
         """Let runsc save the sandbox in a folder. Raises SnapshotError, SandboxLostError."""
-        user = user_of(self._image)
-        with self._files.namespaces() as namespaces, ExitStack() as stack:
+        user = self._user
+        with self._namespaces() as namespaces, ExitStack() as stack:
             descriptors = [descriptor for _, descriptor in namespaces]
             path = f"{SAVED}/{folder.name}"
             if user is not None:
@@ -157,7 +370,7 @@ class GvisorSandbox(BubblewrapSandbox):
                 )
                 if result.returncode == 0:
                     return
-                with self._files.namespaces():
+                with self._namespaces():
                     reason = result.stderr[-_ERROR_BYTES:].decode("utf-8", "replace").strip()
                     _log.warning(
                         "A sandbox could not be saved", extra=fields(sandbox=self.spec.name, why=reason)
@@ -166,7 +379,7 @@ class GvisorSandbox(BubblewrapSandbox):
         raise SnapshotError(f"the sandbox could not be saved within {SAVE_SECONDS:g} s")
 
     async def _stop_processes(self) -> bool:
-        self._files.mark_paused()
+        (self.folder / PAUSED_FILE).touch()
         return await to_thread.run_sync(self._stop, limiter=self._threads, abandon_on_cancel=True)
 
     def _stop(self) -> bool:
@@ -174,27 +387,29 @@ class GvisorSandbox(BubblewrapSandbox):
 
         The program that stops them goes on until the sandbox is removed.
         """
-        if self._files.stopper is not None:
+        if self._stopper is not None:
             return True
-        popen = self._files.stopper = self._start(("stop", str(PAUSED_SECONDS)), ("CAP_KILL",), as_root=True)
+        popen = self._stopper = self._start_program(
+            ("stop", str(PAUSED_SECONDS)), ("CAP_KILL",), as_root=True
+        )
         assert popen.stdout is not None
         poll = select.poll()
         poll.register(popen.stdout, select.POLLIN)
         # Its own time limit, and time to start.
         if poll.poll((STOP_SECONDS + SIGNAL_SECONDS) * 1e3) and popen.stdout.readline().strip() == STOPPED:
             return True
-        with self._files.namespaces():
+        with self._namespaces():
             return False
 
     def _run_as_root(self, arguments: Sequence[str], capabilities: Sequence[str]) -> None:
         with self._program(*arguments, capabilities=capabilities, as_root=True) as program:
-            self._check(program.finish())
+            self._check_exit(program.finish())
 
-    def _check(self, exit_code: int) -> None:
+    def _check_exit(self, exit_code: int) -> None:
         """Raises SandboxLostError, ProviderUnavailableError unless the exit code of a program is 0."""
         if exit_code == 0:
             return
-        with self._files.namespaces():
+        with self._namespaces():
             raise ProviderUnavailableError(f"a program in the sandbox ended with exit code {exit_code}")
 
     @contextmanager
@@ -205,25 +420,25 @@ class GvisorSandbox(BubblewrapSandbox):
 
         Raises SandboxLostError, ProviderUnavailableError.
         """
-        popen = self._start(arguments, capabilities, as_root=as_root)
+        popen = self._start_program(arguments, capabilities, as_root=as_root)
         try:
             yield _Program(popen)
         finally:
             # What runs inside ends with its streams.
             popen.kill()
-            close_program(popen)
+            _close_program(popen)
 
-    def _start(
+    def _start_program(
         self, arguments: Sequence[str], capabilities: Sequence[str], *, as_root: bool
     ) -> subprocess.Popen[bytes]:
         user = self._image.user
         options = ["--cwd=/", "--user=0:0" if as_root else f"--user={user.user}:{user.group}"]
         options += [f"--cap={name}" for name in capabilities]
         program = inside_command(self._image, *arguments)
-        with self._files.namespaces() as namespaces:
+        with self._namespaces() as namespaces:
             command = inner_command(namespaces, "exec", *options, CONTAINER, *program)
             return subprocess.Popen(
-                [*as_user(user_of(self._image)), *command],
+                [*as_user(self._user), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -262,3 +477,55 @@ class _Program:
             self._stdin.close()
         self.reason = self._stderr.read(_ERROR_BYTES).decode("utf-8", "replace").strip()
         return self._popen.wait()
+
+
+def _close_program(popen: subprocess.Popen[bytes]) -> None:
+    """Close the streams of a program that ends by itself, and wait for its end."""
+    for stream in (popen.stdin, popen.stdout, popen.stderr):
+        assert stream is not None
+        with suppress(BrokenPipeError):
+            stream.close()
+    popen.wait()
+
+
+@contextmanager
+def _late_timers() -> Generator[None]:
+    """What this thread starts in the body, and all that it starts, has `TIMER_SLACK_NS`."""
+    before_ns = _libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0)
+    _libc.prctl(_PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _libc.prctl(_PR_SET_TIMERSLACK, before_ns, 0, 0, 0)
+
+
+def _not_restored(error: ProviderUnavailableError) -> SnapshotError:
+    failure = SnapshotError("no sandbox could be opened from the snapshot; the server's log has the reason")
+    failure.__notes__ = getattr(error, "__notes__", [])
+    return failure
+
+
+def find_runsc() -> Path:
+    """The path of runsc. Raises ProviderUnavailableError."""
+    program = shutil.which(RUNSC)
+    if program is None:
+        raise ProviderUnavailableError(f"there is no {RUNSC} on the PATH: {INSTALL_RUNSC}")
+    return Path(program).resolve()
+
+
+def runsc_version(program: Path) -> tuple[str, bool]:
+    """What runsc says about its version, and whether that is `MINIMAL_VERSION` or later. Blocks."""
+    try:
+        command = [str(program), "--version"]
+        result = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ProviderUnavailableError(f"{program} cannot be run: {error}; {INSTALL_RUNSC}") from error
+    lines = result.stdout.decode("utf-8", "replace").splitlines()
+    # "runsc version release-20240729.0", or Debian's "0.0~20240729.0".
+    dates = re.findall(r"\d{8}", lines[0]) if lines else []
+    return lines[0] if lines else "of unknown version", bool(dates) and int(dates[0]) >= MINIMAL_VERSION
+
+
+@cache
+def _version(program: Path) -> str:
+    return runsc_version(program)[0]

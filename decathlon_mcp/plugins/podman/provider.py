@@ -148,7 +148,7 @@ def create(context: ProviderContext[PodmanOptions]) -> PodmanProvider:
     )
 
 
-def offer(context: ProviderContext[PodmanOptions]) -> Offer:
+def offer(context: ProviderContext[PodmanOptions], image: str | None) -> Offer:
     """See `ProviderPlugin.offer`."""
     network = context.options.network
     is_shared = network == "host" or "allow_host_loopback=true" in network

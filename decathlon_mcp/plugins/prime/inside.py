@@ -36,7 +36,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from decathlon_mcp.sandboxes.inside_archives import CHUNK, pack_archive, unpack_archive
+    from decathlon_mcp.plugins.inside_archives import CHUNK, pack_archive, unpack_archive
 
 FOLDER = "/tmp/decathlon"
 PART_BYTES = 8 << 20

@@ -25,6 +25,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
+from decathlon_mcp.plugins.inside_archives import program_inside
 from decathlon_mcp.plugins.prime.sdk import ENDED, Client, CommandResult, Sdk
 from decathlon_mcp.plugins.prime.stream import AttachmentStream
 from decathlon_mcp.sandboxes.base import (
@@ -32,7 +33,6 @@ from decathlon_mcp.sandboxes.base import (
     OUT_OF_MEMORY,
     SandboxSpec,
     check_folder,
-    program_inside,
 )
 from decathlon_mcp.sandboxes.streams import EndedStream, LogTail
 from decathlon_mcp.types import JsonObject, as_object

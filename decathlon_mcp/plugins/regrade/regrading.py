@@ -220,7 +220,7 @@ class Regrader:
 _PLAYED: Mapping[Isolation, str] = {
     "none": "without isolation",
     "container": "in a container",
-    "namespaces": "in namespaces of bubblewrap, or in gVisor",
+    "namespaces": "in namespaces, or in gVisor",
 }
 
 
@@ -243,7 +243,7 @@ def _refuse_unless_repeatable(
         played = _PLAYED[kept_attempt.attempt.isolation]
         raise BadRequestError(
             f"it was played {played}, and the provider {factory.provider.name} grades otherwise: choose the "
-            "same with --provider, and --isolation if that is local"
+            "same with --provider, and --isolation if that is host"
         )
 
 

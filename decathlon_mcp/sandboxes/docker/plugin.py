@@ -80,7 +80,7 @@ def create(context: ProviderContext[DockerOptions]) -> DockerProvider:
     )
 
 
-def offer(context: ProviderContext[DockerOptions]) -> Offer:
+def offer(context: ProviderContext[DockerOptions], image: str | None) -> Offer:
     """See `ProviderPlugin.offer`."""
     is_shared = context.options.network == "host"
     return Offer(shared_network="leave out --provider-option network=host" if is_shared else "")

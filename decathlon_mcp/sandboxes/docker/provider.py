@@ -372,7 +372,8 @@ def check_runtime(facts: JsonObject, name: str | None) -> list[Finding]:
             "isolation",
             True,
             f"{used} is gVisor: an agent that is root in a container can write to the driver's connection",
-            "unless you trust the agents to look for no reward there: --provider gvisor, or another runtime",
+            "unless you trust the agents to look for no reward there: --provider host --kernel gvisor, or "
+            "another runtime",
         ),
     ]
 

@@ -18,7 +18,7 @@ SOLUTION = {"tea": 12, "cocoa": 6, "yeast": 20, "sugar": 36, "candles": 6, "soap
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Decathlon]:
     state = tmp_path_factory.mktemp("state")
-    with Decathlon.embedded(SUITE, provider="local", state=state) as server:
+    with Decathlon.embedded(SUITE, provider="host", state=state) as server:
         yield server
 
 

@@ -14,14 +14,6 @@ from docker.errors import APIError
 
 from decathlon_mcp.archives.unpacking import unpack_root
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import (
-    CONFIG_FILE,
-    CONFIG_VERSION,
-    ROOT_FOLDER,
-    SANDBOX_USER,
-    ImageFolder,
-)
-from decathlon_mcp.sandboxes.bubblewrap.mounts import HOSTS
 from decathlon_mcp.sandboxes.docker.container import remove_container
 from decathlon_mcp.sandboxes.docker.engine import (
     REQUEST_SECONDS,
@@ -31,6 +23,14 @@ from decathlon_mcp.sandboxes.docker.engine import (
     raise_api_error,
 )
 from decathlon_mcp.sandboxes.docker.image import find_image
+from decathlon_mcp.sandboxes.host.image_folder import (
+    CONFIG_FILE,
+    CONFIG_VERSION,
+    ROOT_FOLDER,
+    SANDBOX_USER,
+    ImageFolder,
+)
+from decathlon_mcp.sandboxes.host.mounts import HOSTS
 from decathlon_mcp.types import as_object
 
 _CHUNK_BYTES = 1 << 20

@@ -7,6 +7,7 @@ repositories. Lists with hashes of their files are replaced by others (`answer_t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,14 +15,19 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from ipaddress import IPv4Address
 from pathlib import Path, PurePosixPath
+from subprocess import DEVNULL, SubprocessError
 from typing import Self
 
-from decathlon_mcp.sandboxes.bubblewrap.answer_traces import find_traces, repositories_of
-from decathlon_mcp.sandboxes.bubblewrap.image_folder import DEFAULT_PATH
-from decathlon_mcp.sandboxes.bubblewrap.mount_view import closed_parent
-from decathlon_mcp.sandboxes.bubblewrap.mounts import (
+import anyio
+from anyio import to_thread
+
+from decathlon_mcp.sandboxes.host.answer_traces import find_traces, repositories_of
+from decathlon_mcp.sandboxes.host.image_folder import DEFAULT_PATH
+from decathlon_mcp.sandboxes.host.mount_view import closed_parent
+from decathlon_mcp.sandboxes.host.mounts import (
     HOSTS,
     CopiedFiles,
     SandboxUser,
@@ -65,6 +71,7 @@ CERTIFICATE_VARIABLES = (
 )
 """With a network: by which way, and whom to trust. The certificates are there too."""
 _HIDDEN_BYTES = 4096
+_FIND_FOLDERS = "import json, sys; print(json.dumps([sys.version, *filter(None, sys.path)]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,3 +280,43 @@ def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
         if not any(map(path.is_relative_to, found)):
             found.append(path)
     return tuple(found)
+
+
+class ProgramsIdentity:
+    """Finds a text that changes when another Python is installed, or packages are.
+
+    Programs that are no Python packages, such as those of npm, can change without it.
+    """
+
+    def __init__(self) -> None:
+        self._python: Path | None = None
+        self._folders: list[str] = []
+
+    async def identity(self) -> str | None:
+        """The present identity; None if there is no usable `python3`. Looks at the times of some folders."""
+        program = shutil.which("python3")
+        if program is None:
+            return None
+        python = Path(program)
+        if python != self._python:
+            try:
+                with anyio.fail_after(10):  # starting Python takes 20 ms on an idle machine
+                    result = await anyio.run_process([program, "-c", _FIND_FOLDERS], stderr=DEVNULL)
+                self._folders = json.loads(result.stdout)
+            except (OSError, SubprocessError, TimeoutError, ValueError):
+                return None
+            self._python = python
+        return await to_thread.run_sync(self._digest, python)
+
+    def _digest(self, python: Path) -> str:
+        # An installation changes the time of its `site-packages`.
+        times = {folder: _time_ns(Path(folder)) for folder in (str(python.resolve()), *self._folders)}
+        parts = [os.environ.get("PATH"), str(python), times]
+        return f"host:{sha256(json.dumps(parts).encode()).hexdigest()}"
+
+
+def _time_ns(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None

@@ -1,4 +1,4 @@
-"""What a sandbox without an engine occupies on this machine, and how the next server finds it."""
+"""The folder of a sandbox of this machine: what a server notes there, for the next one, and its removal."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from decathlon_mcp.archives.folder_cursor import open_accessible
-from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.sandboxes.processes.first_process import FirstProcess
-from decathlon_mcp.sandboxes.processes.table import ProcessId, is_alive
+from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError
+from decathlon_mcp.sandboxes.host.table import ProcessId, is_alive
 
 OWNER_FILE = "owner"
 """In a sandbox's folder: the owner of the provider that opened it."""
 LEADER_FILE = "leader"
 """In a sandbox's folder: which process is the first one, as `<pid> <started_ticks> <boot id>`."""
-RECORDS = (OWNER_FILE, LEADER_FILE)
+GROUPS_FILE = "groups"
+"""In a sandbox's folder: the folders of its control group, one a line."""
+HELPER_FILE = "network"
+"""In a sandbox's folder: which process connects its network, as in `LEADER_FILE`."""
+RECORDS = (OWNER_FILE, LEADER_FILE, GROUPS_FILE, HELPER_FILE)
 """Files that the next server needs to find what is left of a sandbox."""
 RECORD_BYTES = 16 << 10
 """Limit on such a file; what runs in a sandbox without isolation can replace it."""
@@ -34,87 +37,26 @@ _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _NO_FOLDER = frozenset({errno.ENOTDIR, errno.ELOOP})
 
 
-class ProcessResources:
-    """What one sandbox occupies on the machine: processes and a folder, any of which may be missing."""
+def create_folder(folder: Path, owner: str, subfolders: Sequence[str] = ()) -> None:
+    """Create the folder of a sandbox, with folders in it.
 
-    records = RECORDS
-
-    def __init__(self, owner: str, name: str, folder: Path, *, subfolders: tuple[str, ...] = ()) -> None:
-        """`subfolders`: created in the sandbox's folder."""
-        self.owner = owner
-        self.name = name
-        self.folder = folder
-        self._subfolders = subfolders
-        self.process: FirstProcess | None = None
-        self.killed: bool | None = None
-        """Whether the processes could be killed; None before it was tried."""
-
-    @property
-    def leader(self) -> ProcessId | None:
-        """The first process; None if it is not known."""
-        return read_process(self.folder, LEADER_FILE) if self.process is None else self.process.id
-
-    @property
-    def root_process(self) -> ProcessId | None:
-        """The process that all others of the sandbox descend from, as far as it is known."""
-        return self.leader
-
-    def create_folders(self) -> None:
-        """Create the folder with its contents.
-
-        Raises BadRequestError if there is already one, ProviderUnavailableError.
-        """
-        self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _own_folder(self.folder.parent):
-            pass
-        # Complete when it gets its name: of a server that is killed meanwhile, the owner of every folder is
-        # known.
-        new = self.folder.with_name(unfinished_folder_prefix(self.owner) + self.name)
-        new.mkdir(mode=0o700)
-        (new / OWNER_FILE).write_text(self.owner, "utf-8")
-        for name in self._subfolders:
-            (new / name).mkdir()
-        try:
-            new.rename(self.folder)
-        except OSError:
-            shutil.rmtree(new)
-            raise BadRequestError(f"there is already a sandbox named {self.name}") from None
-
-    def take_back(self) -> ProcessId:
-        """Continue what a server with this owner has left; returns its first process.
-
-        Raises SandboxLostError if that has ended.
-        """
-        leader = read_process(self.folder, LEADER_FILE)
-        if leader is None:
-            raise SandboxLostError(f"nothing is left of the sandbox {self.name}")
-        self.process = FirstProcess.take_back(leader, self.folder)
-        return leader
-
-    def cause_of_end(self, exit_code: int | None = None) -> str | None:
-        """Why the first process ended, if it has. `exit_code`: as its parent knows it."""
-        return None if exit_code is None else f"exit code {exit_code}"
-
-    def release(self) -> bool:
-        """Remove what is neither a process nor in the folder; whether it is gone. Blocks."""
-        return True
-
-    def delete(self) -> bool:
-        """Reap the first process, release the rest and delete the folder, after the processes were killed.
-
-        Returns whether all is gone. If the processes could not be killed, what the next server needs to find
-        them stays. Raises OSError, ProviderUnavailableError. Blocks.
-        """
-        try:
-            if self.process is not None:
-                self.process.reap()
-        finally:
-            gone = self.release()
-            if gone:
-                # If some file cannot be deleted now, a later sweep finds the folder by the owner's.
-                with _own_folder(self.folder.parent) as parent:
-                    remove_folder(self.folder.name, parent, last=self.records, keep_last=not self.killed)
-        return gone
+    Raises BadRequestError if there is already one, ProviderUnavailableError.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with own_folder(folder.parent):
+        pass
+    # Complete when it gets its name: of a server that is killed meanwhile, the owner of every folder is
+    # known.
+    new = folder.with_name(unfinished_folder_prefix(owner) + folder.name)
+    new.mkdir(mode=0o700)
+    (new / OWNER_FILE).write_text(owner, "utf-8")
+    for name in subfolders:
+        (new / name).mkdir()
+    try:
+        new.rename(folder)
+    except OSError:
+        shutil.rmtree(new)
+        raise BadRequestError(f"there is already a sandbox named {folder.name}") from None
 
 
 def unfinished_folder_prefix(owner: str) -> str:
@@ -129,7 +71,7 @@ def sandbox_owners(folder: Path) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     try:
-        with _own_folder(folder) as parent, os.scandir(parent) as entries:
+        with own_folder(folder) as parent, os.scandir(parent) as entries:
             for entry in itertools.islice(entries, MAX_FOLDERS):
                 if entry.name.startswith("."):
                     found[entry.name] = entry.name[1:].rpartition(".")[0]
@@ -163,7 +105,7 @@ def read_record(folder: Path, name: str) -> str | None:
     Raises ProviderUnavailableError.
     """
     try:
-        with _own_folder(folder.parent) as parent:
+        with own_folder(folder.parent) as parent:
             return _read_record(parent, folder.name, name)
     except OSError:
         return None
@@ -185,7 +127,7 @@ def _read_record(parent: int, folder: str, name: str) -> str | None:
 
 
 @contextmanager
-def _own_folder(folder: Path) -> Generator[int]:
+def own_folder(folder: Path) -> Generator[int]:
     """A descriptor of a folder in which nobody but this user, or root, can have put anything.
 
     Raises OSError, ProviderUnavailableError.

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Self
 
 from decathlon_mcp.errors import ImageError
-from decathlon_mcp.sandboxes.bubblewrap.mounts import (
+from decathlon_mcp.sandboxes.host.mounts import (
     HOSTS,
     CopiedFiles,
     SandboxUser,
@@ -62,6 +62,8 @@ class ImageFolder:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     user: SandboxUser = field(default_factory=SandboxUser)
     digest: str | None = None
+
+    reached = ()
 
     @classmethod
     def read(cls, path: Path) -> Self:

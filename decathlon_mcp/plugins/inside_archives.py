@@ -1,4 +1,4 @@
-"""Functions of programs that providers run in a sandbox: unpack and pack archives there.
+"""Functions of programs that plug-ins run in a sandbox: unpack and pack archives there.
 
 Sent to the sandbox as text, before the text of the program itself: Python 3.10, standard library. See
 `prime/inside.py` and `gvisor/inside.py`.
@@ -9,6 +9,14 @@ import os
 CHUNK = 1 << 16
 MAX_LEVELS = 1000
 """How deep folders may lie, as in `archives.folder_cursor`."""
+
+
+def program_inside(package: str) -> str:
+    """The source of `inside.py` in a plug-in's package, which runs in its sandboxes. For the server."""
+    from importlib.resources import files
+
+    parts = (("decathlon_mcp.plugins", "inside_archives.py"), (package, "inside.py"))
+    return "\n".join(files(name).joinpath(file).read_text("utf-8") for name, file in parts)
 
 
 def unpack_archive(stream, root):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 from anyio import CapacityLimiter, to_thread
 
-from decathlon_mcp.sandboxes.processes.table import ProcessId, living_members
+from decathlon_mcp.sandboxes.host.table import ProcessId, living_members
 
 SIGNAL_SECONDS = 5.0
 """How long the processes of one sandbox may take to stop or end, from the first signal sent to them."""

@@ -66,6 +66,11 @@ class RootFiles(Protocol):
         ...
 
     @property
+    def reached(self) -> tuple[Path, ...]:
+        """Folders of this machine that the sandbox's user must be able to enter."""
+        ...
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """The variables of the first process, without HOME."""
         ...

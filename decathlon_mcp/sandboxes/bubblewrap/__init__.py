@@ -1,1 +1,0 @@
-"""Sandboxes as processes in namespaces of their own, which bubblewrap creates without a daemon."""

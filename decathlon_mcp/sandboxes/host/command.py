@@ -1,0 +1,197 @@
+"""bubblewrap (bwrap(1), version 0.7 or later): the program, and its command line for one sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.host.host_files import HostFiles
+from decathlon_mcp.sandboxes.host.image_folder import SANDBOX_USER
+from decathlon_mcp.sandboxes.host.mount_view import view_launcher
+from decathlon_mcp.sandboxes.host.mounts import (
+    CopiedFiles,
+    RootFiles,
+    WritableFolder,
+    file_with,
+    memory_mount,
+    writable_folders,
+)
+from decathlon_mcp.sandboxes.host.records import closing_descriptor
+from decathlon_mcp.sandboxes.host.seccomp import compile_filter, is_supported
+from decathlon_mcp.sandboxes.host.table import ProcessId
+from decathlon_mcp.types import as_object
+
+PROGRAM = "bwrap"
+MINIMAL_VERSION = (0, 7)
+"""The first with `--size`."""
+INSTALL = "install bubblewrap 0.7 or later (apt-get install bubblewrap)"
+ALLOW = (
+    "allow user namespaces: sysctl -w user.max_user_namespaces=65536 "
+    "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0 (those that exist)"
+)
+PROBE_SECONDS = 10.0
+"""Limit on programs that take 50 ms."""
+STATUS_BYTES = 4096
+
+HOST_NAME = "sandbox"
+SHARED_MEMORY_BYTES = 64 << 20
+"""Size of /dev/shm, as in a container."""
+_VIRTUAL = (PurePosixPath("/proc"), PurePosixPath("/dev"))
+_NAMESPACES = ("user", "pid", "ipc", "uts")
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxFiles:
+    """Open files that bubblewrap uses, by descriptor.
+
+    `status`: it writes there which process is the first one, and its exit code. `block`: one end of a socket
+    from which it reads a byte when everything is set up, and closes it. `seccomp`: the filter.
+    """
+
+    status: int
+    block: int
+    seccomp: int
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.status, self.block, self.seccomp)
+
+
+def bubblewrap_command(
+    program: str,
+    spec: SandboxSpec,
+    root: RootFiles,
+    files: SandboxFiles,
+    stack: ExitStack,
+    *,
+    shares_network: bool = False,
+) -> tuple[list[str], Sequence[int]]:
+    """The command line, and descriptors of further files that it needs; `stack` closes those.
+
+    `shares_network`: the sandbox has this machine's network, its loopback interface included.
+    """
+    folders = writable_folders(root, spec.root, spec.limits)
+    copied = CopiedFiles(stack)
+    command = [program, *(f"--unshare-{name}" for name in _NAMESPACES), "--unshare-cgroup-try"]
+    if not shares_network:
+        command.append("--unshare-net")
+    command += ["--uid", str(root.user.user), "--gid", str(root.user.group), "--hostname", HOST_NAME]
+    command += ["--as-pid-1", "--new-session", "--cap-drop", "ALL"]
+    if not spec.survives:
+        command.append("--die-with-parent")
+    command += ["--json-status-fd", str(files.status), "--block-fd", str(files.block)]
+    command += ["--seccomp", str(files.seccomp)]
+    command.append("--clearenv")
+    for name, value in {**root.environment, "HOME": str(root.user.home), "HOSTNAME": HOST_NAME}.items():
+        command += ["--setenv", name, value]
+    command += root.first_mounts([*_VIRTUAL, *(folder.path for folder in folders)], copied)
+    command += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
+    command += memory_mount(WritableFolder(PurePosixPath("/dev/shm"), SHARED_MEMORY_BYTES, 0o1777))
+    command += ["--remount-ro", "/dev"]
+    for folder in folders:
+        command += memory_mount(folder)
+        command += root.mounts_in(folder, copied)
+    # After everything has been created in it.
+    command += ["--remount-ro", "/", "--chdir", str(spec.root), "--", *spec.command]
+    return command, copied.descriptors
+
+
+def user_of(root: RootFiles) -> tuple[int, int] | None:
+    """The user and group that sandboxes run as on this machine; None for the server's own."""
+    if os.geteuid() != 0:
+        return None
+    user, group = root.owner
+    return (user, group) if user else (SANDBOX_USER, SANDBOX_USER)
+
+
+def as_user(user: tuple[int, int] | None) -> list[str]:
+    """A command line that executes the rest of it as this user and group."""
+    if user is None:
+        return []
+    return ["setpriv", f"--reuid={user[0]}", f"--regid={user[1]}", "--clear-groups"]
+
+
+def read_status(content: bytes) -> dict[str, object]:
+    """What bubblewrap writes about a sandbox: JSON objects, one a line; a line that is cut is ignored."""
+    values: dict[str, object] = {}
+    for line in content[:STATUS_BYTES].splitlines():
+        with suppress(ValueError):
+            values |= as_object(json.loads(line)) or {}
+    return values
+
+
+def find_program() -> str:
+    """The path of bwrap. Raises ProviderUnavailableError."""
+    program = shutil.which(PROGRAM)
+    if program is None:
+        raise ProviderUnavailableError(f"there is no {PROGRAM} on the PATH: {INSTALL}")
+    if not is_supported():
+        raise ProviderUnavailableError(f"there is no filter of system calls for {platform.machine()}")
+    return program
+
+
+def program_version(program: str) -> tuple[str, bool]:
+    """What bubblewrap says about its version, and whether that is `MINIMAL_VERSION` or later. Blocks.
+
+    Raises OSError, subprocess.SubprocessError.
+    """
+    output = subprocess.run([program, "--version"], capture_output=True, timeout=PROBE_SECONDS, check=False)
+    version = output.stdout.decode("utf-8", "replace").strip()
+    return version, tuple(map(int, re.findall(r"\d+", version)[:2])) >= MINIMAL_VERSION
+
+
+def lacks_namespaces(message: str) -> bool:
+    """Whether bubblewrap failed with this message because the kernel refuses user namespaces."""
+    # Kernels of some distributions have one of these, and containers of an engine refuse namespaces.
+    return any(text in message for text in ("new namespace", "uid map", "RTM_NEWADDR"))
+
+
+@dataclass(frozen=True, slots=True)
+class IsolatedCommand:
+    """A command line that runs one command in namespaces, and descriptors that it must inherit.
+
+    `launcher`: the beginning of it, which executes the rest as the command's user on this machine.
+    """
+
+    launcher: list[str]
+    argv: list[str]
+    descriptors: tuple[int, ...]
+    _status: int
+
+    @property
+    def first_process(self) -> ProcessId:
+        """The command's process, once it runs. Raises SandboxLostError."""
+        pid = read_status(os.pread(self._status, STATUS_BYTES, 0)).get("child-pid")
+        found = ProcessId.of(pid) if isinstance(pid, int) else None
+        if found is None:
+            raise SandboxLostError("the command in namespaces has ended")
+        return found
+
+
+@contextmanager
+def isolated_command(spec: SandboxSpec, files: HostFiles) -> Generator[IsolatedCommand]:
+    """The command line for one command, which ends with the process that starts it.
+
+    Its memory, CPUs and processes have no limit. Raises ProviderUnavailableError.
+    """
+    with ExitStack() as stack:
+        status = stack.enter_context(closing_descriptor(os.memfd_create("status", os.MFD_CLOEXEC)))
+        block, ours = socket.socketpair()
+        stack.enter_context(block)
+        stack.enter_context(ours).send(b"1")
+        seccomp = stack.enter_context(closing_descriptor(file_with(compile_filter())))
+        opened = SandboxFiles(status, block.fileno(), seccomp)
+        arguments, descriptors = bubblewrap_command(find_program(), spec, files, opened, stack)
+        launcher = [*view_launcher(files.reached), *as_user(user_of(files))]
+        yield IsolatedCommand(launcher, [*launcher, *arguments], (*opened.descriptors, *descriptors), status)

@@ -1,0 +1,409 @@
+"""Opens sandboxes that are processes of this machine, takes them back and removes them. Requires Linux.
+
+There are two axes. Files: this machine's own (`host_files`), or, if the spec names an image, those of an
+unpacked one (`image_folder`). Kernel: this machine's, or one that a plug-in has (`NamespaceSandbox.kernel`).
+Both are in namespaces; or there is no isolation at all (`plain`), and then neither axis.
+
+With this machine's files, every sandbox has the suite's root at the same path, so that a task's prompt is the
+same in every episode. The network has a loopback interface and nothing else, unless the task needs more: then
+it leads to other machines too, and to nothing else of this one (`network`). Where that is not possible, it is
+this machine's own.
+
+Decided 2026-11-22: no outbound network with an image. In the host's network namespace a sandbox would reach
+the services on the host's loopback interface, and one of its own needs another /etc/resolv.conf than that of
+the image, which may have none.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import AsyncGenerator, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Literal, Self
+
+import anyio
+from anyio import CancelScope, CapacityLimiter, Semaphore, to_thread
+
+from decathlon_mcp.background import finish, run_alone
+from decathlon_mcp.errors import BadRequestError, DecathlonError, ImageError, SandboxLostError
+from decathlon_mcp.sandboxes.base import (
+    PYTHON_CURE,
+    BaseProvider,
+    Finding,
+    LimitName,
+    SandboxSpec,
+    check_python,
+    check_swept,
+    finding,
+    limited_check,
+)
+from decathlon_mcp.sandboxes.host.command import ALLOW, INSTALL, lacks_namespaces, program_version
+from decathlon_mcp.sandboxes.host.first_process import FirstProcess
+from decathlon_mcp.sandboxes.host.host_files import HostFiles, ProgramsIdentity
+from decathlon_mcp.sandboxes.host.image_folder import UNPACK, ImageFolder
+from decathlon_mcp.sandboxes.host.isolation import HOST, PLAIN, cure_of
+from decathlon_mcp.sandboxes.host.mounts import RootFiles
+from decathlon_mcp.sandboxes.host.namespaces import Machine, NamespaceSandbox
+from decathlon_mcp.sandboxes.host.network import PROGRAM
+from decathlon_mcp.sandboxes.host.plain import PlainSandbox, check_plain
+from decathlon_mcp.sandboxes.host.records import read_owner, sandbox_owners, unfinished_folder_prefix
+from decathlon_mcp.sandboxes.host.sandbox import Footprint, HostSandbox
+from decathlon_mcp.sandboxes.host.signals import ProcessSignaller
+from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.telemetry.logs import fields
+
+DELETIONS = 4
+"""How many folders are deleted at the same time."""
+DELETE_SECONDS = 20.0
+"""How long deleting one sandbox's folder may take; it does not count while it waits for others."""
+FREE_BYTES = 1 << 30
+_NAME = re.compile(r"[a-z0-9-]{1,63}")
+
+_log = logging.getLogger(__name__)
+
+
+class HostProvider(BaseProvider):
+    """Opens sandboxes whose first process is a child of the server, each with a folder in `folder`."""
+
+    name = HOST
+
+    def __init__(
+        self,
+        owner: str,
+        folder: Path,
+        *,
+        isolation: Literal["namespaces", "none"] = "namespaces",
+        kernel: type[NamespaceSandbox] = NamespaceSandbox,
+        image: Path | None = None,
+        hidden: Collection[Path] = (),
+        why: str | None = None,
+        why_shared: str | None = None,
+    ) -> None:
+        """`why`: the reason that there is no isolation, for the log.
+
+        With `namespaces` only: `image` is the folder of the image that a spec may name by its digest too.
+        `hidden`: see `HostFiles`. `why_shared`: why sandboxes with a network share this machine's; None if
+        they have one of their own.
+        """
+        super().__init__(owner)
+        self.isolation: Literal["namespaces", "none"] = isolation
+        self._kernel = kernel
+        self._folder = folder.absolute()
+        self._image = image
+        self._hidden = tuple(hidden)
+        self._why = why
+        self._machine = Machine(why_shared)
+        self._images: dict[str, ImageFolder] = {}
+        self._files_with_network: HostFiles | None = None
+        self._identity = ProgramsIdentity()
+        self._deletions = Semaphore(DELETIONS)
+        # Never waited for: the clock of a deletion, which has its place by then, would already run.
+        self._threads = CapacityLimiter(math.inf)
+        self._signaller = ProcessSignaller()
+
+    async def __aenter__(self) -> Self:
+        if self.isolation == "none":
+            _log.warning(
+                "The server isolates nothing: what runs in a sandbox can do whatever this user can",
+                extra=fields(folder=str(self._folder), why=self._why or "--isolation none"),
+            )
+        elif self._hidden:
+            # A search of all files that sandboxes can read, for up to seconds: not in the event loop.
+            await to_thread.run_sync(lambda: self._host_files)
+        return await super().__aenter__()
+
+    @property
+    def kernel(self) -> str | None:
+        """The name of the sandboxes' kernel, if it is not this machine's."""
+        return self._kernel.kernel
+
+    @property
+    def snapshots(self) -> bool:
+        """See `SnapshotProvider`."""
+        return self._kernel.can_be_saved
+
+    @property
+    def unlimited(self) -> tuple[LimitName, ...]:
+        # Without isolation, `isolation` says it.
+        return () if self.isolation == "none" else self._kernel.unlimited(self._machine.hierarchies)
+
+    def root(self, spec: SandboxSpec) -> PurePosixPath:
+        return self._sandbox(self._owner, spec).root
+
+    def shares_loopback(self, spec: SandboxSpec) -> bool:
+        if self.isolation == "none":
+            return True
+        return spec.network != "none" and self._machine.network is None
+
+    async def environment(self, image: str | None) -> str | None:
+        if image is not None:
+            try:
+                return self._image_named(image).digest
+            except ImageError:
+                return None
+        identity = await self._identity.identity()
+        # Other programs are found than without isolation.
+        return identity and (identity if self.isolation == "none" else f"{identity}.namespaces")
+
+    def _sandbox(self, owner: str, spec: SandboxSpec) -> HostSandbox:
+        folder = self._folder / spec.name
+        if self.isolation == "none":
+            return PlainSandbox(owner, spec, folder, self._signaller)
+        return self._kernel(
+            owner, spec, folder, self._signaller, files=lambda: self._files(spec), machine=self._machine
+        )
+
+    def _files(self, spec: SandboxSpec) -> RootFiles:
+        if spec.image is not None or self.kernel is not None:
+            return self._image_of(spec.image)
+        if spec.network == "none":
+            return self._host_files
+        if self._files_with_network is None:
+            network = self._machine.network
+            self._files_with_network = self._host_files.with_network(network and network.nameserver)
+        return self._files_with_network
+
+    @cached_property
+    def _host_files(self) -> HostFiles:
+        return HostFiles.of_this_server(self._hidden)
+
+    def _image_of(self, name: str | None) -> ImageFolder:
+        if name is None:
+            raise ImageError(f"sandboxes with the kernel {self.kernel} need an unpacked image: {UNPACK}")
+        return self._image_named(name)
+
+    def _image_named(self, name: str) -> ImageFolder:
+        files = self._images.get(name)
+        if files is None:
+            files = self._images[name] = self._read_image(name)
+        return files
+
+    def _read_image(self, name: str) -> ImageFolder:
+        if not name.startswith("sha256:"):
+            return ImageFolder.read(Path(name).expanduser().absolute())
+        image = None if self._image is None else ImageFolder.read(self._image)
+        if image is None or image.digest != name:
+            raise ImageError(f"image {name} is not the one in {self._image}", image=name)
+        return image
+
+    @asynccontextmanager
+    async def open(
+        self, spec: SandboxSpec, *, snapshot: Snapshot | None = None
+    ) -> AsyncGenerator[HostSandbox]:
+        """See `SnapshotProvider.open`."""
+        sandbox = self._sandbox(self._owner, spec)
+        if snapshot is not None:
+            await to_thread.run_sync(sandbox.restore, snapshot)
+        self._check_name(spec.name)
+        # Before there is a folder, which a sweep in a thread could take for an orphan's.
+        self._open_names.add(spec.name)
+        try:
+            sandbox.create_folder()
+        except BaseException:
+            self._open_names.discard(spec.name)
+            raise
+        # There is no await before the first process has started, so no cancellation can come between.
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._finish_removal, sandbox)
+            sandbox.start()
+            await self._follow(stack, sandbox)
+            await sandbox.wait_until_open()
+            yield sandbox
+
+    @asynccontextmanager
+    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[HostSandbox]:
+        self._check_name(spec.name)
+        sandbox = self._sandbox(owner, spec)
+        # Not removed: it is another server's.
+        if sandbox.folder.exists() and read_owner(sandbox.folder) != owner:
+            raise SandboxLostError(f"there is no sandbox named {spec.name} of this owner")
+        self._open_names.add(spec.name)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._finish_removal, sandbox)
+            sandbox.take_back()
+            await self._follow(stack, sandbox)
+            if sandbox.is_paused:
+                # The server may have died before all processes were stopped.
+                await sandbox.pause()
+            yield sandbox
+
+    async def _follow(self, stack: AsyncExitStack, sandbox: HostSandbox) -> None:
+        """Follow a process that has been started or taken back; `stack` then ends it."""
+        process = sandbox.first_process
+        # Each step alone: a failure must replace neither the body's error nor its result.
+        stack.push_async_callback(run_alone, process.close_stream)
+        await stack.enter_async_context(self._watching(process))
+        # Before the stream is closed: at the end of its input each driver would search /proc for its
+        # processes, and several hundred that end together would keep the machine busy with that.
+        stack.push_async_callback(run_alone, sandbox.kill)
+        stack.callback(sandbox.mark_closed)
+
+    @asynccontextmanager
+    async def _watching(self, process: FirstProcess) -> AsyncGenerator[None]:
+        """Read the first process's log, and end its stream when it has ended."""
+        scope, finished = CancelScope(), anyio.Event()
+
+        async def watch() -> None:
+            try:
+                with scope:
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(process.follow_log)
+                        await process.wait()
+            finally:
+                finished.set()
+
+        self._tasks.start_soon(run_alone, watch)
+        try:
+            yield
+        finally:
+            scope.cancel()
+            with CancelScope(shield=True):
+                await finished.wait()
+
+    async def _finish_removal(self, footprint: Footprint) -> None:
+        """Remove a sandbox, even if the caller is cancelled."""
+        await finish(self._tasks, lambda: self._remove(footprint))
+
+    async def _remove(self, footprint: Footprint) -> bool:
+        """Kill the sandbox's processes and delete its folder; whether both are gone.
+
+        If the processes are not, the folder's content is deleted all the same, except what the next sweep
+        needs to find them. Raises what either raises, e.g. OSError.
+        """
+        killed = deleted = False
+        try:
+            try:
+                killed = await footprint.kill()
+            finally:
+                deleted = await self._delete(footprint)
+            return killed and deleted
+        finally:
+            # Also if it failed: then the next sweep tries again.
+            self._open_names.discard(footprint.name)
+            if not (killed and deleted):
+                _log.error(
+                    "A sandbox could not be removed",
+                    extra=fields(sandbox=footprint.name, folder=str(footprint.folder), killed=killed),
+                )
+
+    async def _delete(self, footprint: Footprint) -> bool:
+        with CancelScope(shield=True):
+            async with self._deletions:
+                with anyio.move_on_after(DELETE_SECONDS):
+                    return await to_thread.run_sync(
+                        footprint.delete, limiter=self._threads, abandon_on_cancel=True
+                    )
+        return False
+
+    async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
+        orphans = await to_thread.run_sync(self._orphans_of, owner, set(keep))
+        removed: set[str] = set()
+
+        async def remove(name: str) -> None:
+            if await self._remove(Footprint(owner, name, self._folder / name, self._signaller)):
+                removed.add(name)
+
+        async with anyio.create_task_group() as tasks:
+            for name in orphans:
+                tasks.start_soon(run_alone, remove, name)
+        check_swept(orphans - removed)
+        return len(removed)
+
+    def _orphans_of(self, owner: str, keep: set[str]) -> set[str]:
+        """Names of this owner's sandboxes that this provider did not open, except `keep`."""
+        prefix = unfinished_folder_prefix(owner)
+        orphans = {
+            name
+            for name, of in sandbox_owners(self._folder).items()
+            if of == owner and _NAME.fullmatch(name.removeprefix(prefix))
+        }
+        spared = self._open_names | keep
+        return {name for name in orphans if name.removeprefix(prefix) not in spared}
+
+    def _check_name(self, name: str) -> None:
+        super()._check_name(name)
+        if not _NAME.fullmatch(name):
+            raise BadRequestError(f"a sandbox's name consists of 1 to 63 of a-z, 0-9 and -, not {name!r}")
+
+    async def check(self, image: str | None) -> list[Finding]:
+        if self.isolation == "none":
+            plain = await to_thread.run_sync(check_plain, self._why)
+            return [*plain, await to_thread.run_sync(self._check_folder)]
+        findings = [] if image or self.kernel else [_IN_NAMESPACES, self._check_network()]
+        with limited_check(findings):
+            try:
+                for look in (self._kernel.check_machine, self._check_machine, lambda: [self._check_folder()]):
+                    findings += await to_thread.run_sync(look, abandon_on_cancel=True)
+                if image is not None or self.kernel is not None:
+                    files = self._image_of(image)
+                    detail = f"{files.location}, {files.digest or 'of unknown origin'}"
+                    findings.append(Finding("image", True, detail))
+                if image is not None or all(result.ok for result in findings):
+                    cure = PYTHON_CURE if image else "run the server with a complete Python 3.10 or later"
+                    findings.append(await check_python(self.open, image, cure))
+            except DecathlonError as error:
+                message = ": ".join([error.message, *getattr(error, "__notes__", ())])
+                cure = _image_cure(error, message) if image or self.kernel else f"{cure_of(message)}; {PLAIN}"
+                findings.append(Finding("sandbox", False, message, cure))
+            except OSError as error:
+                cure = "choose a writable folder with free space (--state)"
+                findings.append(Finding("sandbox", False, f"none could be created: {error}", cure))
+        return findings
+
+    def _check_machine(self) -> list[Finding]:
+        program = self._machine.program
+        version, is_recent = program_version(program)
+        limits = "memory, CPUs and processes"
+        if self.unlimited:
+            limits = (
+                f"no limit on {', '.join(self.unlimited)}: the server may not create control groups; run it "
+                "as root, or with `systemd-run --user --scope`"
+            )
+        return [
+            finding("program", is_recent, f"{version} at {program}", INSTALL),
+            Finding("limits", True, limits),
+        ]
+
+    def _check_folder(self) -> Finding:
+        """Whether the folder of the sandboxes can be used."""
+        folder = self._folder
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        return finding(
+            "folder",
+            existing.is_dir() and os.access(existing, os.W_OK) and free >= FREE_BYTES,
+            f"{folder}, {free >> 20} MiB free",
+            "choose a writable folder with 1 GiB free (--state)",
+        )
+
+    def _check_network(self) -> Finding:
+        if self._machine.why_shared is not None:
+            why = self._machine.why_shared
+            return Finding("network", True, f"{_SHARED_NETWORK}: {why}")
+        detail = f"{shutil.which(PROGRAM)}: leads to other machines and not to this one"
+        return Finding("network", True, detail)
+
+
+_SHARED_NETWORK = "sandboxes of tasks that need a network share that of this machine"
+_IN_NAMESPACES = Finding(
+    "isolation", True, "namespaces: sandboxes see this machine's programs and nothing else of it"
+)
+
+
+def _image_cure(error: DecathlonError, message: str) -> str:
+    """What to do about a sandbox of an image that could not be opened."""
+    if isinstance(error, ImageError):
+        return UNPACK
+    if lacks_namespaces(message):
+        return ALLOW
+    if "ermission denied" in message:
+        return "the image's folder, and those above it, must be accessible to the owner of its files"
+    # What is missing, as its error says.
+    _, _, program = message.partition(": install ")
+    return f"{f'install {program}' if program else INSTALL}, or use --provider docker"

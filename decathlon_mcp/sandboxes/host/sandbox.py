@@ -1,0 +1,253 @@
+"""One sandbox that is a process of this machine, with its descendants, and what it occupies here."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import anyio
+from anyio import CancelScope, CapacityLimiter
+from anyio.abc import ByteStream
+
+from decathlon_mcp.archives.writing import ArchiveSource
+from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError, SnapshotError
+from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec
+from decathlon_mcp.sandboxes.host.cgroups import Group, is_group
+from decathlon_mcp.sandboxes.host.first_process import FirstProcess, Launch
+from decathlon_mcp.sandboxes.host.network import NetworkHelper, end_helper
+from decathlon_mcp.sandboxes.host.records import (
+    GROUPS_FILE,
+    HELPER_FILE,
+    LEADER_FILE,
+    RECORDS,
+    create_folder,
+    own_folder,
+    read_process,
+    read_record,
+    remove_folder,
+    write_process,
+)
+from decathlon_mcp.sandboxes.host.signals import ProcessSignaller
+from decathlon_mcp.sandboxes.host.table import ProcessId, is_stopped
+from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.sandboxes.streams import EndedStream
+from decathlon_mcp.telemetry.logs import fields
+
+_log = logging.getLogger(__name__)
+
+
+class Footprint:
+    """What one sandbox occupies: processes, a control group and a folder, any of which may be missing.
+
+    The folder names the others, so that any server can remove what a dead one has left, whatever kind of
+    sandbox it was.
+    """
+
+    def __init__(self, owner: str, name: str, folder: Path, signaller: ProcessSignaller) -> None:
+        self.owner = owner
+        self.name = name
+        self.folder = folder
+        self.process: FirstProcess | None = None
+        """What this server has started or taken back."""
+        self.group = Group(set())
+        self._killed: bool | None = None
+        """Whether the processes could be killed; None before it was tried."""
+        self._signaller = signaller
+        self._leader: ProcessId | None = None
+        self._helper: NetworkHelper | None = None
+
+    @property
+    def leader(self) -> ProcessId | None:
+        """The first process; None if it is not known."""
+        if self._leader is None and self.process is None:
+            self._leader = read_process(self.folder, LEADER_FILE)
+        return self._leader
+
+    @property
+    def root_process(self) -> ProcessId | None:
+        """The process that all others of the sandbox descend from, as far as it is known."""
+        return self.leader or (None if self.process is None else self.process.id)
+
+    async def kill(self) -> bool:
+        """Kill all processes, unless that was tried before; whether they are gone."""
+        if self._killed is None:
+            with CancelScope(shield=True):
+                self._killed = await self._kill_processes()
+        return bool(self._killed)
+
+    async def _kill_processes(self) -> bool:
+        return await self._signaller.kill(self.root_process)
+
+    def delete(self) -> bool:
+        """Reap the first process, release the rest and delete the folder, after the processes were killed.
+
+        Returns whether all is gone. If the processes could not be killed, what the next server needs to find
+        them stays. Raises OSError, ProviderUnavailableError. Blocks.
+        """
+        try:
+            if self.process is not None:
+                self.process.reap()
+        finally:
+            gone = self._release()
+            if gone:
+                # If some file cannot be deleted now, a later sweep finds the folder by the owner's.
+                with own_folder(self.folder.parent) as parent:
+                    remove_folder(self.folder.name, parent, last=RECORDS, keep_last=not self._killed)
+        return gone
+
+    def _release(self) -> bool:
+        """Remove what is neither a process inside nor in the folder; whether it is gone. Blocks."""
+        if self._helper is not None:
+            has_ended = self._helper.end()
+        else:
+            helper = read_process(self.folder, HELPER_FILE)
+            has_ended = helper is None or end_helper(helper)
+        return has_ended and (self.group if self.group.folders else self._recorded_group()).remove()
+
+    def _recorded_group(self) -> Group:
+        lines = (read_record(self.folder, GROUPS_FILE) or "").splitlines()
+        return Group({folder for folder in map(Path, lines) if is_group(folder, self._group_name)})
+
+    @property
+    def _group_name(self) -> str:
+        return f"decathlon-{self.owner}-{self.name}"
+
+
+class HostSandbox(Footprint, ABC):
+    """See `base.Sandbox`. Its kinds differ in how the first process starts and where its files are."""
+
+    can_be_saved = False
+    subfolders: Sequence[str] = ()
+    """Created in the sandbox's folder."""
+    image_digest: str | None = None
+
+    def __init__(self, owner: str, spec: SandboxSpec, folder: Path, signaller: ProcessSignaller) -> None:
+        super().__init__(owner, spec.name, folder, signaller)
+        self.spec = spec
+        self._threads = CapacityLimiter(4)
+        self._closed = False
+        self._paused = False
+        self._ended_stream: EndedStream | None = None
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the first process, for which `process` then has a value. Must not block for long.
+
+        Raises ImageError, BadRequestError, ProviderUnavailableError.
+        """
+
+    async def wait_until_open(self) -> None:
+        """Wait until what was started is a sandbox.
+
+        Raises SandboxLostError, ImageError, ProviderUnavailableError.
+        """
+
+    @property
+    @abstractmethod
+    def root(self) -> PurePosixPath: ...
+
+    @abstractmethod
+    async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None: ...
+
+    @abstractmethod
+    async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None: ...
+
+    def create_folder(self) -> None:
+        """Raises BadRequestError if there is already one, ProviderUnavailableError."""
+        create_folder(self.folder, self.owner, self.subfolders)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Let `start` begin with what was saved. Raises SnapshotError. Blocks."""
+        raise SnapshotError("sandboxes with this kernel cannot be opened from a snapshot")
+
+    def _launch(self, launch: Launch) -> None:
+        """Start a process, and note it for the next server. Raises ProviderUnavailableError."""
+        try:
+            self.process = FirstProcess.start(launch, self.folder)
+        except OSError as error:
+            raise ProviderUnavailableError(
+                f"{launch.command[0]} cannot be started: {error.strerror}"
+            ) from error
+        if self.process.id is not None:
+            write_process(self.folder / LEADER_FILE, self.process.id)
+
+    def take_back(self) -> None:
+        """Continue what a server with this owner has left. Raises SandboxLostError if that has ended."""
+        leader = read_process(self.folder, LEADER_FILE)
+        if leader is None:
+            raise SandboxLostError(f"nothing is left of the sandbox {self.name}")
+        self.group = self._recorded_group()
+        try:
+            self.process = FirstProcess.take_back(leader, self.folder)
+        except SandboxLostError as error:
+            if (cause := self._cause_of_end(None)) is None:
+                raise
+            raise SandboxLostError(f"{error.message} ({cause})", cause=cause) from None
+        self._leader = leader
+        if self._was_paused():
+            self._paused, self._ended_stream = True, EndedStream()
+
+    def _was_paused(self) -> bool:
+        """Whether the server that opened it has paused it."""
+        return self._leader is not None and is_stopped(self._leader)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
+    @property
+    def first_process(self) -> FirstProcess:
+        assert self.process is not None, "it has been started"
+        return self.process
+
+    @property
+    def stream(self) -> ByteStream:
+        return self._ended_stream or self.first_process.stream
+
+    async def reopen(self) -> None:
+        self._check_open()
+        if self._paused:
+            raise SandboxLostError("the sandbox is paused")
+        await self.first_process.reopen()
+
+    @property
+    def log_tail(self) -> str:
+        if not self._closed:
+            self.first_process.read_log()
+        return str(self.first_process.log_tail)
+
+    async def pause(self) -> None:
+        self._check_open()
+        if self.first_process.ended.is_set():
+            raise SandboxLostError("the sandbox's first process has ended")
+        self._paused = True
+        if not await self._stop_processes():
+            _log.warning("Processes of a sandbox did not stop", extra=fields(sandbox=self.name))
+
+    async def _stop_processes(self) -> bool:
+        """Stop all processes; whether they have."""
+        return await self._signaller.stop(self.root_process)
+
+    async def cause_of_end(self) -> str | None:
+        process = self.first_process
+        if process.stream.ended.is_set():
+            with anyio.move_on_after(CAUSE_SECONDS):
+                await process.ended.wait()
+        return self._cause_of_end(process.exit_code) if process.ended.is_set() else None
+
+    def _cause_of_end(self, exit_code: int | None) -> str | None:
+        """Why the first process ended. `exit_code`: as its parent knows it."""
+        return None if exit_code is None else f"exit code {exit_code}"
+
+    async def is_running(self) -> bool:
+        return not (self._closed or self._paused or self.first_process.ended.is_set())
+
+    def mark_closed(self) -> None:
+        """From now on, methods raise SandboxLostError."""
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxLostError("the sandbox has been closed")
