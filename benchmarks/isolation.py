@@ -34,6 +34,7 @@ from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.host.isolation import why_no_own_network, why_unavailable
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.types import JsonObject, Network
+from tests.fakes.calls import call_server
 
 WARM_UP = 3
 SIDE_BY_SIDE = 8
@@ -267,7 +268,8 @@ async def _program_steps(provider: Provider, spec: SandboxSpec) -> dict[str, flo
         seconds: list[float] = []
         for number in range(40):
             moment = time.perf_counter()
-            await driver.list_tools(SERVERS[number % len(SERVERS)], timeout_seconds=60)
+            said = {"name": "say", "arguments": {"text": "again"}}
+            await call_server(driver, SERVERS[number % len(SERVERS)], said)
             seconds.append(time.perf_counter() - moment)
         found[_SERVER_STEPS[1]] = median(seconds)
     return found

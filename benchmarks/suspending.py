@@ -41,6 +41,7 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject
+from tests.fakes.calls import call_server
 
 SERVER = "echo"
 KEPT, SUSPENDED, ALONE = "kept open", "suspended", "suspended, one without pause"
@@ -174,7 +175,8 @@ class Sandboxes:
 
 async def request(driver: DriverClient) -> None:
     """A request to the server in a sandbox, and its reply."""
-    await driver.list_tools(SERVER, timeout_seconds=CALL_SECONDS)
+    with anyio.fail_after(CALL_SECONDS):
+        await call_server(driver, SERVER, {"name": "echo", "arguments": {"text": "again"}})
 
 
 def kept(driver: DriverClient) -> Call:

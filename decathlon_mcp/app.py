@@ -56,8 +56,7 @@ from decathlon_mcp.sandboxes.plugins import (
 )
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.disk import DiskSpace, cure_of, is_full
-from decathlon_mcp.storage.file_cache import FileCache
-from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, remove_unnamed_tools
+from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, CachedLists, remove_unnamed_tools
 from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock, wait_for_stop
 from decathlon_mcp.storage.retention import DAY_SECONDS, delete_old_episodes
 from decathlon_mcp.storage.store import Store
@@ -314,7 +313,7 @@ def create_sandbox_factory(
 def create_tool_lists(factory: SandboxFactory, state: Path) -> ToolLists:
     """The cache of tool lists of one suite."""
     return ToolLists(
-        FileCache(state / "tool-lists"),
+        CachedLists(state),
         factory.suite,
         factory.provider,
         factory.image,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decathlon_mcp.sandboxes.host.host_provider import why_no_own_network
 
 from decathlon_mcp.app import (
     bootstrap,
@@ -23,6 +22,7 @@ from decathlon_mcp.app import (
 )
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import NotRunnableError, SettingsError, SuiteError
+from decathlon_mcp.sandboxes.host.isolation import why_no_own_network
 from decathlon_mcp.settings import Settings, read_settings
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import read_suite_file

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from functools import cache, partial
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import anyio
 from anyio import aclose_forcefully
@@ -56,7 +56,6 @@ FREEZE_SECONDS = 60.0
 not answer in time is forfeited, so that there is room for a busy machine."""
 DEFAULT_REPLY_BYTES = 4 << 20
 MAX_TOOLS = 2_000
-MAX_TOOL_PAGES = 100
 MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
 CLEAN_SECONDS = 300.0
@@ -288,7 +287,14 @@ class DriverClient:
             on_outcome(self._translated(outcome) if isinstance(outcome, DriverError) else outcome)
 
         read = partial(read_reply, server=server, limit_bytes=self._reply_bytes)
-        call = self._call_params(server, "tools/call", params, cut=cut)
+        call: JsonObject = {
+            "server": server,
+            "method": "tools/call",
+            "params": params,
+            "timeout_seconds": None,
+            "max_bytes": self._reply_bytes,
+            **({} if cut is None else {"cut": cut.to_json()}),
+        }
         return Request(request_id, wire.CALL, call, read, settle, on_notification)
 
     def send_now(self, call: Request) -> bool:
@@ -303,74 +309,15 @@ class DriverClient:
         """Cancel a tool's call in the sandbox, if it has no outcome yet. It will have none."""
         self._link.cancel(request_id)
 
-    def _call_params(
-        self,
-        server: str,
-        method: str,
-        params: JsonObject,
-        *,
-        timeout_seconds: float | None = None,
-        cut: Cut | None = None,
-    ) -> JsonObject:
-        call: JsonObject = {
-            "server": server,
-            "method": method,
-            "params": params,
-            "timeout_seconds": timeout_seconds,
-            "max_bytes": self._reply_bytes,
-        }
-        return call if cut is None else {**call, "cut": cut.to_json()}
-
     def _translated(self, error: DriverError) -> DecathlonError:
         """LimitExceededError if the driver has refused a reply because of its length; else the error."""
         if error.data.get("reason") == "too_long":
             return LimitExceededError(error.message, limit_bytes=self._reply_bytes)
         return error
 
-    async def changed_servers(self) -> set[str]:
-        """Wait for servers that announced other tools; each is returned once for all its announcements."""
-        return await self._link.changed_servers.take()
-
-    async def list_tools(self, server: str, *, timeout_seconds: float) -> list[JsonObject]:
-        """The tools of a server that runs, as `start` returns them.
-
-        Raises what `start` raises, and CallTimeoutError.
-        """
-        tools: list[Any] = []
-        cursor: str | None = None
-        cursors: set[str] = set()
-        size = 0
-        for _ in range(MAX_TOOL_PAGES):
-            reply = await self._list_page(server, cursor, timeout_seconds)
-            if reply.result is None:
-                raise DriverError(f"server {server} does not list its tools", reason="server")
-            size += len(reply.result)
-            if size > self._reply_bytes:
-                raise LimitExceededError(
-                    f"the tools of server {server} have more than {self._reply_bytes} bytes"
-                )
-            result = as_object(reply.decoded().get("result")) or {}
-            page, following = result.get("tools"), result.get("nextCursor")
-            if isinstance(page, list):
-                tools += cast("list[Any]", page)
-            # A server that repeats a cursor does not know pages.
-            if not isinstance(following, str) or following in cursors or len(tools) > MAX_TOOLS:
-                return _checked_tools(server, _validated(ServerInfo, {"tools": tools})).tools
-            cursor = following
-            cursors.add(cursor)
-        raise LimitExceededError(f"server {server} has more than {MAX_TOOL_PAGES} pages of tools")
-
-    async def _list_page(self, server: str, cursor: str | None, timeout_seconds: float) -> Reply:
-        params: JsonObject = {} if cursor is None else {"cursor": cursor}
-        try:
-            return await self._link.request(
-                wire.CALL,
-                self._call_params(server, "tools/list", params, timeout_seconds=timeout_seconds),
-                read=partial(read_reply, server=server, limit_bytes=self._reply_bytes, method="tools/list"),
-                timeout_seconds=timeout_seconds + GRACE_SECONDS,
-            )
-        except DriverError as error:
-            raise self._translated(error) from None
+    def on_tools_changed(self, changed: Callable[[str], object]) -> None:
+        """Call this with the name of each server that announces other tools."""
+        self._link.on_tools_changed = changed
 
     async def freeze(self, *, spare: Sequence[str] = ()) -> None:
         """Kill every process of the sandbox except the driver; no server can be started or called again.

@@ -17,6 +17,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -72,9 +73,6 @@ DONE_AFTER_SECONDS = 0.25
 it along, which costs nothing."""
 COPIES_OF_COPIES = 256
 """Generations of one server process. A request's id is longer by so many bits."""
-MAX_SERVERS = 1_000
-MAX_SERVER_CHARACTERS = 1_000
-"""Limits on the names of servers whose tools have changed."""
 
 _log = logging.getLogger("decathlon.driver")
 
@@ -132,31 +130,6 @@ class Request(msgspec.Struct, eq=False):
         return as_json_with_raw(
             {"jsonrpc": "2.0", "id": self.id, "method": self.method, "params": self.params}
         )
-
-
-class ChangedServers:
-    """The servers that announced other tools, until their names are taken."""
-
-    def __init__(self) -> None:
-        self._names: set[str] = set()
-        self._added = anyio.Event()
-
-    def add(self, params: bytes) -> None:
-        """Add the server of a `changed` notification."""
-        try:
-            name = (as_object(decode_bounded(params)) or {}).get("server")
-        except ValueError:
-            return
-        if isinstance(name, str) and len(name) <= MAX_SERVER_CHARACTERS and len(self._names) < MAX_SERVERS:
-            self._names.add(name)
-            self._added.set()
-
-    async def take(self) -> set[str]:
-        """The names since the last call; waits until there is one."""
-        await self._added.wait()
-        self._added = anyio.Event()
-        names, self._names = self._names, set()
-        return names
 
 
 class Handled:
@@ -259,7 +232,8 @@ class DriverLink:
         self._unanswered: dict[int, bytes | None] = dict.fromkeys(unanswered)
         self._handled = Handled(self._write_handled)
         self._notifications = NotificationLimit()
-        self.changed_servers = ChangedServers()
+        self.on_tools_changed: Callable[[str], object] = lambda server: None
+        """Called with the name of a server that announces other tools, which the agent may have chosen."""
         self.tunnels = Tunnels(self.notify, first_id)
         self.ready = False
         """True once the driver has been attached."""
@@ -596,8 +570,10 @@ class DriverLink:
             ):
                 request.on_notification(notification)
         elif method == wire.CHANGED:
-            if self._notifications.take():
-                self.changed_servers.add(bytes(params))
+            with suppress(ValueError):
+                server = (as_object(decode_bounded(bytes(params))) or {}).get("server")
+                if isinstance(server, str) and self._notifications.take():
+                    self.on_tools_changed(server)
         elif method in TUNNEL_NOTIFICATIONS:
             self.tunnels.handle(method, bytes(params))
 

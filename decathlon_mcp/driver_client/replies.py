@@ -20,7 +20,7 @@ from decathlon_mcp.driver_client.mcp_repair import MAX_FAULT_CHARACTERS, repaire
 from decathlon_mcp.driver_client.mcp_schema import read_result, readable_text
 from decathlon_mcp.driver_client.messages import Message, decode_bounded
 from decathlon_mcp.errors import DriverError, LimitExceededError
-from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json, check_undecoded
+from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError
 from decathlon_mcp.types import JsonObject, as_json, as_json_with_raw, as_object
 
 OWN_PREFIX = "decathlon/"
@@ -117,14 +117,6 @@ class Reply(msgspec.Struct, frozen=True):
             relayed = relayed.replace(b"\r", b" ")
         return cls(relayed, is_error=result.is_error, meta=meta)
 
-    @classmethod
-    def from_other(cls, text: Raw) -> Reply:
-        """A reply to another method than `tools/call`, whose result is only checked to be readable."""
-        data = bytes(text)
-        check_json(data)
-        check_undecoded(data)
-        return cls(data)
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -162,8 +154,8 @@ _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def read_reply(message: Message, *, server: str, limit_bytes: int, method: str = "tools/call") -> Reply:
-    """The reply in the driver's response to a `call` of this method.
+def read_reply(message: Message, *, server: str, limit_bytes: int) -> Reply:
+    """The reply in the driver's response to a tool's call.
 
     Raises LimitExceededError for a reply over `limit_bytes`, over `json_limits.MAX_NODES` or too deep, and
     DriverError with reason `server` for one that is neither a result nor an error, and for a tool's result
@@ -190,9 +182,7 @@ def read_reply(message: Message, *, server: str, limit_bytes: int, method: str =
             return Reply(None, as_object(error) or {})
         if isinstance(reply.result, UnsetType):
             raise invalid
-        if method == "tools/call":
-            return _read_tool_result(reply.result, message.overlong, server)
-        return Reply.from_other(reply.result)
+        return _read_tool_result(reply.result, message.overlong, server)
     except JsonLimitError as error:
         raise LimitExceededError(f"the reply exceeds a limit: {error}") from None
     except _UNREADABLE:

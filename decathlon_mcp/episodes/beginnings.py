@@ -30,7 +30,6 @@ from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools.offer import ToolOffer
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.episodes")
@@ -70,7 +69,6 @@ class Start:
     resources: EpisodeResources
     admission: Admission
     offer: ToolOffer
-    kept_tools: KeptTools
     scratch: Path
     folder_of: Callable[[str], Path | None]
     stack: AsyncExitStack
@@ -202,7 +200,7 @@ async def set_up(start: Start) -> AgentSandbox:
             episode.note_preprocess_failure(prepared.preprocess_failure)
         if episode.spec.keeps_workspace and prepared.sealed is not None:
             await keep_sealed(episode, prepared.sealed, prepared.original)
-        tools = await start.offer.complete(prepared, start.kept_tools)
+        tools = await start.offer.complete(prepared)
         sandbox, driver = prepared.sandbox, prepared.driver
         session = await start.offer.tool_session(sandbox, driver, running=prepared.servers)
     return AgentSandbox(sandbox, driver, session, tools, sealed=prepared.sealed is not None)

@@ -350,7 +350,7 @@ class EpisodeCalls:
         self, name: str, params: CallParams, keys: RequestKeys, digest: str, *, replayed: int | None = None
     ) -> RunningCall:
         """Begin a new call; if this raises, nothing has happened. `replayed`: its number, see `replay`."""
-        route = None if self._tools.router is None else self._tools.route(name)
+        route = None if self._tools.offered is None else self._tools.route(name)
         if self._state.phase not in NOT_READY:
             self._require_open()
         is_open = self._is_open and not self._holds

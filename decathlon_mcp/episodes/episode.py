@@ -29,7 +29,7 @@ from decathlon_mcp.episodes.records import (
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
-from decathlon_mcp.episodes.tools.offered import EpisodeTools, OfferedTools
+from decathlon_mcp.episodes.tools.offered import EpisodeTools, OfferedTools, offered_tools
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import DecathlonError, LimitExceededError
 from decathlon_mcp.grading.attempt import TruncationCause
@@ -40,7 +40,7 @@ from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import MAX_NOTE_LINE_BYTES, MAX_NOTES, Trajectory
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
-from decathlon_mcp.types import JsonObject, NoteRole
+from decathlon_mcp.types import JsonObject, NoteRole, as_json
 
 TRAJECTORY_VERSION = 1
 """In the first line of a trajectory."""
@@ -75,7 +75,7 @@ class Episode:
         self.records = EpisodeRecords(store, spec.id, archive=archive)
         self.sandbox_records = SandboxRecords(store, spec.id)
         self._verdict: Verdict | None = None
-        self.tools = EpisodeTools(self.state, sandbox_factory.tool_names, self._save_tools)
+        self.tools = EpisodeTools(self.state)
         self.calls = EpisodeCalls(
             trajectory,
             metrics,
@@ -101,7 +101,8 @@ class Episode:
         if stored.is_closed:
             self.lease.end()
         if stored.tools is not None and stored.phase is not Phase.ENDED:
-            self.tools.restore(stored.tools)
+            names = self.sandbox_factory.tool_names
+            self.tools.offer(offered_tools(as_json(stored.tools), names))
         if stored.phase in (Phase.QUEUED, Phase.OPENING) and stored.verdict is None:
             self.records.progress = Progress(requested_ending=stored.progress.requested_ending)
             return
@@ -189,7 +190,7 @@ class Episode:
         Raises the cause of a failed set-up, or EpisodeEndedError.
         """
         await self.set_up()
-        if self.tools.router is None:
+        if self.tools.offered is None:
             raise self.state.end_error()
 
     async def claim_done(
@@ -289,6 +290,17 @@ class Episode:
         # As for the failure of preprocess.
         differences = self.records.progress.differences + 1
         self.records.progress = replace(self.records.progress, differences=differences)
+
+    def offer(self, tools: OfferedTools) -> None:
+        """List these tools from now on to the end, unless the episode lists some already."""
+        if self.tools.offered is None:
+            self.records.update(self.state.phase, tools=tools.to_json())
+            self.tools.offer(tools)
+
+    def note_change(self, change: str) -> None:
+        """Write into the trajectory that a task's server has other tools than the episode lists."""
+        text = f"{change}; this episode's list stays as it is"
+        self.trajectory.add("note", calls=self.calls.sent, role="server", text=text)
 
     def add_note(
         self, text: str, *, role: NoteRole, usage: Mapping[str, int] | None = None, calls: int | None = None
@@ -428,6 +440,3 @@ class Episode:
         """Close the attempt because a limit was reached; returns whether it will be graded."""
         self._accept_claim(Claim(by_agent=False, truncated_by=cause))
         return self.is_graded
-
-    def _save_tools(self, tools: OfferedTools) -> None:
-        self.records.update(self.state.phase, tools=tools)

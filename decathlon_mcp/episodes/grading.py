@@ -171,7 +171,7 @@ def attempt_of(episode: Episode) -> Attempt:
         prompt=episode.prompt,
         calls=calls.calls,
         call_counts=calls.counts,
-        tools=tools.router.offered if tools.router else {},
+        tools=tools.offered.servers if tools.offered else {},
         claimed=claim is not None and claim.by_agent,
         truncated_by=claim.truncated_by if claim else None,
         answer=claim.answer if claim else None,

@@ -20,7 +20,6 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.episodes.specification import Branch, Claim, EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import SuiteError, UnknownTaskError
 from decathlon_mcp.grading.attempt import Facts
 from decathlon_mcp.grading.verdict import Verdict
@@ -83,7 +82,7 @@ class StoredEpisode:
     phase: Phase
     started_at: float
     progress: Progress
-    tools: OfferedTools | None
+    tools: JsonObject | None
     verdict: Verdict | None
     ending: Ending | None
     sandboxes: tuple[SandboxRow, ...] = ()
@@ -123,7 +122,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
     except (UnknownTaskError, SuiteError) as error:
         obstacle, suite_name = error.message, row.suite
         task = _task_without_files(row, obstacle)
-    spec, tools, verdict = row.spec, row.tools, row.verdict
+    spec, verdict = row.spec, row.verdict
     try:
         return StoredEpisode(
             spec=EpisodeSpec(
@@ -148,7 +147,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
             phase=Phase(row.phase),
             started_at=row.started_at,
             progress=_PROGRESS.validate_python(row.progress),
-            tools=None if tools is None else OfferedTools.from_json(tools),
+            tools=row.tools,
             verdict=None if verdict is None else Verdict.model_validate(verdict),
             ending=None if row.ending is None else Ending(row.ending),
             sandboxes=sandboxes,
@@ -220,7 +219,7 @@ class EpisodeRecords:
             self._row = None
 
     def update(
-        self, phase: Phase, *, tools: OfferedTools | None = None, calls: int | None = None, **changes: Any
+        self, phase: Phase, *, tools: JsonObject | None = None, calls: int | None = None, **changes: Any
     ) -> None:
         """Write the phase and what has changed of the progress, before the episode acts upon it.
 
@@ -232,7 +231,7 @@ class EpisodeRecords:
                 self._id,
                 phase=phase,
                 progress=self.progress.to_json(),
-                tools=None if tools is None else tools.to_json(),
+                tools=tools,
                 calls=calls,
             )
 

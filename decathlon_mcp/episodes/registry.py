@@ -203,7 +203,7 @@ class EpisodeRegistry:
         if lists is None or key is None:
             return None
         known = await lists.find(key, suite.profile.root)
-        return None if known is None else [*known.router.tools]
+        return None if known is None else [*known.tools]
 
     @property
     def is_available(self) -> bool:

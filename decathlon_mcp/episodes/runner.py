@@ -29,7 +29,7 @@ from decathlon_mcp.episodes.grading import (
 from decathlon_mcp.episodes.services import EpisodeResources, open_resources
 from decathlon_mcp.episodes.set_up import SEALED_FILE
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.episodes.tools.offer import ToolOffer, follow_tool_changes
+from decathlon_mcp.episodes.tools.offer import ToolOffer
 from decathlon_mcp.errors import DecathlonError, DiskFullError, DriverError, SandboxLostError
 from decathlon_mcp.grading.fault import AgentsFaultError, FaultFinder, fault_by_evidence
 from decathlon_mcp.grading.job import CapturedWorkspace
@@ -75,14 +75,13 @@ class EpisodeRunner:
         self._episode = episode
         self._admission = admission
         self._signer = signer
-        self._kept_tools = kept_tools
         self._scratch = scratch / episode.public_id
         self._hooks = hooks
         self._folder_of = folder_of
         self._around = around or nullcontext()
         # Then the sandbox is paused: the driver does not answer any more.
         self._capture_was_tried = False
-        self._offer = ToolOffer(episode, admission.starting_server)
+        self._offer = ToolOffer(episode, kept_tools, admission.starting_server)
 
     async def run(self) -> None:
         """Run from QUEUED to ENDED. Raises nothing but its own cancellation."""
@@ -185,7 +184,6 @@ class EpisodeRunner:
             resources=resources,
             admission=self._admission,
             offer=self._offer,
-            kept_tools=self._kept_tools,
             scratch=self._scratch,
             folder_of=self._folder_of,
             stack=stack,
@@ -214,7 +212,6 @@ class EpisodeRunner:
         assert driver is not None
         async with anyio.create_task_group() as tasks:
             driver.closed.on_set(tasks.cancel_scope.cancel)
-            tasks.start_soon(follow_tool_changes, episode, driver)
             if starts is not None:
                 starts.failed.on_set(tasks.cancel_scope.cancel)
                 if episode.sandbox_factory.servers == "ahead":

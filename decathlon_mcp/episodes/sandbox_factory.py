@@ -28,7 +28,8 @@ from decathlon_mcp.driver_client.tunnels import Dialer
 from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, StoredEpisode, sandbox_spec
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew, SandboxSources
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.tools.cache import LocalTools, ToolLists
+from decathlon_mcp.episodes.tools.cache import ToolLists
+from decathlon_mcp.episodes.tools.local_tools import LocalTools
 from decathlon_mcp.episodes.web import EpisodeWeb, Web
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.evaluation import UNGRADED

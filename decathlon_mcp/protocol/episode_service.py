@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.tools.offered import ToolRouter
+from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import EpisodeEndedError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.protocol.episode_tools import (
@@ -61,11 +61,15 @@ class EpisodeService(Service):
     """Serves the tools and the prompt of an episode to clients with access to it."""
 
     methods = Service.methods | {LIST_PROMPTS, GET_PROMPT}
-    capabilities = {**Service.capabilities, "prompts": {"listChanged": False}}  # noqa: RUF012
+    capabilities: JsonObject = {  # noqa: RUF012  (never changed)
+        "logging": {},
+        "tools": {"listChanged": False},
+        "prompts": {"listChanged": False},
+    }
 
     def __init__(self, registry: EpisodeRegistry) -> None:
         super().__init__(registry.spans)
-        self._with_headers: WeakKeyDictionary[ToolRouter, Mapping[str, Any]] = WeakKeyDictionary()
+        self._with_headers: WeakKeyDictionary[OfferedTools, Mapping[str, Any]] = WeakKeyDictionary()
 
     def _access(self, request: Request) -> EpisodeAccess:
         """Access to the request's episode. Raises DecathlonError."""
@@ -90,8 +94,6 @@ class EpisodeService(Service):
         }
         if episode.waits_for is not None:
             info["waits_for"] = episode.waits_for
-        if request.session is not None:
-            request.session.listen(episode)
         return {"instructions": episode.prompt.instructions, "_meta": {EPISODE_KEY: info}}
 
     async def discover(self, request: Request) -> JsonObject:
@@ -131,9 +133,6 @@ class EpisodeService(Service):
         if episode.state.phase is Phase.ENDED and (episode.was_ready or episode.verdict is not None):
             names = episode.sandbox_factory.tool_names
             return tools_after_end(names, can_evaluate=access.can_evaluate)
-        if request.session is not None:
-            # Again, for a session of an earlier server.
-            request.session.listen(episode)
         await request.accepted(Kind.LIST)
         return await list_tools(access, request)
 
@@ -146,13 +145,13 @@ class EpisodeService(Service):
         return {"messages": [{"role": "user", "content": text}]}
 
     def schema_with_headers(self, context: RequestContext, tool: str) -> Mapping[str, Any] | None:
-        router = None if context.access is None else context.access.episode.tools.router
-        if router is None:
+        offered = None if context.access is None else context.access.episode.tools.offered
+        if offered is None:
             return None
-        if (schemas := self._with_headers.get(router)) is None:
-            tools = ((each["name"], each["inputSchema"]) for each in router.evaluator_tools)
+        if (schemas := self._with_headers.get(offered)) is None:
+            tools = ((each["name"], each["inputSchema"]) for each in offered.evaluator_tools)
             schemas = {name: schema for name, schema in tools if HEADER_MARKER in as_json(schema)}
-            self._with_headers[router] = schemas
+            self._with_headers[offered] = schemas
         return schemas.get(tool)
 
 

@@ -48,18 +48,13 @@ WAITING_UNIT = 1e-6
 
 
 async def list_tools(access: EpisodeAccess, request: Request) -> JsonObject:
-    """The episode's tools; waits until they are known, which can be before the episode is ready.
-
-    In a session, as they are now. Without one, as they were first: there the list must not change.
-    """
+    """The episode's tools; waits until they are known, which can be before the episode is ready."""
     async with waiting_for_tools(Progress(request), access.episode):
-        router = await access.episode.tools.known()
+        offered = await access.episode.tools.known()
         if access.episode.spec.branch is not None:
             # The client has to know whether the branch stands where it should.
             await access.episode.ready()
-    if not request.is_sessionless:
-        router = access.episode.tools.current_router or router
-    return {"tools": router.evaluator_tools if access.can_evaluate else router.tools}
+    return {"tools": offered.evaluator_tools if access.can_evaluate else offered.tools}
 
 
 def tools_after_end(names: Names, *, can_evaluate: bool) -> JsonObject:

@@ -135,12 +135,12 @@ class Lobby(Service):
     def _current_tools(self, request: Request) -> list[JsonObject]:
         """The tools of the current episode, except those with the name of a lobby tool."""
         access = self._current(request)
-        router = None if access is None else access.episode.tools.current_router
-        if access is None or router is None or access.episode.requested_ending is not None:
+        offered = None if access is None else access.episode.tools.offered
+        if access is None or offered is None or access.episode.requested_ending is not None:
             return []
         # `claim_name` can be spelled differently from the lobby's `claim_done`, which does the same.
-        excluded = {router.claim_name, *LOBBY_TOOLS}
-        return [tool for tool in router.tools if tool["name"] not in excluded]
+        excluded = {offered.claim_name, *LOBBY_TOOLS}
+        return [tool for tool in offered.tools if tool["name"] not in excluded]
 
     async def _call_current(self, request: Request) -> Result:
         """Call a tool of the current episode by its own name."""
@@ -238,7 +238,6 @@ class Lobby(Service):
             info |= _waits_for(episode)
         if (session := request.session) is not None:
             session.access = access
-            session.listen(episode)
             session.announce_tools()
         names = "".join(f"\n- {tool['name']}" for tool in info.get("tools", []))
         text = f"Episode {episode.id} of {episode.task_name} is {info['phase']}.\n\n{info['prompt']}"

@@ -16,10 +16,8 @@ import anyio
 
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.admission import share_of
-from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.episodes.tools.offered import EpisodeTools
 from decathlon_mcp.errors import AtCapacityError, UnknownEpisodeError
 from decathlon_mcp.protocol.messages import RESUMABLE_SINCE, RequestId
 from decathlon_mcp.storage.store import SessionRow, Store
@@ -175,16 +173,6 @@ class Session:
         for stream in reversed(self.streams):
             if stream.offer(text):
                 return
-
-    def listen(self, episode: Episode) -> None:
-        """From now on the client is told when the episode's tools have changed."""
-        # The episode has a weak reference: it ends with the session.
-        episode.tools.listeners.add(self)
-
-    async def tools_changed(self, tools: EpisodeTools) -> None:
-        """Tell the client, unless the session lists the tools of another episode by now."""
-        if self.access is None or self.access.episode.tools is tools:
-            self.announce_tools()
 
     def announce_tools(self) -> None:
         """Send `tools/list_changed`."""

@@ -75,6 +75,7 @@ def _task(
     task_id: str, suite: str, resources: SuiteResources, folder: TaskFolder, language: Language
 ) -> Task:
     settings, profile = resources.settings.task(task_id), resources.profile
+    errors = resources.server_errors
     needs = resources.needs(folder, settings)
     return Task(
         id=task_id,
@@ -89,14 +90,19 @@ def _task(
         leaves_running=profile.leaves_running if settings.leaves_running is None else settings.leaves_running,
         preprocess_sandbox=settings.preprocess_sandbox or profile.preprocess_sandbox,
         kept=settings.kept,
-        eager_servers=tuple(name for name in needs.servers if settings.eager or resources.is_eager(name)),
+        eager_servers=tuple(
+            name for name in needs.servers if settings.eager or resources.server_needs(name).eager
+        ),
         grader_network=needs.network if settings.grader_network is None else settings.grader_network,
         deadlines=settings.deadlines,
         max_turns=folder.config.max_turns,
         meta=folder.config.meta or {},
         config=folder.raw_config,
         names=folder.names,
-        errors=(*folder.errors, *resources.errors(folder.config.servers)),
+        errors=(
+            *folder.errors,
+            *(errors[name] for name in folder.config.servers if name in errors),
+        ),
     )
 
 
@@ -123,14 +129,9 @@ def _warn_of_unmatched_patterns(resources: SuiteResources, tasks: Collection[str
 
 def _no_suite(path: Path) -> SuiteError:
     looked_for = f"looked for {FOLDER}/<split>/<task>/{CONFIG} in {path}"
-    if not path.exists():
-        return SuiteError(
-            f"{path} does not exist; a suite is a checkout in Toolathlon's layout: {looked_for}"
-        )
     if not path.is_dir():
-        return SuiteError(
-            f"{path} is not a folder; a suite is a checkout in Toolathlon's layout: {looked_for}"
-        )
+        fault = "is not a folder" if path.exists() else "does not exist"
+        return SuiteError(f"{path} {fault}; a suite is a checkout in Toolathlon's layout: {looked_for}")
     entries = sorted(path.iterdir())
     content = ", ".join([entry.name for entry in entries][:12]) or "nothing"
     nearby = next((place for place in (*path.parents[:3], *entries) if find_task_folders(place)), None)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Literal, cast
+from typing import cast
 
 from decathlon_mcp.archives.writing import pack_files
 from decathlon_mcp.errors import SuiteError
@@ -52,7 +52,8 @@ class SuiteResources:
     servers: Mapping[str, ServerConfig]
     server_errors: Mapping[str, SuiteError]
     # Matching patterns and validating the result takes most of the time of loading a suite of 500 tasks.
-    _external_needs: dict[tuple[str, str], ExternalNeeds] = field(default_factory=dict, repr=False)
+    _server_needs: dict[str, ServerNeeds] = field(default_factory=dict, repr=False)
+    _local_tool_needs: dict[str, ExternalNeeds] = field(default_factory=dict, repr=False)
 
     @cached_property
     def token_values(self) -> TokenValues:
@@ -72,16 +73,17 @@ class SuiteResources:
         names = frozenset[str]().union(*(self.servers[s].templates for s in servers if s in self.servers))
         return frozenset(name for name in names if name.startswith(_TOKEN_PREFIXES))
 
-    def needs_token(self, table: Literal["servers", "local_tools"], name: str) -> bool:
-        """Whether suite.yaml lists a value of a token file among the needs of a server or local tool."""
-        credentials = self._external_needs_of(table, name).credentials
+    def needs_token(self, local_tool: str) -> bool:
+        """Whether suite.yaml lists a value of a token file among the needs of a local tool."""
+        credentials = self.local_tool_needs(local_tool).credentials
         return any(credential.startswith(_TOKEN_PREFIXES) for credential in credentials)
 
     def needs(self, folder: TaskFolder, settings: TaskSettings) -> Needs:
         """A task's needs. Template values that are not filled in count as credentials, too."""
-        servers, local_tools = self._configured(folder.config.servers), folder.config.local_tools
-        external = [self._external_needs_of("servers", name) for name in servers]
-        external += [self._external_needs_of("local_tools", name) for name in local_tools]
+        absent = {*self.profile.absent_servers} - {*self.servers, *self.server_errors}
+        servers = tuple(name for name in folder.config.servers if name not in absent)
+        local_tools = folder.config.local_tools
+        external = self._all_external_needs(servers, local_tools)
         services = settings.services
         if services is None:
             services = _unique(needs.services for needs in external)
@@ -103,15 +105,6 @@ class SuiteResources:
             services=services,
         )
 
-    def _configured(self, servers: Iterable[str]) -> tuple[str, ...]:
-        """These servers without those that the suite lists but does not have."""
-        known = {*self.servers, *self.server_errors}
-        return tuple(name for name in servers if name in known or name not in self.profile.absent_servers)
-
-    def errors(self, servers: Iterable[str]) -> tuple[SuiteError, ...]:
-        """The errors in the files of these servers."""
-        return tuple(self.server_errors[name] for name in servers if name in self.server_errors)
-
     def service(self, name: str) -> Service:
         """The service of that name, or the private one in its place; defaults for an unknown one."""
         return self.settings.services.get(name, Service()).in_use
@@ -130,8 +123,7 @@ class SuiteResources:
 
         Source paths of files are absolute.
         """
-        sources = [self._external_needs_of("servers", name) for name in task.needs.servers]
-        sources += [self._external_needs_of("local_tools", name) for name in task.needs.local_tools]
+        sources = self._all_external_needs(task.needs.servers, task.needs.local_tools)
         sets = [self.settings.accounts[name].credentials(slot) for name, slot in slots.items()]
         files = {target: path for item in (*sources, *sets) for target, path in item.files.items()}
         return Credentials(
@@ -168,33 +160,32 @@ class SuiteResources:
             return self._has_key(file, key)
         return (self.checkout / file).exists()
 
-    def is_eager(self, server: str) -> bool:
-        """Whether suite.yaml says that a server starts at set-up."""
-        needs = self._external_needs_of("servers", server)
-        return isinstance(needs, ServerNeeds) and needs.eager
-
-    def _external_needs_of(self, table: Literal["servers", "local_tools"], name: str) -> ExternalNeeds:
-        if (cached := self._external_needs.get((table, name))) is not None:
-            return cached
-        patterns = self.settings.servers if table == "servers" else self.settings.local_tools
-        needs = settings_for(patterns, name, ServerNeeds if table == "servers" else ExternalNeeds)
-        self._external_needs[table, name] = needs
+    def server_needs(self, name: str) -> ServerNeeds:
+        """What suite.yaml says of a server."""
+        if (needs := self._server_needs.get(name)) is None:
+            needs = self._server_needs[name] = settings_for(self.settings.servers, name, ServerNeeds)
         return needs
+
+    def local_tool_needs(self, name: str) -> ExternalNeeds:
+        """What suite.yaml says of a local tool."""
+        if (needs := self._local_tool_needs.get(name)) is None:
+            needs = settings_for(self.settings.local_tools, name, ExternalNeeds)
+            self._local_tool_needs[name] = needs
+        return needs
+
+    def _all_external_needs(self, servers: Iterable[str], local_tools: Iterable[str]) -> list[ExternalNeeds]:
+        return [*map(self.server_needs, servers), *map(self.local_tool_needs, local_tools)]
 
     def _unfilled_keys(self, servers: Iterable[str], folder: TaskFolder) -> list[str]:
         """`PATH#KEY` for each key that a server needs in a file of the task's folder, if it has no value."""
         credentials = [
             f"{folder.path / file}{KEY_SEPARATOR}{key}"
             for name in servers
-            for file, keys in self._task_files(name).items()
+            for file, keys in self.server_needs(name).task_files.items()
             if file in folder.names
             for key in keys
         ]
         return [name for name in credentials if not self.has_credential(name, {})]
-
-    def _task_files(self, server: str) -> Mapping[str, tuple[str, ...]]:
-        needs = self._external_needs_of("servers", server)
-        return needs.task_files if isinstance(needs, ServerNeeds) else {}
 
     def _has_key(self, file: str, key: str) -> bool:
         """Whether a key of a JSON file has a value. Of a list, the first entry counts, as for emails-mcp."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.payloads import source
@@ -25,6 +25,8 @@ from decathlon_mcp.suites.suite_file import FILE, Service
 from decathlon_mcp.suites.tasks import FOLDER, Task
 from decathlon_mcp.suites.tokens import SOURCES
 from decathlon_mcp.types import JsonObject, Language, Names
+
+_VALUES = TypeAdapter(dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,6 @@ class Suite:
     @property
     def _common(self) -> list[PurePosixPath]:
         return [*self.profile.common, PurePosixPath(FILE)]
-
-    @property
-    def sealed_names(self) -> tuple[str, ...]:
-        """Names that no task's folder may contain once an agent can reach it."""
-        return self.profile.sealed
 
     def task(self, task_id: str) -> Task:
         """Raises SuiteError if the task has errors, KeyError if there is no such task."""
@@ -182,7 +179,7 @@ class Suite:
             place = PurePosixPath(value) if value.startswith("/") else root / value
             if place.is_relative_to(folder) and place != folder:
                 needed.add(place.relative_to(folder).parts[0])
-        sealed = {*self.sealed_names}
+        sealed = {*self.profile.sealed}
         return tuple(sorted({*sealed, *task.names, *created} - (needed - sealed)))
 
     def secrets_to_remove(
@@ -191,7 +188,7 @@ class Suite:
         """The profile's secrets that the task does not need, each with the file that replaces it, if any."""
         needed = {PurePosixPath(name) for name in task.needs.credentials}
         # Local tools import the suite's token files themselves, so these stay if one of them needs a token.
-        if any(self.resources.needs_token("local_tools", name) for name in task.needs.local_tools):
+        if any(map(self.resources.needs_token, task.needs.local_tools)):
             needed |= {PurePosixPath(file) for file, _ in SOURCES.values()}
         targets = [PurePosixPath(root, value) for value in values.values()]
         stand_ins = dict(self.profile.stand_ins)
@@ -217,22 +214,21 @@ class Suite:
     def parse_values(self, channel: str) -> dict[str, str]:
         """The token values, from the channel of `values_command`. Raises SuiteError for any other content."""
         try:
-            values = json.loads(channel)
-        except ValueError:
-            values = None
-        if not isinstance(values, dict) or not all(
-            isinstance(v, str) for v in cast("JsonObject", values).values()
-        ):
-            raise SuiteError(f"suite {self.name}: its token files gave no values")
-        return cast("dict[str, str]", values)
+            return _VALUES.validate_json(channel)
+        except ValidationError:
+            raise SuiteError(f"suite {self.name}: its token files gave no values") from None
 
     def server_specs(self, task: Task, *, root: PurePosixPath, values: Mapping[str, str]) -> list[JsonObject]:
         """The SERVER objects for the driver's `start`, in the task's order.
 
         Raises SuiteError for a server that has no file in the checkout, or one with errors.
         """
+        for name in task.needs.servers:
+            if name not in self.servers:
+                no_file = SuiteError(f"no file in {self.path / SERVERS} describes a server {name!r}")
+                raise self.resources.server_errors.get(name, no_file)
         known = {**values, **self._paths(root, task.folder)}
-        return [self._server(name).spec(self.profile, root=root, values=known) for name in task.needs.servers]
+        return [self.servers[name].spec(self.profile, root=root, values=known) for name in task.needs.servers]
 
     def all_server_specs(self, *, root: PurePosixPath) -> list[JsonObject]:
         """The SERVER objects of every server of the suite, with token values left empty."""
@@ -256,10 +252,3 @@ class Suite:
             "task_dir": task_folder,
         }
         return {name: str(root / path) for name, path in paths.items()}
-
-    def _server(self, name: str) -> ServerConfig:
-        if name in self.servers:
-            return self.servers[name]
-        if name in self.resources.server_errors:
-            raise self.resources.server_errors[name]
-        raise SuiteError(f"no file in {self.path / SERVERS} describes a server {name!r}")

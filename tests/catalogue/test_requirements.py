@@ -168,7 +168,7 @@ def test_a_private_service_is_missing_until_its_image_is_built_or_the_service_is
         "`services: {poste: {available: true}}` in suite.yaml (see docs/toolathlon.md#which-tasks-run)"
     )
     assert missing(checkout, HostInfo(service_images={name: frozenset({"decathlon-mail:latest"})})) == []
-    assert "only `--provider docker` runs" in missing(checkout)[0].message
+    assert "the provider of its sandboxes does not run" in missing(checkout)[0].message
     checkout.write("suite.yaml", f"name: {name}\nservices: {{poste: {{available: true}}}}\n")
     assert missing(checkout, without_image) == []
 

@@ -202,24 +202,19 @@ async def test_beside_a_result_only_a_valid_error_counts(error: Any, counts: boo
     assert result.decoded() == expected
 
 
-async def test_tools_with_one_name_are_one_and_a_cursor_that_repeats_ends_the_list() -> None:
+async def test_tools_with_one_name_are_one() -> None:
     tools: list[JsonObject] = [
         {"name": "a", "inputSchema": {}},
         {"name": "b"},
         {"name": "a", "description": "the last"},
     ]
-    page: JsonObject = {"result": {"tools": tools, "nextCursor": "same"}}
-    found: list[JsonObject] = []
-
-    async with connected() as (driver, peer), anyio.create_task_group() as tasks:
-
-        async def list_tools() -> None:
-            found.extend(await driver.list_tools("files", timeout_seconds=5))
-
-        tasks.start_soon(list_tools)
-        for _ in range(2):
-            await peer.reply(await peer.receive(), page)
-    assert found == [{"name": "a", "description": "the last"}, {"name": "b"}]
+    async with connected() as (driver, peer):
+        _, started = await answered(
+            peer,
+            lambda: driver.start(["files"], deadline_seconds=5),
+            result={"servers": {"files": {"tools": tools}}},
+        )
+    assert started["files"].tools == [{"name": "a", "description": "the last"}, {"name": "b"}]
 
 
 async def test_notifications_of_a_call_are_those_that_mcp_allows() -> None:

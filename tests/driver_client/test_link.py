@@ -592,20 +592,6 @@ async def test_end_of_the_stream_breaks_the_tunnels() -> None:
         await tunnel.aclose()
 
 
-async def test_servers_with_changed_tools_are_named_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "MAX_SERVERS", 2)
-    changed = link_module.ChangedServers()
-    for params in (b"{", b"[]", b'{"server": 1}', b'{"server": "%b"}' % (b"x" * 2_000), b"[" * 1_000):
-        changed.add(params)
-    for name in ("one", "two", "one", "three"):
-        changed.add(json.dumps({"server": name}).encode())
-    with anyio.fail_after(5):
-        assert await changed.take() == {"one", "two"}
-    with anyio.move_on_after(0) as scope:
-        await changed.take()
-    assert scope.cancelled_caught
-
-
 def test_copies_have_higher_generations_than_what_they_copy_and_lower_ones_than_the_next_server() -> None:
     first, second = Survival.of_server(60, 1), Survival.of_server(60, 2)
     survival = first

@@ -36,7 +36,7 @@ from decathlon_mcp.episodes.grading import attempt_of
 from decathlon_mcp.episodes.operations import Waiter
 from decathlon_mcp.episodes.specification import EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.tools.offered import OfferedTools, ToolRouter
+from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import read_settings
@@ -171,8 +171,7 @@ def tools(folder: Path, crash: Crash, generation: int, *, waits: bool = False) -
 
 
 def make_ready(episode: Episode, session: ToolSession) -> None:
-    offered = OfferedTools({"probe": [{"name": "tool"}]}, {})
-    episode.tools.offer(offered, ToolRouter(offered.servers, "decathlon"))
+    episode.offer(OfferedTools({"probe": [{"name": "tool"}]}, {}, "decathlon"))
     episode.become_ready(session)
 
 

@@ -19,7 +19,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.episodes.tools.offered import OfferedTools, shared_router
+from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import EpisodeClaimedError, SandboxLostError, SetUpError
 from decathlon_mcp.sandboxes.host.host_files import ProgramsIdentity
 from tests.episodes.environment import (
@@ -99,7 +99,7 @@ async def test_servers_start_with_their_first_call_once_the_lists_are_known(tmp_
         assert on.provider.starts == ["probe", "second"]
         second = await on.ready()
         assert on.provider.starts == ["probe", "second"]
-        assert second.tools.router is first.tools.router  # one object for all episodes with these tools
+        assert second.tools.offered is first.tools.offered  # one object for all episodes with these tools
         for _ in range(2):
             reply = await second.calls.call("second__echo", CallParams.of({"text": "late"}))
             assert reply.decoded()["result"]["content"][0]["text"] == "late"
@@ -112,9 +112,9 @@ async def test_tools_are_listed_before_there_is_a_sandbox(tmp_path: Path) -> Non
         playing = await on.ready()
         queued = on.registry.start("find-answer", PLAYER)
         with anyio.fail_after(20):
-            router = await queued.tools.known()
+            tools = await queued.tools.known()
         assert queued.state.phase is Phase.QUEUED
-        assert router is playing.tools.router
+        assert tools is playing.tools.offered
 
 
 async def test_eager_servers_all_start_at_set_up_and_their_lists_are_kept(tmp_path: Path) -> None:
@@ -184,6 +184,9 @@ async def test_other_tools_than_the_cached_ones_are_noticed_and_the_episode_keep
         await episode.calls.call("second__echo", CallParams.of({"text": "still there"}))
         assert on.kept() == []
         assert [tool["name"] for tool in (await episode.tools.known()).tools] == given
+        lines = map(json.loads, episode.trajectory.file.read_bytes().splitlines())
+        (note,) = [line for line in lines if line["event"] == "note"]
+        assert (note["role"], note["calls"], "server second" in note["text"]) == ("server", 1, True)
         on.provider.starts.clear()
         after = await on.ready()
         assert on.provider.starts == ["probe", "second"]
@@ -266,7 +269,7 @@ async def test_damaged_entry_is_removed_and_written_again(tmp_path: Path) -> Non
         await on.play()
         (name,) = on.kept()
         good = (on.entries / name).read_bytes()
-        for damaged in (good[:-1], b"", good.replace(b"echo", b"ohce")):
+        for damaged in (good[:-1], b"", b"[]", b"\0" * len(good)):
             (on.entries / name).write_bytes(damaged)
             await on.play()
             assert (on.entries / name).read_bytes() == good
@@ -316,23 +319,20 @@ async def test_path_of_a_sandbox_in_a_list_is_replaced_by_that_of_the_next(tmp_p
     lists = create_tool_lists(factory, tmp_path / "state")
 
     def tools(root: str) -> OfferedTools:
-        return OfferedTools({"files": [{"name": "read", "description": f'only below "{root}/w"'}]}, {})
+        described = {"name": "read", "description": f'only below "{root}/w"'}
+        return OfferedTools({"files": [described]}, {}, "decathlon")
 
     one, two = PurePosixPath('/one/"a"'), PurePosixPath("/two/b")
     await lists.keep("key", tools(str(one)), one)
     for root in (one, two):
         known = await lists.find("key", root)
         assert known is not None
-        assert known.tools == tools(str(root))
+        assert known.tools == tools(str(root)).tools
     assert await lists.find("key", two) is known
-    assert await lists.evict("key", tools(str(two)), two)
+    await lists.forget("key", tools("/other"), two)  # another server has written these
+    assert await lists.find("key", one) is not None
+    await lists.forget("key", tools(str(two)), two)
     assert await lists.find("key", one) is None
-
-
-async def test_episodes_with_the_same_tools_share_one_router() -> None:
-    router = shared_router({"files": [{"name": "read", "inputSchema": {}}]}, "decathlon")
-    assert shared_router({"files": [{"name": "read", "inputSchema": {}}]}, "decathlon") is router
-    assert shared_router({"files": [{"name": "read", "inputSchema": {}}]}, "toolathlon") is not router
 
 
 async def test_local_environment_changes_when_a_package_is_installed(

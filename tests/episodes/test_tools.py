@@ -18,8 +18,8 @@ from decathlon_mcp.driver_client.link import Request
 from decathlon_mcp.driver_client.replies import OVERLONG_FOLDER, OVERLONG_KEY, CallParams, Cut, Reply
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.tools.cache import LocalTools
-from decathlon_mcp.episodes.tools.offered import ORIGINAL_KEY, OfferedTools, ToolRoute, ToolRouter
+from decathlon_mcp.episodes.tools.local_tools import LocalTools
+from decathlon_mcp.episodes.tools.offered import ORIGINAL_KEY, OfferedTools, ToolRoute
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -41,19 +41,12 @@ def tool(name: str, **fields: Any) -> JsonObject:
     return {"name": name, "inputSchema": {"type": "object"}, **fields}
 
 
-def router(names: Names = "decathlon", **offered: Sequence[JsonObject]) -> ToolRouter:
-    return ToolRouter(offered, names)
+def router(names: Names = "decathlon", **offered: Sequence[JsonObject]) -> OfferedTools:
+    return OfferedTools(offered, {}, names)
 
 
 def names_of(tools: Sequence[JsonObject]) -> list[str]:
     return [definition["name"] for definition in tools]
-
-
-def test_changed_tools_are_stored_next_to_those_that_were_listed_first() -> None:
-    first, changed = {"a": [tool("x")], "b": [tool("z")]}, {"a": [tool("y")]}
-    tools = OfferedTools.from_json(json.loads(json.dumps(OfferedTools(first, {}, changed).to_json())))
-    assert (tools.servers, tools.current) == (first, {"a": [tool("y")], "b": [tool("z")]})
-    assert OfferedTools.from_json(OfferedTools(first, {}).to_json()).current == first
 
 
 def test_tools_are_sorted_by_name_with_ours_last() -> None:
@@ -339,7 +332,7 @@ async def test_local_tools_are_described_once_by_the_suites_code() -> None:
     local_tools = LocalTools()
     async with describing(RunReply(channel=json.dumps(described))) as (driver, requests):
         for _ in range(2):
-            found = await local_tools.describe(suite, task, driver, root=ROOT, timeout_seconds=5)
+            found = await local_tools.describe(suite.profile, task, driver, root=ROOT, timeout_seconds=5)
             assert {need: list(tools) for need, tools in found.items()} == described
     assert len(requests) == 1
 
@@ -358,7 +351,9 @@ async def test_local_tools_that_cannot_be_described_fail_the_set_up(reply: RunRe
     suite = load_suite(LOCAL_TOOLS_SUITE)
     async with describing(reply) as (driver, _):
         with pytest.raises(SetUpError, match=rf"could not be described: .*{cause}"):
-            await LocalTools().describe(suite, suite.tasks["play"], driver, root=ROOT, timeout_seconds=5)
+            await LocalTools().describe(
+                suite.profile, suite.tasks["play"], driver, root=ROOT, timeout_seconds=5
+            )
 
 
 @pytest.mark.anyio

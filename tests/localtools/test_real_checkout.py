@@ -20,11 +20,10 @@ from decathlon_sandbox.truncation import CutResult, cut
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.driver_client.replies import OVERLONG_FOLDER, CallParams
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.tools.cache import LocalTools
-from decathlon_mcp.episodes.tools.offered import ToolRoute
+from decathlon_mcp.episodes.tools.local_tools import LocalTools, local_spec
+from decathlon_mcp.episodes.tools.offered import ToolDescriptions, ToolRoute
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.suites.local_tools import ToolDescriptions, local_spec
 from decathlon_mcp.suites.tasks import Needs, Task
 from decathlon_mcp.types import JsonObject
 from tests.fakes.calls import call_tool
@@ -143,7 +142,7 @@ async def local_tools(
             any_task = next(iter(suite.tasks.values()))
             task = Task(id="any", suite=suite.name, folder=any_task.folder, needs=Needs(local_tools=NEEDS))
             descriptions = await LocalTools().describe(
-                suite, task, driver, root=sandbox.root, timeout_seconds=60
+                suite.profile, task, driver, root=sandbox.root, timeout_seconds=60
             )
             spec = local_spec(suite.profile, descriptions, sandbox.root)
             await driver.define([spec])

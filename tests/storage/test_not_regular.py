@@ -10,9 +10,8 @@ import pytest
 
 from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.storage.disk import NotRegularError
-from decathlon_mcp.storage.file_cache import FileCache
 from decathlon_mcp.storage.kept_files import KeptFiles
-from decathlon_mcp.storage.kept_tools import FOLDER, remove_unnamed_tools
+from decathlon_mcp.storage.kept_tools import CACHE_FOLDER, FOLDER, CachedLists, remove_unnamed_tools
 from decathlon_mcp.storage.keys import PAGE_KEY_FILE, load_or_create_page_key
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, Trajectory, has_ended
 
@@ -62,13 +61,15 @@ def test_lists_of_tools_are_removed_also_if_a_trajectory_is_no_file(
 
 
 def test_other_files_that_are_none_are_refused_at_once(tmp_path: Path) -> None:
-    kept, cache = KeptFiles(tmp_path), FileCache(tmp_path)
+    kept, cache = KeptFiles(tmp_path), CachedLists(tmp_path)
     fifo(tmp_path / "kept")
     with pytest.raises(BadRequestError, match="not a regular file"):
         kept.read("kept")
     with pytest.raises(NotRegularError):
         kept.restore_archive("kept", tmp_path / "restored", 1000)
     assert not (tmp_path / "restored").exists()
+    (tmp_path / CACHE_FOLDER).mkdir()
+    fifo(tmp_path / CACHE_FOLDER / "kept")
     assert cache.read("kept") is None
     fifo(tmp_path / PAGE_KEY_FILE)
     with pytest.raises(SettingsError, match="not a regular file"):

@@ -213,7 +213,9 @@ def test_every_entry_is_sealed_unless_a_token_value_points_to_it(populated: Chec
     populated.write(f"{TASK}/email_config.json")
     populated.write(f"{TASK}/verify_groundtruth.py")
     suite = populated.load()
-    assert {"evaluation", "groundtruth_workspace", "preprocess", "initial_workspace"} <= {*suite.sealed_names}
+    assert {"evaluation", "groundtruth_workspace", "preprocess", "initial_workspace"} <= {
+        *suite.profile.sealed
+    }
     values = {
         "token.emails_config_file": f"/w/{TASK}/files/poste.json",
         "token.relative": f"{TASK}/email_config.json",

@@ -8,8 +8,8 @@ task: its failures are errors of the calls, and the next call starts it again.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -80,12 +80,11 @@ class ServerStarts:
         self._turn = turn
         self._servers = {name: _Server(is_running=True) for name in running}
         self._calls = 0
-        self._idle: anyio.Event | None = None
+        self._idle = anyio.Event()
 
     def is_running(self, name: str) -> bool:
         """Whether a server is known to run."""
-        server = self._servers.get(name)
-        return server is not None and server.is_running
+        return name in self._servers and self._servers[name].is_running
 
     def begin_call(self) -> None:
         """A call begins; no server is started ahead until `end_call`."""
@@ -94,7 +93,7 @@ class ServerStarts:
     def end_call(self, name: str, error: DriverError | None = None) -> None:
         """A call of this server has ended, with this error if there was one."""
         self._calls -= 1
-        if self._calls == 0 and self._idle is not None:
+        if self._calls == 0:
             self._idle.set()
         if name in self.optional and error is not None and error.data.get("reason") == "server":
             # It may have died: the next call starts it, unless it still runs.
@@ -106,7 +105,9 @@ class ServerStarts:
         One that fails is left to its first call.
         """
         for name in names:
-            async with _all_of(limiters):
+            async with AsyncExitStack() as places:
+                for limiter in limiters:
+                    await places.enter_async_context(limiter)
                 while self._calls:
                     self._idle = anyio.Event()
                     await self._idle.wait()
@@ -122,9 +123,7 @@ class ServerStarts:
 
         Raises DriverError, AtCapacityError, and SandboxLostError if `failed` is set.
         """
-        server = self._servers.get(name)
-        if server is None:
-            server = self._servers[name] = _Server()
+        server = self._servers.setdefault(name, _Server())
         if server.is_running:
             return
         failure = server.failure
@@ -139,44 +138,44 @@ class ServerStarts:
                 # Shielded: a caller that is cancelled must not stop a server for which others wait. The end
                 # of the sandbox ends the start. One that is ahead ends with the attempt, before the sandbox.
                 with anyio.CancelScope(shield=not ahead):
-                    await self._start(name, server, ahead=ahead)
-            server.is_running = True
+                    while not server.is_running:
+                        await self._start(name, server, ahead=ahead)
 
     async def _start(self, name: str, server: _Server, *, ahead: bool) -> None:
-        while True:
-            try:
-                started = await self._driver.start(
-                    [name], deadline_seconds=self._start_seconds, again=name in self.optional
-                )
-            except LimitExceededError:
-                await self._report(name, None)
+        """Start a server once. Raises as `ensure`, unless it may be tried again at once."""
+        info: ServerInfo | None = None
+        try:
+            started = await self._driver.start(
+                [name], deadline_seconds=self._start_seconds, again=name in self.optional
+            )
+            server.is_running = True
+            if name not in started:
                 return
-            except DriverError as error:
-                about = as_object(error.data.get("about")) or {}
-                if about.get("ended") is True:
-                    # An earlier server process has started it; for a call it is a server that died.
-                    server.is_running = True
-                    raise
-                server.attempts += 1
-                server.failure = error
-                if name in self.optional or error.data.get("reason") == "frozen":
-                    raise
-                log.warning("a server did not start", extra=fields(server=name, why=error.message))
-                if ahead:
-                    raise
-                if server.attempts >= MAX_ATTEMPTS:
-                    self.failure = DriverError(_described(error), **error.data)
-                    self.failed.set()
-                    await self._report(name, None)
-                    self._raise_failure()
-            else:
-                if name in started:
-                    await self._report(name, started[name])
+            info = started[name]
+        except LimitExceededError:
+            server.is_running = True
+        except DriverError as error:
+            about = as_object(error.data.get("about")) or {}
+            if about.get("ended") is True:
+                # An earlier server process has started it; for a call it is a server that died.
+                server.is_running = True
+                raise
+            server.attempts += 1
+            server.failure = error
+            if name in self.optional or error.data.get("reason") == "frozen":
+                raise
+            log.warning("a server did not start", extra=fields(server=name, why=error.message))
+            if ahead:
+                raise
+            if server.attempts < MAX_ATTEMPTS:
                 return
-
-    async def _report(self, name: str, info: ServerInfo | None) -> None:
+            stderr = str(about.get("stderr", "")).strip()[-OUTPUT_TAIL:]
+            message = f"{error.message}{f'; stderr: {stderr}' if stderr else ''}"
+            self.failure = DriverError(message, **error.data)
+            self.failed.set()
         if self._report_outcome is not None and name not in self.optional:
             await self._report_outcome(name, info)
+        self._raise_failure()
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -191,12 +190,7 @@ class ToolSession:
     """
 
     def __init__(
-        self,
-        driver: DriverClient,
-        starts: ServerStarts,
-        *,
-        cut: Cut | None = None,
-        coerces: bool = False,
+        self, driver: DriverClient, starts: ServerStarts, *, cut: Cut | None = None, coerces: bool = False
     ) -> None:
         self.starts = starts
         self.driver = driver
@@ -227,28 +221,7 @@ class ToolSession:
             request_id,
             route.server,
             params.for_tool(route.tool),
-            cut=self._cut_of(route.server),
+            cut=None if route.server in self.starts.optional else self._cut,
             on_outcome=on_outcome,
             on_notification=on_notification,
         )
-
-    def _cut_of(self, server: str) -> Cut | None:
-        return None if server in self.starts.optional else self._cut
-
-
-@asynccontextmanager
-async def _all_of(limiters: Collection[anyio.CapacityLimiter]) -> AsyncGenerator[None]:
-    """Hold a place of each limiter, taken in this order."""
-    first, *others = limiters or (None,)
-    if first is None:
-        yield
-        return
-    async with first, _all_of(others):
-        yield
-
-
-def _described(error: DriverError) -> str:
-    """The error's message with the end of the server's stderr."""
-    about = as_object(error.data.get("about")) or {}
-    stderr = str(about.get("stderr", "")).strip()[-OUTPUT_TAIL:]
-    return f"{error.message}{f'; stderr: {stderr}' if stderr else ''}"

@@ -17,7 +17,6 @@ from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
 from decathlon_mcp.episodes.grading import keep_sealed, read_original
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.sandbox_sources import Opened
-from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError, SandboxLostError, SnapshotError
 from decathlon_mcp.plugins.branches.states import SavedState, discard
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -47,7 +46,7 @@ async def begin_as_copy(
             )
             if state.sealed:
                 await _copy_sealed(start, state)
-            tools = await start.offer.copy(OfferedTools.from_json(state.tools), start.kept_tools)
+            tools = await start.offer.copy(state.tools)
             episode.note_copy(state.progress, exact=exact, prepared=prepared)
             await start.stack.enter_async_context(opened.pop_all())
     except (SnapshotError, SandboxLostError, CallTimeoutError, OSError, ValueError, KeyError) as error:

@@ -112,6 +112,8 @@ class _Conversation:
                 self.add(ChatMessageSystem(content=text))
             case "user":
                 self.add(ChatMessageUser(content=text))
+            case "server":  # not of the conversation
+                return
             case role:
                 content = [ContentReasoning(reasoning=text)] if role == "reasoning" else text
                 self._add_turn(

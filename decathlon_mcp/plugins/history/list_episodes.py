@@ -19,7 +19,7 @@ from decathlon_mcp.cli.output import age, print_json, print_table, printed
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import UnknownEpisodeError
 from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
-from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery, EpisodeSummary
+from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery, EpisodeSummary, NoteEntry
 from decathlon_mcp.storage.lock import check_state_folder, running_servers
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, Store
 from decathlon_mcp.types import HANDLE, JsonObject, public_id
@@ -172,6 +172,12 @@ def _details(row: EpisodeRow, sandboxes: list[SandboxRow], state: Path) -> JsonO
         "progress": _without_secrets(row.progress),
         "sandboxes": [_without_secrets(asdict(sandbox)) for sandbox in sandboxes],
         "last_calls": [_call(entry) for entry in entries if isinstance(entry, CallEntry)],
+        # Among the last calls: tools that a task's server has changed.
+        "server_notes": [
+            f"after {entry.calls} calls: {entry.text.raw}"
+            for entry in entries
+            if isinstance(entry, NoteEntry) and entry.role == "server"
+        ],
         "verdict": row.verdict,
         "folder": str(folder),
         "files": _files(folder),

@@ -401,11 +401,11 @@ async def _attend(episode: Episode, seconds: float, *calls: RunningCall) -> None
 
 
 def _tools(episode: Episode) -> dict[str, JsonObject]:
-    """The task's tools as they are now, by name. To claim and to grade have buttons of their own."""
-    router = episode.tools.current_router
-    if router is None:
+    """The task's tools by name. To claim and to grade have buttons of their own."""
+    offered = episode.tools.offered
+    if offered is None:
         return {}
-    named = {tool["name"]: tool for tool in router.tools if tool["name"] != router.claim_name}
+    named = {tool["name"]: tool for tool in offered.tools if tool["name"] != offered.claim_name}
     # No address can have another name.
     return {name: tool for name, tool in named.items() if is_encodable(name)}
 
