@@ -68,7 +68,6 @@ _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "episodes": ("services.py", "tools/coercion.py"),
     "grading": ("kept_attempt.py", "traj_log.py"),
     "http": ("held_episodes.py",),
-    "protocol": ("spans.py",),
     "sandboxes": ("snapshots.py",),
     "storage": ("kept_files.py",),
     "suites": ("release.py",),
