@@ -67,7 +67,6 @@ _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "archives": ("overlay.py",),
     "episodes": ("services.py", "tools/coercion.py"),
     "grading": ("kept_attempt.py", "traj_log.py"),
-    "http": ("held_episodes.py",),
     "sandboxes": ("snapshots.py",),
     "storage": ("kept_files.py",),
     "suites": ("release.py",),

@@ -46,6 +46,9 @@ class Plugin:
     page: str = ""
     """A function that makes what people see of a server (`http.application.Page`) from its registry, state
     folder, tokens, host names and public URL."""
+    routes: Sequence[str] = ()
+    """Functions that make a route of `serve` (Starlette's `Route`, whose name says what it is) from its
+    registry, tokens, `BodyReader`, public URL and, by name, whether it `has_page`."""
     spans: str = ""
     """A function that makes a context of a server's `telemetry.spans.Spans`, of its settings; None without
     them."""
