@@ -64,11 +64,9 @@ _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandbo
 _SHARED = ("archives", "suites", "catalogue", "payloads", "telemetry")
 _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "": ("plugins", "differences.py"),
-    "archives": ("overlay.py",),
     "episodes": ("services.py", "tools/coercion.py"),
-    "grading": ("kept_attempt.py", "traj_log.py"),
+    "grading": ("traj_log.py",),
     "sandboxes": ("snapshots.py",),
-    "storage": ("kept_files.py",),
     "suites": ("release.py",),
 }
 """`plugins`, and the folders and modules that move there."""

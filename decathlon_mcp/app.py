@@ -378,10 +378,10 @@ def create_registry(
         disk=DiskSpace(settings.state, settings.min_free_mib << 20),
         max_log_bytes=settings.max_log_mib << 20,
         max_sessions=settings.max_sessions,
-        keeps_workspace=settings.keep == "workspace",
     )
     found = plugins()
     made = [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources]
+    hooks = [load(part)(settings, options, factories) for plugin in found for part in plugin.episodes]
     sources = SandboxSources([source for source in made if source is not None], metrics)
     return EpisodeRegistry(
         catalogue,
@@ -391,7 +391,7 @@ def create_registry(
         sources=sources,
         signer=Signer.at(settings.state),
         options=options,
-        hooks=[load(part)(settings, options, factories) for plugin in found for part in plugin.episodes],
+        hooks=[hook for hook in hooks if hook is not None],
         metrics=metrics,
         spans=spans,
         store=store,

@@ -57,7 +57,7 @@ class Plugin:
     one."""
     episodes: Sequence[str] = ()
     """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
-    sandbox factories. The first is around those that follow."""
+    sandbox factories; None without any. The first is around those that follow."""
     saved_states: Sequence[str] = ()
     """Functions that remove what is saved of ended episodes. They get the folder of all episodes and,
     by name, whether it is a `dry_run`; they return how many there were."""

@@ -101,7 +101,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "config",
         "state",
         "hand_over",
-        "keep",
         "keep_days",
         "tokens",
         "metrics_tasks",
