@@ -63,10 +63,9 @@ APART = ("plug-ins", "starter", "clients")
 _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandboxes", "cli")
 _SHARED = ("archives", "suites", "catalogue", "payloads", "telemetry")
 _PLUG_INS: Mapping[str, tuple[str, ...]] = {
-    "": ("plugins", "differences.py"),
-    "episodes": ("services.py", "tools/coercion.py"),
+    "": ("plugins",),
+    "episodes": ("tools/coercion.py",),
     "grading": ("traj_log.py",),
-    "sandboxes": ("snapshots.py",),
     "suites": ("release.py",),
 }
 """`plugins`, and the folders and modules that move there."""
