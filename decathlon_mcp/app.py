@@ -295,10 +295,6 @@ def create_sandbox_factory(
     health: ProviderHealth | None = None,
 ) -> SandboxFactory:
     """The sandboxes of one suite. `common`: the suite's common archive. `health`: of the provider."""
-    cuts_overlong = suite.profile.cuts_overlong if settings.overlong is None else settings.overlong == "cut"
-    grades_truncated = (
-        suite.profile.grades_truncated if settings.at_limit is None else settings.at_limit == "grade"
-    )
     return SandboxFactory(
         suite=suite,
         provider=provider,
@@ -308,10 +304,9 @@ def create_sandbox_factory(
         limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
         common=common,
         common_digest=suite.common_digest(),
-        cuts_overlong=cuts_overlong,
-        coerces_arguments=settings.coerce_arguments,
-        grades_truncated=grades_truncated,
-        reply_bytes=settings.max_reply_mib << 20,
+        cuts_overlong=suite.profile.cuts_overlong,
+        coerces_arguments=suite.profile.coerces_arguments,
+        grades_truncated=suite.profile.grades_truncated,
         dense=settings.dense,
         servers=settings.servers,
         health=health or ProviderHealth(settings.max_sandboxes),
@@ -352,21 +347,19 @@ def create_registry(
         idle_seconds=settings.idle_seconds,
         first_use_seconds=settings.first_use_seconds,
         grace_seconds=settings.grace_seconds,
-        episode_seconds=settings.time_limit_seconds,
+        episode_seconds=settings.episode_seconds,
         servers_seconds=settings.servers_seconds,
-        preprocess_seconds=settings.preprocess_seconds,
         set_up_seconds=settings.set_up_seconds,
         evaluation_seconds=settings.evaluation_seconds,
         workspace_bytes=settings.workspace_mib << 20,
-        max_calls=settings.call_limit,
+        max_calls=settings.max_calls,
     )
     metrics = _create_metrics(catalogue, settings)
     admission = Admission(
         max_sandboxes=settings.max_sandboxes,
         max_opening=settings.max_opening,
         max_queue=settings.max_queue,
-        share_per_token=settings.share_per_token,
-        memory=MemoryFloor(_min_available_mib(settings) << 20),
+        memory=MemoryFloor((DENSE_FLOOR_MIB if settings.dense else 0) << 20),
         room=lambda: max_sandboxes_beside(metrics.open_connections),
     )
     options = RegistryOptions(
@@ -376,8 +369,6 @@ def create_registry(
         journals=settings.state / "episodes",
         scratch=scratch,
         disk=DiskSpace(settings.state, settings.min_free_mib << 20),
-        max_log_bytes=settings.max_log_mib << 20,
-        max_sessions=settings.max_sessions,
     )
     found = plugins()
     made = [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources]
@@ -397,12 +388,6 @@ def create_registry(
         store=store,
         archive=archive,
     )
-
-
-def _min_available_mib(settings: Settings) -> int:
-    if settings.min_available_mib is None:
-        return DENSE_FLOOR_MIB if settings.dense else 0
-    return settings.min_available_mib
 
 
 def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:

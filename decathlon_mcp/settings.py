@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
@@ -47,27 +46,6 @@ def _check_text(value: object) -> object:
 
 Text = Annotated[str, BeforeValidator(_check_text)]
 PathSetting = Annotated[Path, BeforeValidator(_check_text)]
-
-
-@dataclass(frozen=True, slots=True)
-class LimitsPreset:
-    """The limits of one of upstream's runners; None: it has no such limit.
-
-    Upstream counts steps, the replies of its model. The server sees only their tool calls.
-    """
-
-    calls: int
-    episode_seconds: float | None = None
-
-
-LimitsName = Literal["toolathlon", "toolathlon-formal", "toolathlon-parallel", "toolathlon-verified"]
-LIMITS: Mapping[LimitsName, LimitsPreset] = {
-    "toolathlon": LimitsPreset(100),  # scripts/run_single_containerized.sh (maxstep)
-    "toolathlon-formal": LimitsPreset(200),  # scripts/formal_run_v0.json (max_steps_under_single_turn_mode)
-    "toolathlon-parallel": LimitsPreset(100, 2400),  # scripts/run_parallel.sh (MAX_STEPS, TIMEOUT)
-    "toolathlon-verified": LimitsPreset(100, 5400),  # the same, since 2026-07-02
-}
-DEFAULT_EPISODE_SECONDS = 14_400.0
 
 
 def default_state() -> Path:
@@ -128,35 +106,15 @@ class Settings(BaseModel):
         "Toolathlon until June 2026. `verified`: `server_tool`, as since then. `raw`: `tool`. [the suite's "
         "own: decathlon]",
     )
-    coerce_arguments: bool = Field(
-        False,
-        description="Replace arguments that are JSON in a string by the objects, arrays, numbers and "
-        "booleans that the tool's schema asks for, as in Toolathlon since June 2026. Verdicts say so.",
-    )
     network: Literal["auto", "none", "outbound"] = Field(
         "auto",
         description="Network access of sandboxes. `auto`: outbound for tasks that need it, else none.",
-    )
-    docker_network: Text | None = Field(
-        None,
-        description="Docker network for sandboxes with network access. "
-        "[a bridge network on which sandboxes cannot reach each other]",
-    )
-    docker_runtime: Text | None = Field(
-        None,
-        description="Runtime of the Docker engine for sandboxes, by its name in the engine, such "
-        "as `runsc` for gVisor. [the engine's default]",
     )
     reward: RewardPolicy = Field(
         "visible",
         description="Who sees the reward. `visible`: it is in the result of `evaluate`. `meta`: only in the "
         "result's `_meta`. `controller`: only the client that started the episode, or one with a "
         "controller's token, can evaluate.",
-    )
-    overlong: Literal["cut", "raw"] | None = Field(
-        None,
-        description="Overlong tool replies: in Toolathlon over 100,000 characters, in toolathlon_gym over "
-        "8,000. `cut`: shortened as upstream does. `raw`: passed on whole. [the suite's own]",
     )
     results: PathSetting | None = Field(
         None,
@@ -175,19 +133,7 @@ class Settings(BaseModel):
     )
     max_calls: Count | None = Field(
         None,
-        description="Maximum number of tool calls per episode. At the limit the attempt is closed. "
-        "[that of `--limits`, else no limit]",
-    )
-    limits: LimitsName | None = Field(
-        None,
-        description="The limits of a runner of Toolathlon, by name. `toolathlon`: 100 tool calls. "
-        "`toolathlon-formal`: 200. `toolathlon-parallel`: 100, and 2,400 seconds. "
-        "`toolathlon-verified`: 100, and 5,400 seconds.",
-    )
-    at_limit: Literal["fail", "grade"] | None = Field(
-        None,
-        description="An attempt that a limit ended. `fail`: it is not graded and its reward is 0, as in "
-        "Toolathlon. `grade`: it is graded as it is. [the suite's own]",
+        description="Maximum number of tool calls per episode. At the limit the attempt is closed. [none]",
     )
 
     dense: bool = Field(
@@ -209,23 +155,8 @@ class Settings(BaseModel):
         le=1_000_000_000,
         description="Maximum number of episodes waiting for a sandbox. More are refused.",
     )
-    max_sessions: Count = Field(
-        10_000,
-        description="Maximum number of open MCP sessions at each kind of address: tasks, episodes, `/mcp`.",
-    )
-    share_per_token: float = Field(
-        0.75,
-        gt=0,
-        le=1,
-        description="On a server with several tokens: the largest part of the sandboxes, of the queue and of "
-        "the sessions that one of them may take.",
-    )
 
     max_body_mib: Count = Field(4, description="Largest request body over HTTP, in MiB.")
-    max_peer_connections: Count = Field(
-        4096,
-        description="Maximum number of HTTP connections from one address (IPv6: from one /64 network).",
-    )
 
     idle_seconds: Seconds = Field(1800, description="Time without a request after which an episode ends.")
     first_use_seconds: Seconds = Field(
@@ -236,13 +167,10 @@ class Settings(BaseModel):
         description="Time without a request after which an episode ends whose client lost its connection: "
         "the GET stream of the session that is the episode, or a request that waits for the sandbox.",
     )
-    episode_seconds: Seconds | None = Field(
-        None,
-        description="Maximum time from the start of an episode's set-up to its claim. "
-        "[that of `--limits`, else 14400]",
+    episode_seconds: Seconds = Field(
+        14_400, description="Maximum time from the start of an episode's set-up to its claim."
     )
     servers_seconds: Seconds = Field(120, description="Deadline for each of a task's MCP servers to start.")
-    preprocess_seconds: Seconds = Field(600, description="Deadline for a task's preprocess script.")
     set_up_seconds: Seconds = Field(900, description="Deadline for the whole set-up of a task.")
     evaluation_seconds: Seconds = Field(1800, description="Deadline for a task's evaluator.")
     drain_seconds: Seconds = Field(
@@ -269,25 +197,10 @@ class Settings(BaseModel):
     )
     pids: Count = Field(1024, description="Maximum number of processes in one sandbox.")
     workspace_mib: Count = Field(2048, description="Largest workspace that is graded, in MiB.")
-    max_reply_mib: Annotated[int, Field(ge=1, le=60)] = Field(
-        4,
-        description="Longest reply of a tool call, in MiB of JSON, after `--overlong cut`. A longer one is "
-        "an error.",
-    )
-    max_log_mib: Count = Field(
-        256,
-        description="Largest log of one episode's calls, in MiB. At the limit the attempt is closed.",
-    )
     min_free_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         512,
         description="Free space in the state folder, in MiB, below which no episode starts and the logs of "
         "running ones stay under 1 MiB.",
-    )
-
-    min_available_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = Field(
-        None,
-        description="Available memory of this machine, in MiB, below which episodes wait before their "
-        "sandboxes open. [with `--dense` 1024, else 0]",
     )
 
     state: PathSetting = Field(
@@ -316,19 +229,6 @@ class Settings(BaseModel):
     def of(self, part: type[Part]) -> Part:
         """The settings of a plug-in; their defaults where these were read without the plug-in."""
         return self if isinstance(self, part) else part()
-
-    @property
-    def call_limit(self) -> int | None:
-        """Maximum number of tool calls of an episode; None: no limit."""
-        if self.max_calls is not None or self.limits is None:
-            return self.max_calls
-        return LIMITS[self.limits].calls
-
-    @property
-    def time_limit_seconds(self) -> float:
-        """Maximum time from the start of an episode's set-up to its claim."""
-        preset = None if self.limits is None else LIMITS[self.limits].episode_seconds
-        return self.episode_seconds or preset or DEFAULT_EPISODE_SECONDS
 
 
 @cache

@@ -53,15 +53,13 @@ StateFolder = Annotated[
 ]
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Tasks": ("suite", "names", "coerce_arguments", "language", "results", "overlong", "reward"),
+    "Tasks": ("suite", "names", "language", "results", "reward"),
     "Sandboxes": (
         "provider",
         "provider_option",
         "isolation",
         "image",
         "network",
-        "docker_network",
-        "docker_runtime",
         "servers",
         "dense",
         "memory_mib",
@@ -70,20 +68,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "workspace_mib",
     ),
     "Limits": (
-        "limits",
         "max_calls",
-        "at_limit",
         "max_sandboxes",
         "max_opening",
         "max_queue",
-        "max_sessions",
-        "share_per_token",
         "max_body_mib",
-        "max_peer_connections",
-        "max_reply_mib",
-        "max_log_mib",
         "min_free_mib",
-        "min_available_mib",
     ),
     "Time limits (seconds)": (
         "idle_seconds",
@@ -91,7 +81,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "grace_seconds",
         "episode_seconds",
         "servers_seconds",
-        "preprocess_seconds",
         "set_up_seconds",
         "evaluation_seconds",
         "drain_seconds",
@@ -227,11 +216,7 @@ ServerOptions = settings_model("ServerOptions")
 TasksOptions = settings_model(
     "TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network"), like="tasks"
 )
-DoctorOptions = settings_model(
-    "DoctorOptions",
-    (*SANDBOX_SETTINGS, "docker_runtime", "dense", "tokens"),
-    like="doctor",
-)
+DoctorOptions = settings_model("DoctorOptions", (*SANDBOX_SETTINGS, "dense", "tokens"), like="doctor")
 PlayOptions = settings_model("PlayOptions", SANDBOX_SETTINGS)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]

@@ -70,6 +70,8 @@ END_SECONDS = 15.0
 """How long a server that stops waits for the ends of episodes whose gradings it has cancelled."""
 HAND_OVER_SECONDS = 5.0
 """How long a server that hands over removes the sandboxes of its pool; the next one removes the others."""
+MAX_LOG_BYTES = 256 << 20
+"""Limit on the calls in one episode's trajectory; evaluators get about the same again as `traj_log.json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,8 @@ class RegistryOptions:
     """What applies to every episode of a server.
 
     `journals`: folder in which each episode gets a folder named by its handle. `scratch`: folder for the
-    archives of running episodes. `disk`: their file system. `max_log_bytes`: limit on the calls in one
-    episode's trajectory. `drain_seconds`: how long a stopping server waits for gradings. `max_sessions`: how
-    many MCP sessions each kind of address may have.
+    archives of running episodes. `disk`: their file system. `drain_seconds`: how long a stopping server waits
+    for gradings.
     """
 
     reward_policy: RewardPolicy
@@ -88,8 +89,6 @@ class RegistryOptions:
     journals: Path
     scratch: Path
     disk: DiskSpace
-    max_log_bytes: int
-    max_sessions: int
 
 
 class EpisodeRegistry:
@@ -396,7 +395,7 @@ class EpisodeRegistry:
     def _reopen_files(self, episode_id: str) -> Trajectory:
         """Raises OSError."""
         options, folder = self.options, self.folder(episode_id)
-        trajectory = Trajectory.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
+        trajectory = Trajectory.reopen(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk)
         KeptFiles(folder).reserve_again()
         return trajectory
 
@@ -590,7 +589,7 @@ class EpisodeRegistry:
         """The trajectory of a new episode and the room for its verdict, so that a full disk is found now."""
         options, folder = self.options, self.folder(episode_id)
         try:
-            trajectory = Trajectory.create(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
+            trajectory = Trajectory.create(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk)
             on_error.callback(shutil.rmtree, folder, ignore_errors=True)
             on_error.callback(trajectory.close)
             KeptFiles(folder).reserve_verdict()

@@ -55,7 +55,7 @@ def test_bash_completes_commands_options_and_their_values(shell: Shell, tmp_path
         complete_line .venv/bin/decathlon-mcp serve --provider d
     """
     done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["episode episodes", "--provider --provider-option", "docker"]
+    assert done.stdout.splitlines() == ["episodes episode", "--provider --provider-option", "docker"]
 
 
 def test_completion_is_installed_in_the_home_folder(shell: Shell, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def _sidecar(
         "command": [
             *("serve-episode", task.id, "--launch-time", launch_time.isoformat()),
             # Harbor's own limit comes first.
-            *("--player-seconds", f"{settings.time_limit_seconds:g}", "--allowed-host", SERVICE),
+            *("--player-seconds", f"{settings.episode_seconds:g}", "--allowed-host", SERVICE),
         ],
         "environment": environment,
         "networks": ["default"],

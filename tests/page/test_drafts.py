@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from decathlon_client.forms.schema import Field, Kind, form_from_schema
-from decathlon_client.forms.values import (
+
+from decathlon_mcp.plugins.page.play.drafts import (
     Draft,
     NotRepresentableError,
     draft_from_value,
     empty_draft,
-    iterate_fields,
     partial_value,
     read_draft,
 )
+from decathlon_mcp.plugins.page.play.schema import Field, Kind, form_from_schema
 
 
 def form(required: tuple[str, ...] = (), **properties: Any) -> Field:
@@ -271,9 +271,3 @@ def test_json_and_form_are_interchangeable() -> None:
     for strange in ({"path": 5}, {"nothing": 1}, {"tags": "a"}):
         with pytest.raises(NotRepresentableError):
             draft_from_value(made, strange)
-
-
-def test_every_visible_field_has_a_path() -> None:
-    made = form(a={"type": "array", "items": {"type": "object", "properties": {"b": {"type": "string"}}}})
-    paths = [path for path, _ in iterate_fields(made, {"a": [{"b": ""}, {"b": "x"}]})]
-    assert paths == [(), ("a",), ("a", 0), ("a", 0, "b"), ("a", 1), ("a", 1, "b")]

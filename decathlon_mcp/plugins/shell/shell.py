@@ -64,6 +64,10 @@ episode = App(
 )
 
 
+def add_commands(app: App) -> None:
+    app.command(episode)
+
+
 @episode.command(sort_key=0)
 def start(
     task: Annotated[str | None, Parameter(metavar="TASK")] = None,

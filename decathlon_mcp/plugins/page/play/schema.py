@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias, cast
 from urllib.parse import unquote
 
-from decathlon_client.values import as_object
+from decathlon_mcp.types import as_object
 
 Schema: TypeAlias = Mapping[str, Any]
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
 import anyio
+import httpx2
 import pytest
 from decathlon_client.script import Step, read_steps
 from decathlon_client.values import CLAIM
 
 from decathlon_mcp.cli.app import run as run_words
 from decathlon_mcp.cli.options import PREFIX
-from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.authentication import Tokens, new_token
 from decathlon_mcp.starter import oracle, oracle_ids
 from tests.cli.conftest import COMMAND
+from tests.page.sites import HTML, OWN, sign_in
 from tests.probe.serving import SUITE, serving
 
 RIGHT = '{"tool": "probe__write", "arguments": {"path": "answer.txt", "text": "42"}}\n{"claim_done": {}}\n'
@@ -128,7 +128,7 @@ async def test_script_plays_on_a_running_server_with_a_token(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "the player needs a terminal; without one: decathlon-mcp play TASK --script FILE"),
+        (("nothing", "--provider", "local"), "there is no task 'nothing'"),
         (("--script", "-"), "a script plays one task: decathlon-mcp play TASK --script FILE"),
         (("find-answer", "--script", "nowhere.jsonl"), "nowhere.jsonl: No such file or directory"),
         (("x", "--script", "-", "--url", "nowhere"), "url: not the address of a server, "),
@@ -153,21 +153,40 @@ def test_the_variable_selects_a_server_unless_a_suite_is_named(
     assert "DECATHLON_URL: not the address of a server" in play("find-answer", "--script", "-").err
 
 
-def test_script_works_without_textual_and_the_player_names_it() -> None:
-    code = (
-        "import sys\n"
-        "class Gone:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name.partition('.')[0] in ('textual', 'jsonschema'):\n"
-        "            raise ModuleNotFoundError(name=name)\n"
-        "sys.meta_path.insert(0, Gone())\n"
-        "import decathlon_mcp.plugins.play.play, importlib.util\n"
-        "importlib.util.find_spec = lambda name: None\n"
-        "decathlon_mcp.plugins.play.play.require_player()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert DecathlonError.__name__ in done.stderr
-    assert "the player needs Textual; in the clone: pip install '.[server,starter,play]'" in done.stderr
+@pytest.mark.anyio
+async def test_by_hand_the_page_opens_at_the_task_with_its_key_in_a_browser(tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.new\nmv {opened}.new {opened}\n')
+    browser.chmod(0o755)
+    sanitize = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    words = [*COMMAND, "play", "find-answer", "--suite", SUITE, "--provider", "local", "--state", "state"]
+    with anyio.fail_after(120):
+        async with await anyio.open_process(
+            words, env={**sanitize, "BROWSER": f"{browser} %s &"}, cwd=tmp_path
+        ) as process:
+            assert process.stdout is not None
+            # Stdout may be a log here, and gets no key.
+            printed = (await process.stdout.receive()).decode().split()[0]
+            key = (tmp_path / "state" / "page-key").read_text().strip()
+            assert printed.endswith("/play?task=find-answer")
+            while not opened.exists():  # noqa: ASYNC110  (another process writes it)
+                await anyio.sleep(0.02)
+            assert opened.read_text().strip() == f"{printed}#key={key}"
+            # As the browser's page does, by the key behind `#`.
+            url = printed.partition("/play")[0].replace("decathlon.localhost", "127.0.0.1")
+            async with httpx2.AsyncClient(base_url=url, headers={**HTML, **OWN}) as client:
+                await sign_in(client, key)
+                assert "find-answer" in (await client.get("/play?task=find-answer")).text
+            process.terminate()
+            assert await process.wait() == 0
+    assert (tmp_path / "state" / "play.log").exists()
+
+
+def test_by_hand_on_a_running_server_its_page_is_named(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webbrowser.get", lambda: (_ for _ in ()).throw(webbrowser.Error()))
+    assert play("--url", "http://127.0.0.1:1/").out == "http://127.0.0.1:1/play\n"
+    assert play("a b", "--url", "http://127.0.0.1:1/mcp").out == "http://127.0.0.1:1/play?task=a+b\n"
 
 
 def test_every_oracle_is_a_valid_script() -> None:

@@ -18,8 +18,8 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from decathlon_client.forms.schema import Field, Kind
-from decathlon_client.values import as_object
+from decathlon_mcp.plugins.page.play.schema import Field, Kind
+from decathlon_mcp.types import as_object
 
 Path: TypeAlias = tuple[str | int, ...]
 """Location in the arguments: property names and item indices."""
@@ -303,19 +303,3 @@ def _text_draft(field: Field, value: Any) -> str:
 
 def _reads_as_same_text(field: Field, value: str) -> bool:
     return read_draft(field, value) == FormReading(value, ()) if value else False
-
-
-def iterate_fields(field: Field, draft: Draft, path: Path = ()) -> Iterator[tuple[Path, Field]]:
-    """All visible fields of a draft with their paths; containers before their contents."""
-    yield path, field
-    match field.kind:
-        case Kind.OBJECT:
-            for item in field.fields:
-                yield from iterate_fields(item, draft[item.name], (*path, item.name))
-        case Kind.ARRAY if field.items is not None:
-            for number, item in enumerate(draft):
-                yield from iterate_fields(field.items, item, (*path, number))
-        case Kind.UNION if draft[0] is not None:
-            yield from iterate_fields(field.options[int(draft[0])], draft[1], path)
-        case _:
-            pass

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from cyclopts import Group, Parameter
+from cyclopts import App, Group, Parameter
 
 from decathlon_mcp.cli.options import Flag
 from decathlon_mcp.cli.usage import check_url, report
@@ -123,6 +123,10 @@ class Target:
 def _validate_entry_name(kind: object, name: str) -> None:
     if not ENTRY_NAME.fullmatch(name):
         raise ValueError("An entry's name has 1 to 64 characters: letters, digits, _ and -")
+
+
+def add_commands(app: App) -> None:
+    app.command(install, sort_key=3)
 
 
 def install(
