@@ -63,14 +63,9 @@ APART = ("plug-ins", "starter", "clients")
 _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandboxes", "cli")
 _SHARED = ("archives", "suites", "catalogue", "payloads", "telemetry")
 _PLUG_INS: Mapping[str, tuple[str, ...]] = {
-    "": ("plugins", "differences.py"),
-    "archives": ("overlay.py",),
-    "episodes": ("services.py", "tools/coercion.py"),
-    "grading": ("kept_attempt.py", "traj_log.py"),
-    "http": ("held_episodes.py",),
-    "protocol": ("spans.py",),
-    "sandboxes": ("snapshots.py", "conformance/snapshots.py"),
-    "storage": ("kept_files.py",),
+    "": ("plugins",),
+    "episodes": ("tools/coercion.py",),
+    "grading": ("traj_log.py",),
     "suites": ("release.py",),
 }
 """`plugins`, and the folders and modules that move there."""

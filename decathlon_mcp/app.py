@@ -367,10 +367,10 @@ def create_registry(
         journals=settings.state / "episodes",
         scratch=scratch,
         disk=DiskSpace(settings.state, settings.min_free_mib << 20),
-        keeps_workspace=settings.keep == "workspace",
     )
     found = plugins()
     made = [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources]
+    hooks = [load(part)(settings, options, factories) for plugin in found for part in plugin.episodes]
     sources = SandboxSources([source for source in made if source is not None], metrics)
     return EpisodeRegistry(
         catalogue,
@@ -380,7 +380,7 @@ def create_registry(
         sources=sources,
         signer=Signer.at(settings.state),
         options=options,
-        hooks=[load(part)(settings, options, factories) for plugin in found for part in plugin.episodes],
+        hooks=[hook for hook in hooks if hook is not None],
         metrics=metrics,
         spans=spans,
         store=store,

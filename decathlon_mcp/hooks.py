@@ -49,6 +49,9 @@ class Plugin:
     page: str = ""
     """A function that makes what people see of a server (`http.application.Page`) from its registry, state
     folder, tokens, host names and public URL."""
+    routes: Sequence[str] = ()
+    """Functions that make a route of `serve` (Starlette's `Route`, whose name says what it is) from its
+    registry, tokens, `BodyReader`, public URL and, by name, whether it `has_page`."""
     spans: str = ""
     """A function that makes a context of a server's `telemetry.spans.Spans`, of its settings; None without
     them."""
@@ -57,7 +60,7 @@ class Plugin:
     one."""
     episodes: Sequence[str] = ()
     """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
-    sandbox factories. The first is around those that follow."""
+    sandbox factories; None without any. The first is around those that follow."""
     saved_states: Sequence[str] = ()
     """Functions that remove what is saved of ended episodes. They get the folder of all episodes and,
     by name, whether it is a `dry_run`; they return how many there were."""

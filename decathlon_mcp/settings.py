@@ -192,11 +192,6 @@ class Settings(BaseModel):
         description="On SIGTERM, `serve` leaves its sandboxes and episodes to the next server on the state "
         "folder, instead of ending them.",
     )
-    keep: Literal["workspace"] | None = Field(
-        None,
-        description="`workspace`: keep the workspace of every claimed attempt, compressed, with what "
-        "`regrade` needs to grade it again.",
-    )
     keep_days: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)] | None = Field(
         None,
         description="Days after which the files of an ended episode are deleted. [never]",

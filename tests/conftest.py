@@ -21,7 +21,6 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
-from decathlon_mcp.plugins.web.proxy import find_program
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
 from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE
 from tests.cpu_time import CpuTime
@@ -177,6 +176,9 @@ def own_engine(_shared_engine: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> Ow
 @pytest.fixture(scope="session")
 def mitmdump() -> Path:
     """The program of the real web proxy. Without it the test is skipped, or fails in CI."""
+    # Imported here: the core's tests run without plug-ins too.
+    from decathlon_mcp.plugins.web.proxy import find_program
+
     try:
         return find_program(None)
     except SettingsError as error:

@@ -91,7 +91,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "config",
         "state",
         "hand_over",
-        "keep",
         "keep_days",
         "tokens",
         "metrics_tasks",

@@ -21,7 +21,7 @@ from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.grading import keep_sealed, require_whole_record
+from decathlon_mcp.episodes.grading import require_whole_record
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, agent_sandbox
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew
 from decathlon_mcp.episodes.services import EpisodeResources
@@ -29,6 +29,8 @@ from decathlon_mcp.episodes.set_up import SEALED_FILE, PreparedTask, SetUp
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools.offer import ToolOffer
 from decathlon_mcp.episodes.tools.session import ToolSession
+from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.grading.job import CapturedWorkspace
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.telemetry.logs import fields
 
@@ -133,6 +135,11 @@ class EpisodeHooks:
         """Around the time in which the agent acts. The driver is there."""
         return nullcontext()
 
+    async def captured(
+        self, episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool
+    ) -> None:
+        """The attempt is closed and captured, and its grading begins. Raises nothing but cancellation."""
+
 
 class SavedPoint(Protocol):
     """The state of an episode after call `at`, which was saved."""
@@ -198,8 +205,6 @@ async def set_up(start: Start) -> AgentSandbox:
                 ),
             )
             episode.note_preprocess_failure(prepared.preprocess_failure)
-        if episode.spec.keeps_workspace and prepared.sealed is not None:
-            await keep_sealed(episode, prepared.sealed, prepared.original)
         tools = await start.offer.complete(prepared)
         sandbox, driver = prepared.sandbox, prepared.driver
         session = await start.offer.tool_session(sandbox, driver, running=prepared.servers)
@@ -222,7 +227,6 @@ async def _prepare(start: Start) -> PreparedTask:
         limits=episode.spec.limits,
         credentials=start.resources.credentials,
         isolated=factory.provider.isolation != "none",
-        notes_original=episode.spec.keeps_workspace,
         before_reading=note_revision,
     )
     first = f"{episode.public_id}-preprocess" if work.has_two_sandboxes else start.agent_name

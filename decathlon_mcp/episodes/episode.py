@@ -15,7 +15,6 @@ from functools import cached_property
 from decathlon_mcp import __version__
 from decathlon_mcp.background import in_any_case
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
-from decathlon_mcp.differences import Difference
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.clock import Instant
@@ -284,9 +283,9 @@ class Episode:
         # It is written when the episode becomes ready; until then the set-up starts over.
         self.records.note_facts(preprocess_failure=failure)
 
-    def note_difference(self, seq: int, difference: Difference) -> None:
+    def note_difference(self, seq: int, difference: JsonObject) -> None:
         """A call of the episode that this one branches from has another reply here."""
-        self.trajectory.add("difference", seq=seq, **difference.to_json())
+        self.trajectory.add("difference", seq=seq, **difference)
         # As for the failure of preprocess.
         differences = self.records.progress.differences + 1
         self.records.progress = replace(self.records.progress, differences=differences)

@@ -1,20 +1,15 @@
-"""Grading of an episode's attempt: captures the workspace and opens the sandboxes for `grading.grade`.
-
-With `--keep workspace`, what a later grading needs is kept in the episode's folder. The files are written
-before the grading starts, so that a server that dies in it loses nothing. A file that cannot be kept, on a
-full disk for example, never costs the episode its verdict.
-"""
+"""Grading of an episode's attempt: captures the workspace and opens the sandboxes for `grading.grade`."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -26,26 +21,19 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import Progress
 from decathlon_mcp.episodes.services import EpisodeResources
 from decathlon_mcp.episodes.specification import Claim, EpisodeLimits
-from decathlon_mcp.errors import DecathlonError, DiskFullError, LimitExceededError
+from decathlon_mcp.errors import DiskFullError, LimitExceededError
 from decathlon_mcp.grading.attempt import Attempt, BranchPoint
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
-from decathlon_mcp.grading.kept_attempt import (
-    ATTEMPT_FILE,
-    KEPT_SEALED,
-    KEPT_WORKSPACE,
-    ORIGINAL_FILE,
-    KeptAttempt,
-)
 from decathlon_mcp.grading.traj_log import TrajectoryLog, eval_res
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.usage import fills_disk
 from decathlon_mcp.storage.disk import is_full
-from decathlon_mcp.storage.kept_files import KeptFiles, indented
+from decathlon_mcp.storage.kept_files import indented
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import Network, as_object, read_object
+from decathlon_mcp.types import Network
 
 log = logging.getLogger("decathlon.rewards")
 ROOM_SECONDS = 3600.0
@@ -196,6 +184,16 @@ def require_whole_record(episode: Episode) -> None:
     episode.calls.require_whole_record(0 if episode.claim is None else episode.claim.calls)
 
 
+class CaptureHook(Protocol):
+    """What hangs on the end of an attempt, one of `beginnings.EpisodeHooks`."""
+
+    async def captured(
+        self, episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool
+    ) -> None:
+        """The attempt is closed and captured, and its grading begins. Raises nothing but cancellation."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeGrader:
     """Grades the attempt of one claimed episode."""
@@ -203,6 +201,7 @@ class EpisodeGrader:
     episode: Episode
     resources: EpisodeResources
     admission: Admission
+    hooks: Sequence[CaptureHook] = ()
 
     async def grade_in_fresh_sandbox(self, captured: CapturedWorkspace) -> Verdict:
         """Grade in new sandboxes of the image that the agent had."""
@@ -245,8 +244,8 @@ class EpisodeGrader:
     ) -> Verdict:
         episode, factory = self.episode, self.episode.sandbox_factory
         attempt = attempt_of(episode)
-        if episode.spec.keeps_workspace:
-            await keep_attempt(episode, attempt, captured, in_place=in_place)
+        for one in self.hooks:
+            await one.captured(episode, attempt, captured, in_place=in_place)
         job = GradingJob(
             attempt=attempt,
             suite=factory.suite,
@@ -277,62 +276,3 @@ class EpisodeGrader:
         log = TrajectoryLog(attempt, suite=suite, task=self.episode.spec.task, root=suite.profile.root)
         files.write_log("traj_log.json", log)
         files.write_log("eval_res.json", (indented(eval_res(attempt, suite.profile, verdict)),))
-
-
-async def keep_sealed(episode: Episode, sealed: Path, original: Mapping[str, str]) -> None:
-    """Keep the archive of the task's folder after preprocess; before the episode is READY.
-
-    `original`: see `grading.kept_attempt.ORIGINAL_FILE`. Raises nothing but cancellation.
-    """
-    files, limit_bytes = episode.files, episode.spec.limits.workspace_bytes
-
-    def keep() -> None:
-        files.write(ORIGINAL_FILE, {"files": dict(original)})
-        files.keep_archive(sealed, KEPT_SEALED, limit_bytes)
-
-    try:
-        await anyio.to_thread.run_sync(keep)
-    except (DecathlonError, OSError) as error:
-        await _give_up(episode, files, error)
-
-
-async def read_original(folder: Path) -> Mapping[str, str]:
-    """What `keep_sealed` has kept as `original` in the folder of an episode. Raises OSError, ValueError."""
-    content = await anyio.to_thread.run_sync((folder / ORIGINAL_FILE).read_bytes)
-    if (files := as_object((read_object(content) or {}).get("files"))) is None:
-        raise ValueError(f"{ORIGINAL_FILE} is not valid")
-    return files
-
-
-async def keep_attempt(
-    episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool = False
-) -> None:
-    """Keep a claimed attempt with its workspace, before its grading. Raises nothing but cancellation."""
-    files, limit_bytes = episode.files, episode.spec.limits.workspace_bytes
-    task, language = episode.spec.task, episode.sandbox_factory.suite.language
-    sealed = captured.sealed is not None and not in_place
-    if sealed and not files.has(KEPT_SEALED):
-        return  # its loss has been logged
-    kept = KeptAttempt(attempt=attempt, task_id=task.id, language=language, in_place=in_place, sealed=sealed)
-
-    def keep() -> None:
-        if captured.workspace is not None:
-            files.keep_archive(captured.workspace, KEPT_WORKSPACE, limit_bytes)
-        # Last: an attempt that has this file has the others.
-        files.write(ATTEMPT_FILE, kept.to_json())
-
-    try:
-        await anyio.to_thread.run_sync(keep)
-    except (DecathlonError, OSError) as error:
-        await _give_up(episode, files, error)
-
-
-async def _give_up(episode: Episode, files: KeptFiles, error: DecathlonError | OSError) -> None:
-    why = error.message if isinstance(error, DecathlonError) else error.strerror
-    log.warning(
-        "the attempt could not be kept for a later grading", extra=fields(episode=episode.public_id, why=why)
-    )
-    try:
-        await anyio.to_thread.run_sync(files.remove, ATTEMPT_FILE, KEPT_WORKSPACE, KEPT_SEALED, ORIGINAL_FILE)
-    except OSError:
-        log.exception("kept files could not be removed", extra=fields(episode=episode.public_id))

@@ -80,7 +80,7 @@ class RegistryOptions:
 
     `journals`: folder in which each episode gets a folder named by its handle. `scratch`: folder for the
     archives of running episodes. `disk`: their file system. `drain_seconds`: how long a stopping server waits
-    for gradings. `keeps_workspace`: whether what a later grading needs is kept in `journals`.
+    for gradings.
     """
 
     reward_policy: RewardPolicy
@@ -89,7 +89,6 @@ class RegistryOptions:
     journals: Path
     scratch: Path
     disk: DiskSpace
-    keeps_workspace: bool = False
 
 
 class EpisodeRegistry:
@@ -255,7 +254,6 @@ class EpisodeRegistry:
             launch_time=self.catalogue.launch_time(suite, task, launch_time),
             policy=choose_policy(policy, self.reward_policy, principal),
             limits=self.options.limits.for_task(task, max_calls),
-            keeps_workspace=self.options.keeps_workspace,
             operation=operation,
             ends_with_response=ends_with_response,
             labels=labels or {},
@@ -295,7 +293,6 @@ class EpisodeRegistry:
             owner=principal,
             launch_time=self.catalogue.launch_time(suite, task, first.launch_time),
             policy=choose_policy(first.policy, self.reward_policy, principal),
-            keeps_workspace=self.options.keeps_workspace,
             operation=operation,
             ends_with_response=ends_with_response,
             labels=check_labels({**first.labels, **(labels or {})}),

@@ -158,7 +158,7 @@ class EpisodeRunner:
     async def _play_with(self, resources: EpisodeResources) -> Verdict:
         """From the agent's sandbox to the verdict, which a fresh sandbox or the agent's own gives."""
         episode = self._episode
-        grader = EpisodeGrader(episode, resources, self._admission)
+        grader = EpisodeGrader(episode, resources, self._admission, self._hooks)
         if episode.records.progress.captured:
             captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._sealed)
         else:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
@@ -23,7 +23,6 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.archives.joining import append_archive, joined
-from decathlon_mcp.archives.overlay import content_ids
 from decathlon_mcp.archives.reading import top_level_names
 from decathlon_mcp.driver_client.archives import get_archive, put_archive
 from decathlon_mcp.driver_client.driver import DriverClient, Moment, ServerInfo
@@ -57,8 +56,7 @@ class PreparedTask:
     """The result of a set-up: the agent's sandbox.
 
     `servers`: what each server reported that the set-up has started. `sealed`: tar of the task's folder as
-    preprocess left it, None for a task without preprocess. `original`: with `notes_original`, the content ids
-    (see `archives.overlay`) of that folder before preprocess. `preprocess_failure`: how preprocess failed,
+    preprocess left it, None for a task without preprocess. `preprocess_failure`: how preprocess failed,
     where the suite ignores that; empty if it did not.
     """
 
@@ -66,7 +64,6 @@ class PreparedTask:
     driver: DriverClient
     servers: Mapping[str, ServerInfo]
     sealed: Path | None
-    original: Mapping[str, str] = field(default_factory=dict[str, str])
     preprocess_failure: str = ""
 
 
@@ -74,14 +71,13 @@ class PreparedTask:
 class _Preprocessed:
     """What the first sandbox of a set-up has produced.
 
-    `values`: of the suite's tokens. `sealed`, `original`, `failure`: see `PreparedTask`. `carried`: archive
+    `values`: of the suite's tokens. `sealed`, `failure`: see `PreparedTask`. `carried`: archive
     of the suite's files for the agent's sandbox, None if the first sandbox is the agent's.
     """
 
     values: Mapping[str, str]
     sealed: Path | None = None
     carried: Path | None = None
-    original: Mapping[str, str] = field(default_factory=dict[str, str])
     failure: str = ""
 
 
@@ -109,8 +105,8 @@ class SetUp:
 
     `common`: archive of the files that every sandbox of the suite needs. `scratch`: a folder of the server
     for temporary archives. `credentials`: archives that are unpacked over the suite's files, each with its
-    target folder. `isolated`: whether a sandbox has file systems of its own. `notes_original`: see
-    `PreparedTask`. `before_reading` is called in a thread before the suite's files are read.
+    target folder. `isolated`: whether a sandbox has file systems of its own.
+    `before_reading` is called in a thread before the suite's files are read.
     """
 
     suite: Suite
@@ -122,7 +118,6 @@ class SetUp:
     before_reading: Callable[[], object]
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     isolated: bool = True
-    notes_original: bool = False
 
     async def run(
         self,
@@ -153,9 +148,7 @@ class SetUp:
         with limit.part():
             names = await servers_to_start(sandbox)
             servers = await self._start_servers(sandbox, driver, preprocessed.values, names)
-        return PreparedTask(
-            sandbox, driver, servers, preprocessed.sealed, preprocessed.original, preprocessed.failure
-        )
+        return PreparedTask(sandbox, driver, servers, preprocessed.sealed, preprocessed.failure)
 
     async def _prepare(self, sandbox: Sandbox, driver: DriverClient) -> _Preprocessed:
         """Set up the first sandbox, run preprocess in it, and decide whether the agent gets it."""
@@ -164,9 +157,6 @@ class SetUp:
         # answers are gone.
         archive = self.scratch / "task.tar"
         await anyio.to_thread.run_sync(self._pack, archive)
-        original: Mapping[str, str] = {}
-        if self.notes_original and self.task.has_preprocess:
-            original = await anyio.to_thread.run_sync(content_ids, archive, self.task.folder)
         await self._fill(sandbox, driver, archive, self._initial_workspace_steps(sandbox))
         if not self.task.has_preprocess:
             values = await self._read_values(sandbox, driver)
@@ -185,10 +175,10 @@ class SetUp:
         await get_archive(sandbox, driver, sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
         if not stays:
             carried = await self._carry(sandbox, driver, values, sealed)
-            return _Preprocessed(values, sealed, carried, original, failure)
+            return _Preprocessed(values, sealed, carried, failure)
         created = await anyio.to_thread.run_sync(top_level_names, sealed)
         await self._seal(sandbox, driver, values, created)
-        return _Preprocessed(values, sealed, original=original, failure=failure)
+        return _Preprocessed(values, sealed, failure=failure)
 
     @property
     def has_two_sandboxes(self) -> bool:

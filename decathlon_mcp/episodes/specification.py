@@ -111,7 +111,7 @@ class EpisodeSpec:
 
     `id` (the handle) and `agent_id` are capabilities of 192 bits. `task_name` is the task's id as clients
     spell it. `limits` are those of this episode. `operation`: id of the request that started it, by which a
-    repeated request finds it. `keeps_workspace`: what a later grading needs is kept. `ends_with_response`:
+    repeated request finds it. `ends_with_response`:
     it ends with the response to the request that started it. `labels`: what its client calls it, names to
     short texts; only reports read them. `branch`: the episode whose calls its set-up plays again.
     `snapshots`: its state is saved after every so many calls; None: only when asked. `shares_launch_time`:
@@ -128,7 +128,6 @@ class EpisodeSpec:
     policy: RewardPolicy
     limits: EpisodeLimits
     operation: str | None = None
-    keeps_workspace: bool = False
     ends_with_response: bool = False
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     branch: Branch | None = None

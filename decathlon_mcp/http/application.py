@@ -32,7 +32,6 @@ from decathlon_mcp.http.errors import (
     handle_unauthorized,
 )
 from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
-from decathlon_mcp.http.held_episodes import HeldEpisodes
 from decathlon_mcp.http.metering import MeteredResponses
 
 EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
@@ -46,7 +45,6 @@ INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 /tasks/TASK/mcp            one task; the MCP session is the episode
 /tasks/random/mcp          a task drawn at random (?split=NAME&needs=WORD&without=WORD&seed=N&order=ORDER)
 /episodes/EPISODE/mcp      an episode's own address
-/episodes                  POST: an episode that ends with the response
 /healthz                   whether the server works, and its state
 /readyz                    whether an episode can be started now
 /metrics                   metrics for Prometheus
@@ -147,10 +145,15 @@ def http_app(
     tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
     endpoints = McpEndpoints(registry, tokens, hosts, bodies, public_url, has_page=page is not None)
     health = HealthEndpoints(registry, tokens)
-    held = HeldEpisodes(registry, tokens, bodies, public_url, has_page=page is not None)
+    added = [
+        load(part)(registry, tokens, bodies, public_url, has_page=page is not None)
+        for plugin in plugins()
+        for part in plugin.routes
+    ]
 
     async def index(request: Request) -> Response:
-        return PlainTextResponse(INDEX_TEXT, headers={"Vary": "Accept"})
+        more = "".join(f"{route.path:<27}{route.name}\n" for route in added)
+        return PlainTextResponse(INDEX_TEXT + more, headers={"Vary": "Accept"})
 
     async def public_key(request: Request) -> Response:
         return JSONResponse(registry.signer.public.to_json())
@@ -177,7 +180,7 @@ def http_app(
     return HttpApp(
         mcp,
         routes=[
-            Route("/episodes", held.serve, methods=["POST"]),
+            *added,
             Route("/", index),
             *health.routes(),
             Route("/.well-known/decathlon-key", public_key),

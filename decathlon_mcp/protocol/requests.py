@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 from msgspec import UnsetType
@@ -46,9 +46,6 @@ from decathlon_mcp.storage.logged_calls import RequestKeys, request_id_text
 from decathlon_mcp.suites.tool_names import CLAIM, EVALUATE, LOCAL, spell
 from decathlon_mcp.telemetry.spans import Spans
 from decathlon_mcp.types import JsonObject, Names, as_json, as_object, json_kind
-
-if TYPE_CHECKING:
-    from decathlon_mcp.protocol.spans import RequestSpans
 
 _log = logging.getLogger("decathlon.protocol")
 
@@ -353,14 +350,7 @@ class Service(ABC):
     capabilities: JsonObject = {"logging": {}, "tools": {"listChanged": True}}  # noqa: RUF012  (never changed)
 
     def __init__(self, spans: Spans | None = None) -> None:
-        self._request_spans: RequestSpans | None = None
-        self.respond: Respond = self._respond
-        if spans is not None:
-            # Imported here, as OpenTelemetry takes a tenth of a second.
-            from decathlon_mcp.protocol.spans import RequestSpans
-
-            self._request_spans = RequestSpans(spans)
-            self.respond = partial(self._request_spans.serve, self._respond)
+        self.respond: Respond = self._respond if spans is None else partial(spans.serve, self._respond)
 
     def respond_again(self, kind: Kind, agent: str) -> Respond:
         """What answers an earlier request of this kind, for a client that comes back for the answer."""

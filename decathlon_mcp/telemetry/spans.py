@@ -1,10 +1,9 @@
-"""What a server asks of the plug-in with spans. OpenTelemetry's API, unlike its SDK, is always installed."""
+"""What a server asks of the plug-in with spans: one around each request, and those of each episode."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from opentelemetry.trace import Tracer
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics, Metrics, TaskKey
 
@@ -12,8 +11,9 @@ from decathlon_mcp.telemetry.metrics import EpisodeMetrics, Metrics, TaskKey
 class Spans(Protocol):
     """Makes the spans of one server."""
 
-    tracer: Tracer
-    """Makes the spans of requests (`protocol/spans.py`)."""
+    async def serve(self, respond: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
+        """What `respond` returns for a `protocol.requests.Request`, whose `_meta` may get more members."""
+        ...
 
     def episode(self, metrics: Metrics, key: TaskKey, public_id: str) -> EpisodeMetrics:
         """What an episode reports to instead of `metrics.episode`."""

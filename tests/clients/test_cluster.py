@@ -23,9 +23,8 @@ from decathlon_client import (
 )
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.http import held_episodes
 from decathlon_mcp.http.authentication import Tokens, new_token
-from decathlon_mcp.plugins.cluster import node
+from decathlon_mcp.plugins.cluster import held_episodes, node
 from tests.clients.relay import relayed
 from tests.clients.scheduler import Scheduler, SchedulerNode, scheduling
 from tests.probe.serving import Served, serving

@@ -12,7 +12,7 @@ from decathlon_mcp.episodes import admission
 from decathlon_mcp.episodes.admission import MemoryFloor, available_bytes
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.grading.kept_attempt import KeptAttempt
+from decathlon_mcp.plugins.regrade.keeping import KeptAttempt
 from tests.episodes.environment import TOOLS, exits_with, running_registry, suite_with
 from tests.fakes.provider import FakeProvider
 

@@ -106,7 +106,6 @@ async def recovered(
                     "launch_time": "2026-01-01T00:00:00+00:00",
                     "policy": "visible",
                     "limits": asdict(limits),
-                    "keeps_workspace": False,
                     "ends_with_response": False,
                 },
                 progress={},

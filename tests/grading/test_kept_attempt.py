@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.grading.kept_attempt import KeptAttempt
+from decathlon_mcp.plugins.regrade.keeping import KeptAttempt
 from tests.grading.support import make_attempt
 
 LAUNCH_TIME = datetime(2026, 11, 21, 9, 30, 1, 250, tzinfo=timezone(timedelta(hours=9)))
@@ -84,7 +84,7 @@ def test_a_missing_field_is_an_error() -> None:
 FIRST_ATTEMPTS = """
 import os, sys, threading
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.grading.kept_attempt import VERSION, KeptAttempt
+from decathlon_mcp.plugins.regrade.keeping import VERSION, KeptAttempt
 
 def read():
     together.wait()

@@ -13,8 +13,8 @@ import httpx2
 import pytest
 
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.http import held_episodes
 from decathlon_mcp.http.authentication import Tokens, new_token
+from decathlon_mcp.plugins.cluster import held_episodes
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 from tests.survival.servers import supervised_server

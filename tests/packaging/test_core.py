@@ -19,7 +19,7 @@ CORE_TESTS = (
     *("tests/storage/test_store.py", "tests/storage/test_trajectory.py"),
     "tests/driver_client/test_driver.py",
     *("tests/episodes/test_registry.py", "tests/episodes/test_runner.py", "tests/episodes/test_set_up.py"),
-    *("tests/protocol/test_lobby.py", "tests/http/test_application.py", "tests/http/test_held_episodes.py"),
+    *("tests/protocol/test_lobby.py", "tests/http/test_application.py"),
     *("tests/cli/test_tasks.py", "tests/cli/test_stdio.py", "tests/e2e/test_episode.py"),
 )
 """Of what every episode goes through; none of them uses a plug-in."""

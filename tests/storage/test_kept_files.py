@@ -14,17 +14,18 @@ import anyio.to_thread
 import pytest
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, LimitExceededError
+from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
 from decathlon_mcp.storage.disk import DiskSpace
-from decathlon_mcp.storage.kept_files import RESERVED_FILE, VERDICT_BYTES, VERDICT_FILE, KeptFiles
+from decathlon_mcp.storage.kept_files import RESERVED_FILE, VERDICT_BYTES, VERDICT_FILE
 
 NAME = "workspace.tar.gz"
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> KeptFiles:
+def files(tmp_path: Path) -> AttemptFiles:
     folder = tmp_path / "episode"
     folder.mkdir()
-    return KeptFiles(folder)
+    return AttemptFiles(folder)
 
 
 @pytest.fixture
@@ -39,18 +40,18 @@ def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     return anyio.run(partial(anyio.to_thread.run_sync, function, *arguments))
 
 
-def names(files: KeptFiles) -> list[str]:
+def names(files: AttemptFiles) -> list[str]:
     return sorted(path.name for path in files.folder.iterdir())
 
 
-def test_a_kept_archive_comes_back_as_it_was(files: KeptFiles, source: Path, tmp_path: Path) -> None:
+def test_a_kept_archive_comes_back_as_it_was(files: AttemptFiles, source: Path, tmp_path: Path) -> None:
     in_thread(files.keep_archive, source, NAME, 1 << 30)
     assert (files.folder / NAME).stat().st_size < source.stat().st_size // 10
     in_thread(files.restore_archive, NAME, tmp_path / "back", 1 << 30)
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
 
 
-def test_kept_files_are_readable_by_their_owner_alone(files: KeptFiles, source: Path) -> None:
+def test_kept_files_are_readable_by_their_owner_alone(files: AttemptFiles, source: Path) -> None:
     in_thread(files.keep_archive, source, NAME, 1 << 30)
     files.write("attempt.json", {"a": 1})
     files.add_verdict({"a": 1})
@@ -58,20 +59,20 @@ def test_kept_files_are_readable_by_their_owner_alone(files: KeptFiles, source: 
     assert {path.stat().st_mode & 0o777 for path in files.folder.iterdir()} == {0o600}
 
 
-def test_the_same_archive_gives_the_same_bytes(files: KeptFiles, source: Path) -> None:
+def test_the_same_archive_gives_the_same_bytes(files: AttemptFiles, source: Path) -> None:
     in_thread(files.keep_archive, source, NAME, 1 << 30)
     first = (files.folder / NAME).read_bytes()
     in_thread(files.keep_archive, source, NAME, 1 << 30)
     assert (files.folder / NAME).read_bytes() == first
 
 
-def test_an_archive_over_its_limit_leaves_nothing(files: KeptFiles, source: Path) -> None:
+def test_an_archive_over_its_limit_leaves_nothing(files: AttemptFiles, source: Path) -> None:
     with pytest.raises(LimitExceededError, match="over the limit of 1000 bytes"):
         in_thread(files.keep_archive, source, NAME, 1000)
     assert names(files) == []
 
 
-def test_a_compressed_bomb_is_not_unpacked(files: KeptFiles, tmp_path: Path) -> None:
+def test_a_compressed_bomb_is_not_unpacked(files: AttemptFiles, tmp_path: Path) -> None:
     (files.folder / NAME).write_bytes(gzip.compress(bytes(64 << 20)))
     with pytest.raises(LimitExceededError):
         in_thread(files.restore_archive, NAME, tmp_path / "back", 8 << 20)
@@ -79,14 +80,14 @@ def test_a_compressed_bomb_is_not_unpacked(files: KeptFiles, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("damage", [b"", b"no gzip", gzip.compress(b"x" * 100_000)[:-20]])
-def test_a_broken_archive_is_an_error(files: KeptFiles, tmp_path: Path, damage: bytes) -> None:
+def test_a_broken_archive_is_an_error(files: AttemptFiles, tmp_path: Path, damage: bytes) -> None:
     (files.folder / NAME).write_bytes(damage)
     with pytest.raises(BadRequestError, match=r"workspace\.tar\.gz is broken"):
         in_thread(files.restore_archive, NAME, tmp_path / "back", 1 << 30)
 
 
-def test_nothing_is_kept_on_a_nearly_full_disk(files: KeptFiles, source: Path) -> None:
-    full = KeptFiles(files.folder, DiskSpace(files.folder, 1 << 60))
+def test_nothing_is_kept_on_a_nearly_full_disk(files: AttemptFiles, source: Path) -> None:
+    full = AttemptFiles(files.folder, DiskSpace(files.folder, 1 << 60))
     for keep in (partial(full.keep_archive, source, NAME, 1 << 30), partial(full.write, "attempt.json", {})):
         with pytest.raises(AtCapacityError):
             in_thread(keep)
@@ -94,7 +95,7 @@ def test_nothing_is_kept_on_a_nearly_full_disk(files: KeptFiles, source: Path) -
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_archive_leaves_nothing(files: KeptFiles, tmp_path: Path) -> None:
+async def test_a_cancelled_archive_leaves_nothing(files: AttemptFiles, tmp_path: Path) -> None:
     endless = tmp_path / "endless"
     with endless.open("wb") as file:
         file.truncate(1 << 40)
@@ -103,7 +104,7 @@ async def test_a_cancelled_archive_leaves_nothing(files: KeptFiles, tmp_path: Pa
     assert names(files) == []
 
 
-def test_verdicts_are_numbered_and_never_replaced(files: KeptFiles) -> None:
+def test_verdicts_are_numbered_and_never_replaced(files: AttemptFiles) -> None:
     (files.folder / "verdict.json").write_text("the first")
     (files.folder / "verdict-3.json").write_text("somebody's")
     assert [files.add_verdict({"number": number}) for number in range(2)] == [
@@ -115,20 +116,20 @@ def test_verdicts_are_numbered_and_never_replaced(files: KeptFiles) -> None:
     assert (files.folder / "verdict.json").read_text() == "the first"
 
 
-def test_json_keeps_lone_surrogates(files: KeptFiles) -> None:
+def test_json_keeps_lone_surrogates(files: AttemptFiles) -> None:
     files.write("attempt.json", {"answer": "\ud800"})
     assert files.read("attempt.json") == {"answer": "\ud800"}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])
-def test_a_damaged_json_file_is_an_error(files: KeptFiles, content: str) -> None:
+def test_a_damaged_json_file_is_an_error(files: AttemptFiles, content: str) -> None:
     (files.folder / "attempt.json").write_text(content)
     with pytest.raises(BadRequestError, match="not a JSON object"):
         files.read("attempt.json")
 
 
 def test_room_for_the_verdict_is_reserved_and_given_back(tmp_path: Path) -> None:
-    files = KeptFiles(tmp_path)
+    files = AttemptFiles(tmp_path)
     files.reserve_verdict()
     assert (tmp_path / RESERVED_FILE).stat().st_blocks * 512 >= VERDICT_BYTES
     (tmp_path / ".traj_log.json.partial").write_bytes(b"half")
@@ -145,8 +146,10 @@ def test_room_for_the_verdict_is_reserved_and_given_back(tmp_path: Path) -> None
 
 
 def test_a_log_is_a_file_or_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    KeptFiles(tmp_path).write_log("log", (b"a", b"b"))
+    AttemptFiles(tmp_path).write_log("log", (b"a", b"b"))
     assert (tmp_path / "log").read_bytes() == b"ab"
-    KeptFiles(tmp_path, DiskSpace(tmp_path, 1 << 60)).write_log("large", (b"x" * 600_000 for _ in range(2)))
+    AttemptFiles(tmp_path, DiskSpace(tmp_path, 1 << 60)).write_log(
+        "large", (b"x" * 600_000 for _ in range(2))
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["log"]
     assert [record.message for record in caplog.records] == ["a file of an episode could not be kept"]

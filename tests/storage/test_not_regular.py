@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.errors import BadRequestError, SettingsError
+from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
 from decathlon_mcp.storage.disk import NotRegularError
-from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.kept_tools import CACHE_FOLDER, FOLDER, CachedLists, remove_unnamed_tools
 from decathlon_mcp.storage.keys import PAGE_KEY_FILE, load_or_create_page_key
 from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, Trajectory, has_ended
@@ -61,7 +61,7 @@ def test_lists_of_tools_are_removed_also_if_a_trajectory_is_no_file(
 
 
 def test_other_files_that_are_none_are_refused_at_once(tmp_path: Path) -> None:
-    kept, cache = KeptFiles(tmp_path), CachedLists(tmp_path)
+    kept, cache = AttemptFiles(tmp_path), CachedLists(tmp_path)
     fifo(tmp_path / "kept")
     with pytest.raises(BadRequestError, match="not a regular file"):
         kept.read("kept")

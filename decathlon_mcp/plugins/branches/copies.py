@@ -14,11 +14,11 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client.driver import connect
 from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
-from decathlon_mcp.episodes.grading import keep_sealed, read_original
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.sandbox_sources import Opened
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError, SandboxLostError, SnapshotError
 from decathlon_mcp.plugins.branches.states import SavedState, discard
+from decathlon_mcp.plugins.regrade.keeping import keep_sealed, read_original
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.plugins import saving_options
 from decathlon_mcp.sandboxes.snapshots import Snapshot, snapshots_of
@@ -101,5 +101,6 @@ async def open_copy(
 async def _copy_sealed(start: Start, state: SavedState) -> None:
     """Copy the task's folder as preprocess left it. Raises OSError, ValueError."""
     await anyio.to_thread.run_sync(shutil.copyfile, state.sealed_file, start.sealed_file)
-    if start.episode.spec.keeps_workspace:
-        await keep_sealed(start.episode, start.sealed_file, await read_original(state.owner))
+    # What is kept of the episode that was saved is kept of the copy.
+    if (original := await anyio.to_thread.run_sync(read_original, state.owner)) is not None:
+        await keep_sealed(start, original)

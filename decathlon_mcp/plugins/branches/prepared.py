@@ -15,7 +15,7 @@ import math
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -28,10 +28,10 @@ from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.episodes.beginnings import AgentSandbox, Following, Start
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.errors import CallTimeoutError, LimitExceededError, SnapshotError
-from decathlon_mcp.grading.kept_attempt import ORIGINAL_FILE
 from decathlon_mcp.plugins.branches.copies import begin_as_copy
 from decathlon_mcp.plugins.branches.saving import save_state, why_not_saved
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
+from decathlon_mcp.plugins.regrade.keeping import ORIGINAL_FILE
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox
 from decathlon_mcp.telemetry.logs import fields
 
@@ -150,8 +150,10 @@ class PreparedTasks:
                 state = await save_state(episode, at, 0, sandbox, session.driver, sealed)
 
             def keep() -> None:
-                if sealed is not None and episode.spec.keeps_workspace:
-                    shutil.copyfile(episode.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
+                if sealed is not None:
+                    # Only with `--keep` there is one.
+                    with suppress(FileNotFoundError):
+                        shutil.copyfile(episode.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
                 self._states.add(state, sealed)
 
             await anyio.to_thread.run_sync(keep)

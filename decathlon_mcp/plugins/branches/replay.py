@@ -15,7 +15,6 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.differences import Difference, Paths, ReplyText, compare_replies
 from decathlon_mcp.driver_client.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Outcome
@@ -31,6 +30,7 @@ from decathlon_mcp.errors import (
     UnknownToolError,
     failure_text,
 )
+from decathlon_mcp.plugins.history.differences import Difference, Paths, ReplyText, compare_replies
 from decathlon_mcp.plugins.history.recorded_calls import (
     RecordedCall,
     raw_members,
@@ -168,7 +168,7 @@ async def _play_call(episode: Episode, branch: Branch, session: ToolSession, cal
             call=call.seq,
             difference=difference.to_json(),
         )
-    episode.note_difference(call.seq, difference)
+    episode.note_difference(call.seq, difference.to_json())
 
 
 def _compare(call: RecordedCall, outcome: Outcome, paths: Paths | None) -> Difference | None:

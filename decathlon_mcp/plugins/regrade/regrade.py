@@ -19,11 +19,11 @@ from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
-from decathlon_mcp.grading.kept_attempt import ATTEMPT_FILE, KeptAttempt
 from decathlon_mcp.grading.verdict import REWARDED, Verdict
+from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
+from decathlon_mcp.plugins.regrade.keeping import ATTEMPT_FILE, KeptAttempt
 from decathlon_mcp.plugins.regrade.regrading import Regraded, Regrader, is_open, read_kept
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.lock import running_servers
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 from decathlon_mcp.types import HANDLE, JsonObject, public_id
@@ -206,7 +206,7 @@ async def _regrade_one(regrader: Regrader, folder: Path, write: bool) -> Result:
         file = None
         if write and regraded.after.status in REWARDED:
             verdict = regraded.after.to_json()
-            file = await anyio.to_thread.run_sync(KeptFiles(folder).add_verdict, verdict)
+            file = await anyio.to_thread.run_sync(AttemptFiles(folder).add_verdict, verdict)
         return Result(episode=public_id(folder.name), kept=kept, regraded=regraded, file=file)
     except DecathlonError as error:
         return Result(episode=public_id(folder.name), kept=kept, error=error)

@@ -16,7 +16,6 @@ from pathlib import Path
 import anyio.to_thread
 from pydantic import ValidationError
 
-from decathlon_mcp.archives.overlay import overlay
 from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.call_recorder import RecordedCalls
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -28,17 +27,19 @@ from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownTaskErro
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
-from decathlon_mcp.grading.kept_attempt import (
+from decathlon_mcp.grading.signing import verdict_digest
+from decathlon_mcp.grading.verdict import Regrading, Verdict
+from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
+from decathlon_mcp.plugins.regrade.keeping import (
     ATTEMPT_FILE,
     KEPT_SEALED,
     KEPT_WORKSPACE,
     ORIGINAL_FILE,
     KeptAttempt,
 )
-from decathlon_mcp.grading.signing import verdict_digest
-from decathlon_mcp.grading.verdict import Regrading, Verdict
+from decathlon_mcp.plugins.regrade.overlay import overlay
 from decathlon_mcp.sandboxes.base import Isolation, Sandbox
-from decathlon_mcp.storage.kept_files import VERDICT_FILE, KeptFiles
+from decathlon_mcp.storage.kept_files import VERDICT_FILE
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.storage.trajectory import Trajectory, has_ended
 from decathlon_mcp.suites.suite import Suite
@@ -61,7 +62,7 @@ def is_open(folder: Path) -> bool:
     """
     if (row := _row(folder)) is not None:
         return row.verdict is None and row.phase != ENDED
-    if KeptFiles(folder).has(VERDICT_FILE):
+    if AttemptFiles(folder).has(VERDICT_FILE):
         return False
     try:
         return not has_ended(folder)
@@ -74,7 +75,7 @@ def read_kept(folder: Path) -> KeptAttempt:
 
     Raises BadRequestError if nothing is kept of it or its files are damaged.
     """
-    files = KeptFiles(folder)
+    files = AttemptFiles(folder)
     if not files.has(ATTEMPT_FILE):
         raise BadRequestError(
             "nothing of it was kept: its server did not run with `--keep workspace`, its attempt was not "
@@ -200,7 +201,7 @@ class Regrader:
     ) -> CapturedWorkspace:
         """Unpack the kept archives into `scratch`, the task's folder joined with the checkout's."""
         options = self._registry.options
-        files = KeptFiles(folder, options.disk)
+        files = AttemptFiles(folder, options.disk)
         workspace = scratch / "workspace.tar"
         files.restore_archive(KEPT_WORKSPACE, workspace, options.limits.workspace_bytes)
         if not kept_attempt.sealed:
@@ -255,7 +256,7 @@ def _own_verdict(folder: Path) -> tuple[Verdict | None, str | None]:
     row = _row(folder)
     source, values = "its row", None if row is None else row.verdict
     if values is None:
-        files = KeptFiles(folder)
+        files = AttemptFiles(folder)
         if not files.has(VERDICT_FILE):
             return None, None
         source, values = VERDICT_FILE, files.read(VERDICT_FILE)

@@ -22,8 +22,14 @@ from decathlon_client.script import WORKSPACE
 from decathlon_client.shutdown import shutdown_on_signal
 
 from decathlon_mcp.cli.output import print_json, printed
-from decathlon_mcp.differences import Difference, Paths, ReplyText, changed_in, compare_replies
 from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.plugins.history.differences import (
+    Difference,
+    Paths,
+    ReplyText,
+    changed_in,
+    compare_replies,
+)
 from decathlon_mcp.plugins.history.list_episodes import find_row
 from decathlon_mcp.plugins.history.recorded_calls import RecordedCall, recorded_calls
 from decathlon_mcp.plugins.play.play import connect, redirect_logs

@@ -1,8 +1,8 @@
 """Spans of one server for OpenTelemetry, which `--spans` switches on.
 
-Here are the spans of an episode's set-up and grading, and the export; `protocol/spans.py` has those of
-requests. OpenTelemetry's API comes with the SDK of MCP. Its own SDK is an extra, which only `exported_spans`
-imports: that takes a third of a second.
+Here are the spans of an episode's set-up and grading, and the export; `requests.py` has those of requests.
+OpenTelemetry's API comes with the SDK of MCP. Its own SDK is an extra, which only `exported_spans` imports:
+that takes a third of a second.
 
 A span has no argument, no reply, no message of an error and no id that gives access: a collector is read by
 more people than may play.
@@ -20,6 +20,7 @@ from opentelemetry.trace import Span, StatusCode, Tracer
 
 from decathlon_mcp import __version__
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.plugins.spans.requests import RequestSpans
 from decathlon_mcp.plugins.spans.settings import SpanSettings
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics, Metrics, TaskKey
@@ -36,6 +37,7 @@ class ExportedSpans:
 
     def __init__(self, tracer: Tracer, end: Callable[[], object]) -> None:
         self.tracer = tracer
+        self.serve = RequestSpans(tracer).serve
         self._end = end
 
     def episode(self, metrics: Metrics, key: TaskKey, public_id: str) -> EpisodeSpans:

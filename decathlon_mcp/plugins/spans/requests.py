@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 from opentelemetry.context import Context as TraceContext
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode, get_current_span
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from decathlon_mcp.driver_client.replies import Reply
@@ -21,7 +21,6 @@ from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.messages import CALL, McpError
 from decathlon_mcp.protocol.requests import Request, Result
 from decathlon_mcp.protocol.results import relayed_error, wire_error
-from decathlon_mcp.telemetry.spans import Spans
 from decathlon_mcp.types import public_id
 
 TRACE_KEYS = ("traceparent", "tracestate")
@@ -35,8 +34,8 @@ _propagator = TraceContextTextMapPropagator()
 class RequestSpans:
     """Makes the spans of requests, and of the calls in sandboxes that they lead to."""
 
-    def __init__(self, spans: Spans) -> None:
-        self._tracer = spans.tracer
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
 
     async def serve(self, serve: Callable[[Request], Awaitable[Result]], request: Request) -> Result:
         """What `serve` returns for a request, in a span that a call passes on to the sandbox."""

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.episodes.episode import Episode
@@ -128,6 +129,15 @@ class _HeldResponse(Response):
 async def _send_line(send: Send, value: JsonObject) -> None:
     line = json.dumps(value, ensure_ascii=False).encode() + b"\n"
     await send({"type": "http.response.body", "body": line, "more_body": True})
+
+
+def create(
+    registry: EpisodeRegistry, tokens: Tokens, bodies: BodyReader, public_url: str | None, *, has_page: bool
+) -> Route:
+    """The route of one server."""
+    held = HeldEpisodes(registry, tokens, bodies, public_url, has_page=has_page)
+    name = "POST: an episode that ends with the response"
+    return Route("/episodes", held.serve, methods=["POST"], name=name)
 
 
 def _arguments(body: bytes) -> JsonObject:
