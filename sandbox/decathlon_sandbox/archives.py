@@ -217,15 +217,12 @@ def _open_child(parent: int, name: bytes) -> int:
         return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
 
 
-class TooLargeError(Exception):
-    """The archive is larger than it may be."""
-
-
 def pack(folder: str, max_bytes: int) -> str:
     """The tar of what is in `folder`, in base64: depth first, names sorted. A missing folder has no members.
 
-    Raises TooLargeError, and OSError or ValueError for what cannot be packed.
+    Raises RequestError (TOO_LONG) if it would be longer, and OSError or ValueError for what cannot be packed.
     """
+    too_large = RequestError(wire.TOO_LONG, f"the files below {folder} are larger than {max_bytes} bytes")
     blocks: list[bytes] = []
     remaining = max_bytes - len(_END)
     for name, path in _walk(os.fsencode(folder)):
@@ -239,14 +236,15 @@ def pack(folder: str, max_bytes: int) -> str:
         elif stat.S_ISLNK(status.st_mode):
             header.type, header.linkname = tarfile.SYMTYPE, os.readlink(path).decode(_ENCODING)
         elif stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-            body = _read_file(path, remaining)
+            with open(os.open(path, _OPEN_FLAGS), "rb") as file:
+                body = file.read(max(0, remaining) + 1)
             header.size = len(body)
         else:
             raise ValueError(f"{os.fsdecode(path)!r} is neither file, folder nor link, or has several names")
         member = header.tobuf(tarfile.GNU_FORMAT, _ENCODING), body, bytes(-len(body) % tarfile.BLOCKSIZE)
         remaining -= sum(map(len, member))
         if remaining < 0:
-            raise TooLargeError
+            raise too_large
         blocks += member
     return binascii.b2a_base64(b"".join((*blocks, _END)), newline=False).decode()
 
@@ -265,11 +263,3 @@ def _walk(top: bytes) -> Iterator[tuple[bytes, bytes]]:
             yield name, entry.path
             if entry.is_dir(follow_symlinks=False):
                 pending.append(name)
-
-
-def _read_file(path: bytes, max_bytes: int) -> bytes:
-    with open(os.open(path, _OPEN_FLAGS), "rb") as file:
-        body = file.read(max_bytes + 1)
-    if len(body) > max_bytes:
-        raise TooLargeError
-    return body

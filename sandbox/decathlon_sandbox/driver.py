@@ -204,20 +204,20 @@ class Driver:
     def _refuse(self, request_id: int | None, error: RequestError) -> None:
         self._requests.send_error(request_id, error)
 
-    def _dispatch(self, request: Request, name: str, params: dict[str, Any] | None) -> None:
-        method = self._methods.get(name)
+    def _dispatch(self, request: Request) -> None:
+        method = self._methods.get(request.method)
         if method is None:
-            request.fail(RequestError(wire.UNKNOWN_METHOD, f"no method {name!r}"))
+            request.fail(RequestError(wire.UNKNOWN_METHOD, f"no method {request.method!r}"))
             return
-        if params is None:
+        if request.params is None:
             request.fail(RequestError(wire.BAD_PARAMS, "`params` must be an object"))
             return
         try:
-            method(request, Params(params))
+            method(request, Params(request.params))
         except RequestError as error:
             request.fail(error)
         except Exception as error:  # noqa: BLE001  (an error in one request must not end the others)
-            log_exception(f"{name} failed")
+            log_exception(f"{request.method} failed")
             request.fail(RequestError(wire.INTERNAL, f"{type(error).__name__}: {error}"))
 
     def _on_notification(self, method: str, params: dict[str, Any]) -> None:
