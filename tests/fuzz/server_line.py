@@ -12,8 +12,9 @@ from typing import Any, cast
 from decathlon_sandbox import wire
 from decathlon_sandbox.lines import NONCE_DIGITS, Lines
 
-from decathlon_mcp.driver_client.link import DriverLink, Request
+from decathlon_mcp.driver_client.link import DriverLink
 from decathlon_mcp.driver_client.messages import MAX_DEPTH, Message, Notification
+from decathlon_mcp.driver_client.pending import Request
 from decathlon_mcp.driver_client.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_keys
 from decathlon_mcp.driver_client.stream import Loss, ViolationError
 from decathlon_mcp.driver_client.tunnels import MAX_TUNNELS
@@ -23,6 +24,7 @@ from tests.fuzz.long_run import main
 
 MODULES = (
     "decathlon_mcp.driver_client.link",
+    "decathlon_mcp.driver_client.pending",
     "decathlon_mcp.driver_client.messages",
     "decathlon_mcp.driver_client.replies",
     "decathlon_mcp.driver_client.tunnels",
@@ -67,7 +69,7 @@ async def describe_loss(loss: Loss) -> SandboxLostError:
 def check(data: bytes) -> None:
     """Raise AssertionError, or any error that the reader must not raise, if it misbehaves on these bytes."""
     tasks: Any = Tasks()
-    link: Any = DriverLink(NoStream(), tasks, describe_loss, max_read_bytes=LIMIT_BYTES)
+    link: Any = DriverLink(NoStream(), describe_loss, max_read_bytes=LIMIT_BYTES)
     outcomes: list[Any] = []
     notifications: list[Notification] = []
     for number in (1, 2):

@@ -17,8 +17,8 @@ import anyio
 
 from decathlon_mcp.background import Flag
 from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
-from decathlon_mcp.driver_client.link import Request
 from decathlon_mcp.driver_client.messages import Notification
+from decathlon_mcp.driver_client.pending import Request
 from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
 from decathlon_mcp.episodes.tools.coercion import coerced_arguments
 from decathlon_mcp.episodes.tools.offered import ToolRoute
