@@ -73,9 +73,9 @@ class DriverLink:
     """Sends requests and notifications to a driver. `run` must run in a task, and `attach` be called once.
 
     Any number of requests may be pending. `describe_loss` builds the error for a link that has closed.
-    `max_read_bytes`: longest message of the driver.
-    `taken_back`: the driver was started by an earlier server process. `unanswered`: ids of that one's
-    requests that will be sent again. Replies to them are held until then; all others to it are ignored.
+    `max_read_bytes`: longest message of the driver. `taken_back`: the driver was started by an earlier server
+    process. `unanswered`: ids of that process's requests that will be sent again. Replies to them are held
+    until then; all others to that process are ignored.
     """
 
     def __init__(
@@ -98,8 +98,7 @@ class DriverLink:
             max_read_bytes=max_read_bytes,
             was_attached=taken_back,
         )
-        first_id = survival.generation << wire.COUNTER_BITS
-        self._ids = itertools.count(first_id + 1)
+        self._ids = itertools.count((survival.generation << wire.COUNTER_BITS) + 1)
         self._pending = PendingRequests()
         # The requests that the last `attach` named, without those of which the driver has said since that it
         # never received them.
@@ -110,7 +109,7 @@ class DriverLink:
         self._notifications = NotificationLimit()
         self._threads: TaskGroup  # while it runs
         self.changed_servers = ChangedServers()
-        self.tunnels = Tunnels(self.notify, first_id)
+        self.tunnels = Tunnels(self.notify)
         self.ready_or_closed = Flag()
         """Set once the driver has been attached or never will."""
         self.closed = Flag()
