@@ -28,8 +28,8 @@ from decathlon_mcp.catalogue.recordings import (
     no_recording,
     recording_id,
 )
-from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.tunnels import relay
+from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.tunnels import relay
 from decathlon_mcp.errors import DriverError, SetUpError
 from decathlon_mcp.grading.verdict import WebUse
 from decathlon_mcp.payloads import source

@@ -28,10 +28,10 @@ from decathlon_sandbox.requests import Requests
 from decathlon_sandbox.streams import Backpressure
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client import stream as stream_module
-from decathlon_mcp.driver_client.link import DriverLink
-from decathlon_mcp.driver_client.pending import Request, Survival
-from decathlon_mcp.driver_client.stream import Loss
+from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver.link import DriverLink
+from decathlon_mcp.driver.pending import Request, Survival
+from decathlon_mcp.driver.stream import Loss
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 
 SERVERS = 3

@@ -14,13 +14,13 @@ import pytest
 from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client import pending as pending_module
-from decathlon_mcp.driver_client import stream as stream_module
-from decathlon_mcp.driver_client.link import READ_IN_THREAD_BYTES, DriverLink
-from decathlon_mcp.driver_client.messages import Message, Notification, read_message
-from decathlon_mcp.driver_client.pending import COPIES_OF_COPIES, Survival
-from decathlon_mcp.driver_client.pending import Request as LinkRequest
-from decathlon_mcp.driver_client.stream import Loss
+from decathlon_mcp.driver import pending as pending_module
+from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES, DriverLink
+from decathlon_mcp.driver.messages import Message, Notification, read_message
+from decathlon_mcp.driver.pending import COPIES_OF_COPIES, Survival
+from decathlon_mcp.driver.pending import Request as LinkRequest
+from decathlon_mcp.driver.stream import Loss
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DriverError,

@@ -16,12 +16,12 @@ from decathlon_sandbox.lines import body_of_ids
 from decathlon_sandbox.requests import UsedIds
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client import stream as stream_module
-from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.link import MIN_BEAT_SECONDS, DriverLink, Heartbeat
-from decathlon_mcp.driver_client.pending import Request, Survival
-from decathlon_mcp.driver_client.replies import Reply
-from decathlon_mcp.driver_client.stream import Loss
+from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.link import MIN_BEAT_SECONDS, DriverLink, Heartbeat
+from decathlon_mcp.driver.pending import Request, Survival
+from decathlon_mcp.driver.replies import Reply
+from decathlon_mcp.driver.stream import Loss
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,

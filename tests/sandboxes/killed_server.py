@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 import anyio
 from anyio.abc import TaskGroup
 
-from decathlon_mcp.driver_client.driver import connect
-from decathlon_mcp.driver_client.pending import Survival
+from decathlon_mcp.driver.client import connect
+from decathlon_mcp.driver.pending import Survival
 from decathlon_mcp.plugins.gvisor import sandbox as gvisor_sandbox
 from decathlon_mcp.plugins.gvisor.provider import FOLDER as GVISOR_FOLDER
 from decathlon_mcp.plugins.gvisor.provider import GvisorProvider

@@ -24,7 +24,7 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp import __version__
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.tools.offered import (
     OfferedTools,
     ToolRouter,

@@ -17,8 +17,8 @@ from pathlib import PurePosixPath
 
 import anyio
 
-from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
-from decathlon_mcp.driver_client.replies import OVERLONG_FOLDER, Cut
+from decathlon_mcp.driver.client import DriverClient, ServerInfo
+from decathlon_mcp.driver.replies import OVERLONG_FOLDER, Cut
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.set_up import PreparedTask
 from decathlon_mcp.episodes.tools.cache import KnownTools

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 from weakref import WeakSet, WeakValueDictionary
 
 from decathlon_mcp.background import Flag
-from decathlon_mcp.driver_client.mcp_repair import valid_definition
+from decathlon_mcp.driver.mcp_repair import valid_definition
 from decathlon_mcp.episodes.state import Phase, State
 from decathlon_mcp.errors import (
     SetUpError,

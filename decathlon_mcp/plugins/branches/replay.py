@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.differences import Difference, Paths, ReplyText, compare_replies
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Outcome
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory

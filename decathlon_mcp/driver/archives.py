@@ -20,7 +20,7 @@ import anyio.to_thread
 from decathlon_mcp.archives.reading import ArchiveReader, BrokenArchiveError
 from decathlon_mcp.archives.unpacking import checked_entries, open_archive
 from decathlon_mcp.archives.writing import ArchiveSource, archive_chunks, archive_size, save
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.errors import DriverError
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import JsonObject

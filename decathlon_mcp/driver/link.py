@@ -27,7 +27,7 @@ from decathlon_sandbox.lines import MAX_NUMBER, ids_of_body
 from msgspec import Raw, UnsetType
 
 from decathlon_mcp.background import Flag, name_event_loop
-from decathlon_mcp.driver_client.messages import (
+from decathlon_mcp.driver.messages import (
     MAX_SMALL_NODES,
     Message,
     decode_bounded,
@@ -37,7 +37,7 @@ from decathlon_mcp.driver_client.messages import (
     read_notification,
     reply_id,
 )
-from decathlon_mcp.driver_client.pending import (
+from decathlon_mcp.driver.pending import (
     NO_SURVIVAL,
     ChangedServers,
     Handled,
@@ -46,8 +46,8 @@ from decathlon_mcp.driver_client.pending import (
     Request,
     Survival,
 )
-from decathlon_mcp.driver_client.stream import DriverStream, Loss, StreamSource, ViolationError
-from decathlon_mcp.driver_client.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
+from decathlon_mcp.driver.stream import DriverStream, Loss, StreamSource, ViolationError
+from decathlon_mcp.driver.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,

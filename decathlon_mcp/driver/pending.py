@@ -14,7 +14,7 @@ from decathlon_sandbox.lines import body_of_ids
 from decathlon_sandbox.rates import TokenBucket
 
 from decathlon_mcp.background import Flag
-from decathlon_mcp.driver_client.messages import Message, Notification, decode_bounded
+from decathlon_mcp.driver.messages import Message, Notification, decode_bounded
 from decathlon_mcp.errors import SnapshotError
 from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
 

@@ -24,14 +24,14 @@ from decathlon_sandbox import wire
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import Flag, background_tasks
-from decathlon_mcp.driver_client.link import DriverLink, Heartbeat
-from decathlon_mcp.driver_client.mcp_repair import valid_notification
-from decathlon_mcp.driver_client.mcp_schema import LogParams, ProgressParams
-from decathlon_mcp.driver_client.messages import Notification
-from decathlon_mcp.driver_client.pending import NO_SURVIVAL, Request, Survival
-from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
-from decathlon_mcp.driver_client.stream import Loss
-from decathlon_mcp.driver_client.tunnels import Dialer
+from decathlon_mcp.driver.link import DriverLink, Heartbeat
+from decathlon_mcp.driver.mcp_repair import valid_notification
+from decathlon_mcp.driver.mcp_schema import LogParams, ProgressParams
+from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.pending import NO_SURVIVAL, Request, Survival
+from decathlon_mcp.driver.replies import Cut, Reply, read_reply, without_own_keys
+from decathlon_mcp.driver.stream import Loss
+from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.errors import (
     DecathlonError,
     DriverError,
