@@ -32,7 +32,7 @@ from decathlon_sandbox import wire
 from benchmarks.machine import available_memory_mib, busy_cpu_seconds, machine
 from benchmarks.running import START_SECONDS, SUITE, TOOL_SERVER
 from decathlon_mcp.app import sandbox_factories
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.plugins.branches.copies import open_copy
 from decathlon_mcp.plugins.branches.states import SavedState

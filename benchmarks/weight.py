@@ -73,7 +73,6 @@ PACKAGES: Mapping[Path, str] = {
     Path("decathlon_mcp"): "modules of decathlon_mcp",
     **{Path("decathlon_mcp", name): name for name in (*_CORE, "starter")},
     **{Path("decathlon_mcp", name): ", ".join(_SHARED) for name in _SHARED},
-    Path("decathlon_mcp/driver_client"): "driver",
     **{Path("decathlon_mcp", folder, name): "plug-ins" for folder in _PLUG_INS for name in _PLUG_INS[folder]},
     Path("sandbox/decathlon_sandbox"): "sandbox",
     Path("clients"): "clients",

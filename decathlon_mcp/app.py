@@ -27,7 +27,7 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
 from decathlon_mcp.catalogue.requirements import HostInfo
-from decathlon_mcp.driver_client.driver import Survival
+from decathlon_mcp.driver.client import Survival
 from decathlon_mcp.episodes.admission import DENSE_FLOOR_MIB, Admission, MemoryFloor
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from rich.text import Text
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.driver_client.merging import check_merging
+from decathlon_mcp.driver.merging import check_merging
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.suite_probe import probe_suite

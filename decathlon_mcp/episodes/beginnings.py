@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import anyio
 
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import require_whole_record

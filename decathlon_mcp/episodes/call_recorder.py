@@ -13,7 +13,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import Raw
 
-from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.operations import CallState, Outcome, RunningCall, failure_from_json, failure_json
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import DecathlonError, DiskFullError, LimitExceededError

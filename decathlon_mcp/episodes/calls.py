@@ -18,7 +18,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.background import Flag, background_tasks
-from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.call_recorder import CallRecorder, unanswered_call
 from decathlon_mcp.episodes.operations import (
     CallState,

@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 from anyio import CancelScope
 
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import Progress

@@ -27,9 +27,9 @@ import msgspec
 
 from decathlon_mcp import errors
 from decathlon_mcp.background import name_event_loop
-from decathlon_mcp.driver_client.driver import relayed_notification
-from decathlon_mcp.driver_client.messages import Notification
-from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.driver.client import relayed_notification
+from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import (
     BadRequestError,

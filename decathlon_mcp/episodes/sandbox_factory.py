@@ -18,13 +18,13 @@ from typing import Literal
 from anyio import CapacityLimiter
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client.driver import (
+from decathlon_mcp.driver.client import (
     BOOT_COMMAND,
     DriverClient,
     Survival,
     connect,
 )
-from decathlon_mcp.driver_client.tunnels import Dialer
+from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, StoredEpisode, sandbox_spec
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew, SandboxSources
 from decathlon_mcp.episodes.state import Phase
@@ -230,7 +230,7 @@ class SandboxFactory:
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient | None]]:
         """Continue a sandbox that a dead server opened; it is gone on exit.
 
-        `unanswered` as for `driver_client.connect`. There is no driver if it is paused, or has a driver of
+        `unanswered` as for `driver.client.connect`. There is no driver if it is paused, or has a driver of
         another wire version. Raises SandboxLostError.
         """
         spec = sandbox_spec(row)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Protocol, TypeAlias
 
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
 from decathlon_mcp.telemetry.metrics import Metrics, Opening
 

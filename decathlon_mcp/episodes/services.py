@@ -18,9 +18,9 @@ import anyio.to_thread
 from anyio.abc import ByteStream
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client.archives import put_archive
-from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.tunnels import Dialer
+from decathlon_mcp.driver.archives import put_archive
+from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import SandboxRecords

@@ -24,8 +24,8 @@ import anyio.to_thread
 
 from decathlon_mcp.archives.joining import append_archive, joined
 from decathlon_mcp.archives.reading import top_level_names
-from decathlon_mcp.driver_client.archives import get_archive, put_archive
-from decathlon_mcp.driver_client.driver import DriverClient, Moment, ServerInfo
+from decathlon_mcp.driver.archives import get_archive, put_archive
+from decathlon_mcp.driver.client import DriverClient, Moment, ServerInfo
 from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.errors import BadRequestError, DriverError, LimitExceededError, SetUpError
 from decathlon_mcp.sandboxes.base import Sandbox

@@ -19,8 +19,8 @@ from pydantic import Base64Bytes, TypeAdapter, ValidationError
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import parse_missing_programs, probe_command
-from decathlon_mcp.driver_client.archives import put_archive
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.archives import put_archive
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.grading.grader import (

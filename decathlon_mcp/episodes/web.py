@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Literal, Protocol
 
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.grading.verdict import WebUse
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Sandbox

@@ -24,7 +24,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.driver_client.driver import RunResult
+from decathlon_mcp.driver.client import RunResult
 from decathlon_mcp.errors import DecathlonError, DiskFullError, DriverError, SandboxLostError, SuiteError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.fault import AgentsFaultError

@@ -27,7 +27,7 @@ from pathlib import Path
 import anyio
 
 from decathlon_mcp.archives.writing import pack_files
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.errors import (
     BadRequestError,
     CallTimeoutError,

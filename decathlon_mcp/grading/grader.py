@@ -28,8 +28,8 @@ from pydantic import TypeAdapter, ValidationError
 from decathlon_mcp.archives.joining import joined
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.writing import ArchiveSource, Entry, StreamedArchive
-from decathlon_mcp.driver_client.archives import put_archive
-from decathlon_mcp.driver_client.driver import DriverClient, RunResult
+from decathlon_mcp.driver.archives import put_archive
+from decathlon_mcp.driver.client import DriverClient, RunResult
 from decathlon_mcp.errors import (
     BadRequestError,
     CallTimeoutError,

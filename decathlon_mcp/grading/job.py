@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.fault import FaultFinder
 from decathlon_mcp.sandboxes.base import Sandbox

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from decathlon_sandbox.truncation import model_text
 
-from decathlon_mcp.driver_client.replies import OVERLONG_KEY
+from decathlon_mcp.driver.replies import OVERLONG_KEY
 from decathlon_mcp.grading.attempt import Attempt, CallRecord
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.suites.profile import SuiteProfile

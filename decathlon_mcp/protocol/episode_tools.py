@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client.replies import Reply
+from decathlon_mcp.driver.replies import Reply
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import RunningCall, Waiter

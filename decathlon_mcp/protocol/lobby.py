@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from decathlon_mcp.catalogue.draws import filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.access import EpisodeAccess, may_evaluate
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, get_args
 import msgspec
 from msgspec import UnsetType
 
-from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.lease import Hold

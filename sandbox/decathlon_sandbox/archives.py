@@ -1,16 +1,14 @@
 """Small archives that travel over the connection: tar, in base64.
 
-`tarfile` only reads headers and makes them. Members are written here: `extractall` follows the links that an
-archive creates, and filters that prevent it are missing from many a Python of 3.10 and 3.11.
+Without `tarfile`: its import takes longer than an archive and comes from a file system that an agent may have
+changed, and it acts on what extended headers and sparse files claim before anything can be checked.
 """
 
 from __future__ import annotations
 
 import binascii
-import io
 import os
 import stat
-import tarfile
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.rpc import RequestError
@@ -25,89 +23,91 @@ MAX_DEPTH = 1_000
 """How many folders a member may lie in."""
 MAX_NAME_BYTES = 8 << 10
 """Longest header of a long name; paths on Linux have at most 4,096 bytes."""
-MAX_MTIME = 1 << 33
+MAX_MTIME = (1 << 33) - 1
+"""Latest time that a header has room for."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # The file may be replaced while it is looked at: no link is followed, and no writer of a FIFO waited for.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FILES = (tarfile.REGTYPE, tarfile.AREGTYPE)
-_LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-_MEMBERS = (*_FILES, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE)
-_END = bytes(2 * tarfile.BLOCKSIZE)
-# Gives each byte of a name as the character of that number, so that any name survives.
-_ENCODING = "latin-1"
-
-
-class _BrokenError(Exception):
-    """The archive is no whole tar, or has a member that is never unpacked."""
-
-
-class _Header(tarfile.TarInfo):
-    """A header of a kind that is unpacked. Others are refused before `tarfile` acts on what they say.
-
-    It would search extended headers of any size by regular expressions, allocate what sparse files claim to
-    have, and seek by negative sizes, in some versions forever.
-    """
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
-        header = super().frombuf(buf, encoding, errors)
-        if header.type not in _MEMBERS and header.type not in _LONG_NAMES:
-            raise _BrokenError(f"{header.name[:200]!r} is no file, folder or link")
-        if not 0 <= header.size <= (MAX_NAME_BYTES if header.type in _LONG_NAMES else wire.MAX_ARCHIVE_BYTES):
-            raise _BrokenError(f"the size of {header.name[:200]!r} is {header.size}")
-        if not 0 <= header.mtime <= MAX_MTIME:
-            raise _BrokenError(f"the time of {header.name[:200]!r} is {header.mtime}")
-        return header
+_BLOCK_BYTES = 512
+_END = bytes(2 * _BLOCK_BYTES)
+# POSIX.1-2017 pax, "ustar Interchange Format": the kinds of members, and GNU's two for long names.
+_FILE, _HARD_LINK, _SYMLINK, _FOLDER, _LONG_NAME, _LONG_LINK = b"0", b"1", b"2", b"5", b"L", b"K"
+_KINDS = (_FILE, b"\0", _HARD_LINK, _SYMLINK, _FOLDER)
 
 
 class _Member:
     """A member of an archive. `data` is the body of a file or the target of a link."""
 
-    __slots__ = ("data", "mode", "mtime", "parts", "type")
+    __slots__ = ("data", "kind", "mode", "mtime", "parts")
 
-    def __init__(self, header: tarfile.TarInfo, archive: memoryview) -> None:
-        self.type = header.type
-        self.mode = header.mode & 0o777
-        self.mtime = header.mtime
-        self.parts = _parts(header.name.rstrip("/").encode(_ENCODING))
-        self.data: bytes | memoryview = header.linkname.encode(_ENCODING)
-        if self.type in _FILES:
-            self.data = archive[header.offset_data : header.offset_data + header.size]
-            if len(self.data) < header.size:
-                raise _BrokenError("it ends within a member")
-        elif self.type == tarfile.LNKTYPE:
-            _parts(bytes(self.data))
+    def __init__(self, kind: bytes, name: bytes, header: bytes, data: bytes | memoryview) -> None:
+        self.kind = kind
+        self.parts = _parts(name.rstrip(b"/"))
+        self.mode = _number(header[100:108]) & 0o777
+        self.mtime = _number(header[136:148])
+        self.data = data
+        if kind == _HARD_LINK:
+            _parts(bytes(data))
 
 
 def _read(archive: bytes) -> list[_Member]:
     """All members of an archive, at most one for each 512 bytes. Raises RequestError."""
     if len(archive) > wire.MAX_ARCHIVE_BYTES:
         raise RequestError(wire.BAD_PARAMS, f"an archive has at most {wire.MAX_ARCHIVE_BYTES} bytes")
-    try:
-        with tarfile.TarFile(fileobj=io.BytesIO(archive), tarinfo=_Header, encoding=_ENCODING) as tar:
-            view = memoryview(archive)
-            members = [_Member(header, view) for header in tar]
-            _check_end(archive, tar.offset)
-    except RecursionError:
-        raise RequestError(wire.BAD_PARAMS, "the archive has too many extended headers") from None
-    except (_BrokenError, tarfile.TarError, ValueError) as error:
-        raise RequestError(wire.BAD_PARAMS, f"no archive that can be unpacked: {error}") from None
+    members: list[_Member] = []
+    long: dict[bytes, bytes] = {}
+    view, offset = memoryview(archive), 0
+    while not archive.startswith(_END, offset):
+        header, kind = archive[offset : offset + _BLOCK_BYTES], archive[offset + 156 : offset + 157]
+        # The check sum counts its own eight bytes as spaces.
+        check_sum = sum(header) - sum(header[148:156]) + 8 * 0x20
+        if len(header) < _BLOCK_BYTES or _number(header[148:156]) != check_sum:
+            raise _broken(f"there is no valid header at byte {offset}")
+        offset += _BLOCK_BYTES
+        is_long = kind in (_LONG_NAME, _LONG_LINK)
+        if not (is_long or kind in _KINDS):
+            raise _broken(f"{_text(header)!r} is no file, folder or link")
+        size = 0 if kind in (_HARD_LINK, _SYMLINK, _FOLDER) else _number(header[124:136])
+        body = view[offset : offset + size]
+        offset += size + -size % _BLOCK_BYTES
+        if offset > len(archive):
+            raise _broken("it ends within a member")
+        if is_long:
+            if size > MAX_NAME_BYTES or kind in long:
+                raise _broken("it has too many or too long names")
+            long[kind] = _text(bytes(body))
+            continue
+        name = long.pop(_LONG_NAME, None) or _text(header[:100])
+        link = long.pop(_LONG_LINK, None) or _text(header[157:257])
+        members.append(_Member(kind, name, header, link if kind in (_HARD_LINK, _SYMLINK) else body))
+    # A broken header in the middle is no end.
+    if long or archive[offset:].strip(b"\0"):
+        raise _broken(f"there is no valid header at byte {offset}")
     return members
 
 
-def _check_end(archive: bytes, offset: int) -> None:
-    # A broken header in the middle is the end for `tarfile`.
-    end = archive[offset:]
-    if not end.startswith(_END) or end.strip(b"\0"):
-        raise _BrokenError(f"there is no valid header at byte {offset}")
+def _broken(reason: str) -> RequestError:
+    return RequestError(wire.BAD_PARAMS, f"no archive that can be unpacked: {reason}")
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _number(field: bytes) -> int:
+    """A number in octal digits. Raises RequestError for any other."""
+    digits = _text(field).strip()
+    if not digits.isdigit() or b"8" in digits or b"9" in digits:
+        raise _broken("a number is no octal one")
+    return int(digits, 8)
 
 
 def _parts(name: bytes) -> Parts:
-    """The parts of a relative path. Raises _BrokenError for one that could lead out."""
+    """The parts of a relative path. Raises RequestError for one that could lead out."""
     parts = tuple(name.split(b"/"))
     if len(parts) > MAX_DEPTH or any(part in (b"", b".", b"..") for part in parts):
-        raise _BrokenError(f"the name {name[:200]!r} is not relative and normalized, or too deep")
+        raise _broken(f"the name {name[:200]!r} is not relative and normalized, or too deep")
     return parts
 
 
@@ -132,7 +132,7 @@ def unpack(folder: str, archive: bytes, check_cancelled: Callable[[], None]) -> 
         for member in members:
             check_cancelled()
             _unpack(member, cursor)
-            if member.type == tarfile.DIRTYPE:
+            if member.kind == _FOLDER:
                 folders[member.parts] = member
         # Last, and the deepest first: a folder's mode may forbid to change what is in it, and every change
         # in it sets its time.
@@ -144,7 +144,7 @@ def unpack(folder: str, archive: bytes, check_cancelled: Callable[[], None]) -> 
 
 def _unpack(member: _Member, cursor: FolderCursor) -> None:
     name = member.parts[-1]
-    if member.type == tarfile.DIRTYPE:
+    if member.kind == _FOLDER:
         os.fchmod(cursor.enter(member.parts), member.mode | 0o700)
         return
     parent = cursor.enter(member.parts[:-1])
@@ -153,10 +153,10 @@ def _unpack(member: _Member, cursor: FolderCursor) -> None:
         os.unlink(name, dir_fd=parent)
     except FileNotFoundError:
         pass
-    if member.type == tarfile.SYMTYPE:
+    if member.kind == _SYMLINK:
         os.symlink(bytes(member.data), name, dir_fd=parent)
         os.utime(name, times, dir_fd=parent, follow_symlinks=False)
-    elif member.type == tarfile.LNKTYPE:
+    elif member.kind == _HARD_LINK:
         _link(_parts(bytes(member.data)), member.parts, cursor)
     else:
         with open(os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=parent), "wb", buffering=0) as file:
@@ -217,38 +217,53 @@ def _open_child(parent: int, name: bytes) -> int:
         return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
 
 
-class TooLargeError(Exception):
-    """The archive is larger than it may be."""
-
-
 def pack(folder: str, max_bytes: int) -> str:
     """The tar of what is in `folder`, in base64: depth first, names sorted. A missing folder has no members.
 
-    Raises TooLargeError, and OSError or ValueError for what cannot be packed.
+    Raises RequestError (TOO_LONG) if it would be longer, and OSError or ValueError for what cannot be packed.
     """
+    too_large = RequestError(wire.TOO_LONG, f"the files below {folder} are larger than {max_bytes} bytes")
     blocks: list[bytes] = []
     remaining = max_bytes - len(_END)
     for name, path in _walk(os.fsencode(folder)):
         status = os.lstat(path)
-        header = tarfile.TarInfo(name.decode(_ENCODING))
-        header.mode = stat.S_IMODE(status.st_mode) & 0o777
-        header.mtime = max(0, int(status.st_mtime))
-        body = b""
+        link, body = b"", b""
         if stat.S_ISDIR(status.st_mode):
-            header.type = tarfile.DIRTYPE
+            kind = _FOLDER
         elif stat.S_ISLNK(status.st_mode):
-            header.type, header.linkname = tarfile.SYMTYPE, os.readlink(path).decode(_ENCODING)
+            kind, link = _SYMLINK, os.readlink(path)
         elif stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-            body = _read_file(path, remaining)
-            header.size = len(body)
+            kind = _FILE
+            with open(os.open(path, _OPEN_FLAGS), "rb") as file:
+                body = file.read(max(0, remaining) + 1)
         else:
             raise ValueError(f"{os.fsdecode(path)!r} is neither file, folder nor link, or has several names")
-        member = header.tobuf(tarfile.GNU_FORMAT, _ENCODING), body, bytes(-len(body) % tarfile.BLOCKSIZE)
+        header = _header(name, kind, len(body), link, status.st_mode & 0o777, int(status.st_mtime))
+        member = _long(_LONG_LINK, link), _long(_LONG_NAME, name), header, body, _padding(body)
         remaining -= sum(map(len, member))
         if remaining < 0:
-            raise TooLargeError
+            raise too_large
         blocks += member
     return binascii.b2a_base64(b"".join((*blocks, _END)), newline=False).decode()
+
+
+def _header(name: bytes, kind: bytes, size: int, link: bytes = b"", mode: int = 0, mtime: int = 0) -> bytes:
+    mtime = min(max(0, mtime), MAX_MTIME)
+    numbers = b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, 0, 0, size, mtime)
+    start = name[:100].ljust(100, b"\0") + numbers
+    end = kind + (link[:100].ljust(100, b"\0") + b"ustar  \0").ljust(_BLOCK_BYTES - 157, b"\0")
+    return start + b"%06o\0 " % (sum(start) + sum(end) + 8 * 0x20) + end
+
+
+def _long(kind: bytes, name: bytes) -> bytes:
+    """The extended header for a name that is too long for an ordinary one."""
+    if len(name) <= 100:
+        return b""
+    return _header(b"././@LongLink", kind, len(name) + 1) + name + b"\0" + _padding(name + b"\0")
+
+
+def _padding(body: bytes) -> bytes:
+    return bytes(-len(body) % _BLOCK_BYTES)
 
 
 def _walk(top: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -265,11 +280,3 @@ def _walk(top: bytes) -> Iterator[tuple[bytes, bytes]]:
             yield name, entry.path
             if entry.is_dir(follow_symlinks=False):
                 pending.append(name)
-
-
-def _read_file(path: bytes, max_bytes: int) -> bytes:
-    with open(os.open(path, _OPEN_FLAGS), "rb") as file:
-        body = file.read(max_bytes + 1)
-    if len(body) > max_bytes:
-        raise TooLargeError
-    return body

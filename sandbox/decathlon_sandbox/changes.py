@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 import time
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.rpc import Params, RequestError, describe_error
+from decathlon_sandbox.rpc import Params, RequestError, answer_in_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from decathlon_sandbox.event_loop import EventLoop
@@ -62,21 +61,11 @@ def clean(loop: EventLoop, request: Request, params: Params) -> None:
     cleaning = Cleaning(params)
     request.on_cancel = cleaning.cancel
 
-    def work() -> None:
-        try:
-            result = cleaning.run()
-        except RequestError as error:
-            failure = error
-        except (OSError, ValueError, RecursionError) as error:
-            failure = RequestError(wire.FILES, describe_error(error))
-        except Exception as error:  # noqa: BLE001  (the request must be answered in any case)
-            failure = RequestError(wire.INTERNAL, f"{type(error).__name__}: {error}")
-        else:
-            loop.call_soon_threadsafe(lambda: request.reply(result))
-            return
-        loop.call_soon_threadsafe(lambda: request.fail(failure))
+    def work() -> Callable[[], object]:
+        result = cleaning.run()
+        return lambda: request.reply(result)
 
-    threading.Thread(target=work, daemon=True).start()
+    answer_in_thread(loop, request, work)
 
 
 class Cleaning:

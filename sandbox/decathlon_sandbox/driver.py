@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from functools import cached_property
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.connection import Connection
@@ -131,10 +132,6 @@ class Driver:
         self._notification_rate = TokenBucket(
             per_second=wire.NOTIFICATIONS_PER_SECOND, burst=wire.NOTIFICATIONS_BURST
         )
-        self._created_supervisor: ProcessSupervisor | None = None
-        self._created_servers: Servers | None = None
-        self._created_tunnels: Tunnels | None = None
-        self._created_resolver: Resolver | None = None
         self._methods = {
             wire.ARRANGE: self._arrange,
             wire.PACK: self._pack,
@@ -163,8 +160,8 @@ class Driver:
 
     def shut_down(self) -> None:
         """Kill everything that was started and wait until it is gone."""
-        if self._created_supervisor is not None:
-            self._created_supervisor.kill_all_blocking()
+        if "_supervisor" in self.__dict__:
+            self._supervisor.kill_all_blocking()
 
     # messages
 
@@ -189,8 +186,8 @@ class Driver:
 
     def on_attached(self) -> None:
         # Their data may have been lost with the stream.
-        if self._created_tunnels is not None:
-            self._created_tunnels.reset_all()
+        if "_tunnels" in self.__dict__:
+            self._tunnels.reset_all()
 
     def on_pending(self, ids: list[int]) -> list[int]:
         return self._requests.resume(ids)
@@ -204,20 +201,20 @@ class Driver:
     def _refuse(self, request_id: int | None, error: RequestError) -> None:
         self._requests.send_error(request_id, error)
 
-    def _dispatch(self, request: Request, name: str, params: dict[str, Any] | None) -> None:
-        method = self._methods.get(name)
+    def _dispatch(self, request: Request) -> None:
+        method = self._methods.get(request.method)
         if method is None:
-            request.fail(RequestError(wire.UNKNOWN_METHOD, f"no method {name!r}"))
+            request.fail(RequestError(wire.UNKNOWN_METHOD, f"no method {request.method!r}"))
             return
-        if params is None:
+        if request.params is None:
             request.fail(RequestError(wire.BAD_PARAMS, "`params` must be an object"))
             return
         try:
-            method(request, Params(params))
+            method(request, Params(request.params))
         except RequestError as error:
             request.fail(error)
         except Exception as error:  # noqa: BLE001  (an error in one request must not end the others)
-            log_exception(f"{name} failed")
+            log_exception(f"{request.method} failed")
             request.fail(RequestError(wire.INTERNAL, f"{type(error).__name__}: {error}"))
 
     def _on_notification(self, method: str, params: dict[str, Any]) -> None:
@@ -226,8 +223,8 @@ class Driver:
                 request_id = params.get("id")
                 if type(request_id) is int:
                     self._requests.cancel(request_id)
-            elif method in _TUNNEL_NOTIFICATIONS and self._created_tunnels is not None:
-                self._created_tunnels.on_notification(method, Params(params))
+            elif method in _TUNNEL_NOTIFICATIONS and "_tunnels" in self.__dict__:
+                self._tunnels.on_notification(method, Params(params))
         except Exception:  # noqa: BLE001  (the rest of the input must still be handled)
             log_exception(f"{method} failed")
 
@@ -241,29 +238,29 @@ class Driver:
 
     # methods
 
-    @property
+    @cached_property
     def _supervisor(self) -> ProcessSupervisor:
-        if self._created_supervisor is None:
-            from decathlon_sandbox.supervisor import ProcessSupervisor
+        from decathlon_sandbox.supervisor import ProcessSupervisor
 
-            self._created_supervisor = ProcessSupervisor(self._loop)
-        return self._created_supervisor
+        return ProcessSupervisor(self._loop)
 
-    @property
+    @cached_property
     def _servers(self) -> Servers:
-        if self._created_servers is None:
-            from decathlon_sandbox.servers import Servers
+        from decathlon_sandbox.servers import Servers
 
-            self._created_servers = Servers(self._loop, self._supervisor, self._backpressure, self._notify)
-        return self._created_servers
+        return Servers(self._loop, self._supervisor, self._backpressure, self._notify)
 
-    @property
+    @cached_property
     def _tunnels(self) -> Tunnels:
-        if self._created_tunnels is None:
-            from decathlon_sandbox.tunnels import Tunnels
+        from decathlon_sandbox.tunnels import Tunnels
 
-            self._created_tunnels = Tunnels(self._loop, self._notify, self._backpressure)
-        return self._created_tunnels
+        return Tunnels(self._loop, self._notify, self._backpressure)
+
+    @cached_property
+    def _resolver(self) -> Resolver:
+        from decathlon_sandbox.resolver import Resolver
+
+        return Resolver(self._loop)
 
     def _arrange(self, request: Request, params: Params) -> None:
         from decathlon_sandbox.files import arrange
@@ -291,10 +288,7 @@ class Driver:
         clean(self._loop, request, params)
 
     def _merge(self, request: Request, params: Params) -> None:
-        from decathlon_sandbox.merging import VARIABLES, enable_merging
-
-        merging, fixed_addresses = enable_merging()
-        self._supervisor.server_variables = VARIABLES
+        merging, fixed_addresses = self._supervisor.merge_memory()
         request.reply({"merging": merging, "fixed_addresses": fixed_addresses})
 
     def _define(self, request: Request, params: Params) -> None:
@@ -320,10 +314,7 @@ class Driver:
             self._tunnels.dial(request, params)
 
     def _resolve(self, request: Request, params: Params) -> None:
-        if self._created_resolver is None:
-            from decathlon_sandbox.resolver import Resolver
-
-            self._created_resolver = Resolver(self._loop)
+        _ = self._resolver
         request.reply({})
 
     def _ping(self, request: Request, params: Params) -> None:

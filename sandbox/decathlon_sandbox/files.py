@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.rpc import RequestError, describe_error
+from decathlon_sandbox.rpc import RequestError, answer_in_thread, describe_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,15 +22,27 @@ COPY_CHUNK_BYTES = 1 << 23
 
 
 def arrange(loop: EventLoop, request: Request, params: Params) -> None:
-    """Run the steps in order without blocking the event loop; the first failure is the response."""
-    arrangement = Arrangement([_parse_step(step) for step in params.objects("steps")])
+    """Run the steps in order without blocking the event loop; the first failure is the response.
+
+    A failure does not undo earlier steps.
+    """
+    arrangement = Arrangement()
+    steps = [_parse_step(step) for step in params.objects("steps")]
     request.on_cancel = arrangement.cancel
 
-    def work() -> None:
-        error = arrangement.run()
-        loop.call_soon_threadsafe(lambda: request.reply({}) if error is None else request.fail(error))
+    def work() -> Callable[[], object]:
+        for number, step in enumerate(steps):
+            try:
+                arrangement.check_cancelled()
+                step(arrangement)
+            except RequestError as error:
+                error.data.setdefault("step", number)
+                raise
+            except (OSError, ValueError, RecursionError) as error:
+                raise RequestError(wire.FILES, describe_error(error), {"step": number}) from None
+        return lambda: request.reply({})
 
-    threading.Thread(target=work, daemon=True).start()
+    answer_in_thread(loop, request, work)
 
 
 def pack(loop: EventLoop, request: Request, params: Params) -> None:
@@ -41,51 +52,26 @@ def pack(loop: EventLoop, request: Request, params: Params) -> None:
     folder = params.path("folder")
     max_bytes = params.integer("max_bytes", maximum=wire.MAX_ARCHIVE_BYTES)
 
-    def work() -> None:
-        try:
-            result = {"tar": archives.pack(folder, max_bytes)}
-        except archives.TooLargeError:
-            message = f"the files below {folder} are larger than {max_bytes} bytes"
-            error = RequestError(wire.TOO_LONG, message)
-        except Exception as failure:  # noqa: BLE001  (the request must be answered in any case)
-            error = RequestError(wire.FILES, describe_error(failure))
-        else:
-            loop.call_soon_threadsafe(lambda: request.reply(result))
-            return
-        loop.call_soon_threadsafe(lambda: request.fail(error))
+    def work() -> Callable[[], object]:
+        result = {"tar": archives.pack(folder, max_bytes)}
+        return lambda: request.reply(result)
 
-    threading.Thread(target=work, daemon=True).start()
+    answer_in_thread(loop, request, work)
 
 
 class Arrangement:
-    """The steps of one request. A failure does not undo earlier steps."""
+    """Whether an arrangement is cancelled. Steps look before every file."""
 
-    def __init__(self, steps: list[Step]) -> None:
-        self._steps = steps
+    def __init__(self) -> None:
         self._cancelled = False
 
     def cancel(self) -> None:
         self._cancelled = True
 
     def check_cancelled(self) -> None:
-        """Raise RequestError once the request is cancelled. Steps call it before every file."""
+        """Raise RequestError once the request is cancelled."""
         if self._cancelled:
             raise RequestError(wire.CANCELLED, "the arrangement was cancelled")
-
-    def run(self) -> RequestError | None:
-        """Run the steps; return the error of the first that fails."""
-        for number, step in enumerate(self._steps):
-            try:
-                self.check_cancelled()
-                step(self)
-            except RequestError as error:
-                error.data.setdefault("step", number)
-                return error
-            except (OSError, ValueError, RecursionError) as error:
-                return RequestError(wire.FILES, describe_error(error), {"step": number})
-            except Exception as error:  # noqa: BLE001  (the request must be answered in any case)
-                return RequestError(wire.INTERNAL, f"{type(error).__name__}: {error}", {"step": number})
-        return None
 
 
 def _parse_step(step: Params) -> Step:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from decathlon_sandbox.connection import Connection
 
-    Dispatch = Callable[[Request, str, "dict[str, Any] | None"], object]
+    Dispatch = Callable[[Request], object]
 
 SMALL_METHODS = (wire.PING, wire.DIAL, wire.FORWARD, wire.RESOLVE, wire.SNAPSHOT, wire.FREEZE)
 """Methods whose responses are short. They do not wait behind large requests: a `ping` keeps the connection,
@@ -39,17 +39,16 @@ class Requests:
         self._dispatch = dispatch
         self._used_ids = UsedIds()
         # By id; those that wait are in the order of their arrival.
-        self._waiting: dict[int, _ReceivedRequest] = {}
-        self._running: dict[int, _ReceivedRequest] = {}
+        self._waiting: dict[int, Request] = {}
+        self._running: dict[int, Request] = {}
         self._reserved_bytes = 0
         self._is_beginning = False
 
     def add(self, request_id: int, method: str, params: dict[str, Any] | None) -> None:
         """Begin a request, or keep it until there is room. One with an id that was used before never runs."""
         if self._used_ids.add(request_id):
-            request = Request(request_id, self._on_response)
-            request.max_bytes = _max_response_bytes(method, params)
-            self._waiting[request_id] = _ReceivedRequest(request, method, params)
+            max_bytes = _max_response_bytes(method, params)
+            self._waiting[request_id] = Request(request_id, method, params, max_bytes, self._on_response)
             self.begin_waiting()
         elif not self._is_to_be_answered(request_id):
             self._refuse_used(request_id)
@@ -74,9 +73,9 @@ class Requests:
         """Cancel a request, also one that has not begun or never comes. No effect if it was answered."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
-            waiting.request.fail(RequestError(wire.CANCELLED, "the request was cancelled"))
+            waiting.fail(RequestError(wire.CANCELLED, "the request was cancelled"))
         elif request_id in self._running:
-            self._running[request_id].request.cancel()
+            self._running[request_id].cancel()
         else:
             # It may have been lost with a stream, and must not run if it comes late.
             self._used_ids.add(request_id)
@@ -88,10 +87,10 @@ class Requests:
         self._is_beginning = True
         try:
             while (waiting := self._next()) is not None:
-                del self._waiting[waiting.request.id]
-                self._running[waiting.request.id] = waiting
-                self._reserved_bytes += waiting.response_bytes
-                self._dispatch(waiting.request, waiting.method, waiting.params)
+                del self._waiting[waiting.id]
+                self._running[waiting.id] = waiting
+                self._reserved_bytes += waiting.reserved_bytes + OVERHEAD_BYTES
+                self._dispatch(waiting)
         finally:
             self._is_beginning = False
 
@@ -113,37 +112,24 @@ class Requests:
         message = f"id {request_id} was answered before, and its response is not kept any more"
         self.send_error(request_id, RequestError(wire.INVALID, message))
 
-    def _next(self) -> _ReceivedRequest | None:
+    def _next(self) -> Request | None:
         """The next request that can begin."""
         free_bytes = self._connection.free_bytes - self._reserved_bytes
         large_ones_wait = False
         for waiting in self._waiting.values():
             is_small = waiting.method in SMALL_METHODS
-            needed_bytes = waiting.response_bytes + (0 if is_small else RESERVED_BYTES)
+            needed_bytes = waiting.reserved_bytes + OVERHEAD_BYTES + (0 if is_small else RESERVED_BYTES)
             if needed_bytes <= free_bytes and (is_small or not large_ones_wait):
                 return waiting
             large_ones_wait = large_ones_wait or not is_small
         return None
 
     def _on_response(self, request: Request, data: bytes) -> None:
-        running = self._running.pop(request.id, None)
-        if running is not None:
-            self._reserved_bytes -= running.response_bytes
+        if self._running.pop(request.id, None) is not None:
+            self._reserved_bytes -= request.reserved_bytes + OVERHEAD_BYTES
         self._connection.respond(request.id, data)
         if self._waiting:
             self.begin_waiting()
-
-
-class _ReceivedRequest:
-    """A request with the room that its response needs."""
-
-    __slots__ = ("method", "params", "request", "response_bytes")
-
-    def __init__(self, request: Request, method: str, params: dict[str, Any] | None) -> None:
-        self.request = request
-        self.method = method
-        self.params = params
-        self.response_bytes = request.max_bytes + OVERHEAD_BYTES
 
 
 def _max_response_bytes(method: str, params: dict[str, Any] | None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from decathlon_sandbox import wire
 from decathlon_sandbox.strict_json import as_list, as_object, encode
 
@@ -9,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from decathlon_sandbox.event_loop import EventLoop
 
 MAX_NUMBER = 1e9
 """Largest number of seconds; no clock or timer overflows with it."""
@@ -42,20 +46,38 @@ def error_response(request_id: int | None, error: RequestError) -> bytes:
 
 
 class Request:
-    """A request in progress.
+    """A request from its arrival to its response.
 
-    `on_cancel` is called when the server cancels the request; it must lead to a response. `max_bytes` is the
-    length of the longest response.
+    `params` is None if they are no object. `on_cancel` is called when the server cancels the request; it must
+    lead to a response. `max_bytes` is the length of the longest response; room for `reserved_bytes` is kept.
     """
 
-    __slots__ = ("_answered", "_on_response", "id", "max_bytes", "on_cancel")
+    __slots__ = (
+        "_answered",
+        "_on_response",
+        "id",
+        "max_bytes",
+        "method",
+        "on_cancel",
+        "params",
+        "reserved_bytes",
+    )
 
-    def __init__(self, request_id: int, on_response: Callable[[Request, bytes], object]) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        method: str,
+        params: dict[str, Any] | None,
+        max_bytes: int,
+        on_response: Callable[[Request, bytes], object],
+    ) -> None:
         self.id = request_id
+        self.method = method
+        self.params = params
+        self.max_bytes = self.reserved_bytes = max_bytes
         self._on_response = on_response
         self._answered = False
         self.on_cancel: Callable[[], object] | None = None
-        self.max_bytes = wire.MAX_RESPONSE_BYTES
 
     def reply(self, result: dict[str, Any]) -> None:
         try:
@@ -89,6 +111,29 @@ class Request:
         self._answered = True
         self.on_cancel = None
         self._on_response(self, data)
+
+
+def answer_in_thread(loop: EventLoop, request: Request, work: Callable[[], Callable[[], object]]) -> None:
+    """Run `work`, which may block, in a thread, then in the loop what it returns or the answer to its error.
+
+    RequestError, and OSError, ValueError and RecursionError as FILES, are expected errors.
+    """
+
+    def run() -> None:
+        try:
+            answer = work()
+        except RequestError as error:
+            failure = error
+        except (OSError, ValueError, RecursionError) as error:
+            failure = RequestError(wire.FILES, describe_error(error))
+        except Exception as error:  # noqa: BLE001  (the request must be answered in any case)
+            failure = RequestError(wire.INTERNAL, f"{type(error).__name__}: {error}")
+        else:
+            loop.call_soon_threadsafe(answer)
+            return
+        loop.call_soon_threadsafe(lambda: request.fail(failure))
+
+    threading.Thread(target=run, daemon=True).start()
 
 
 class Params:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.mcp_session import Handshake, ReplyHandler
-from decathlon_sandbox.rpc import Params, RequestError, describe_error
+from decathlon_sandbox.rpc import Params, RequestError, answer_in_thread, describe_error
 from decathlon_sandbox.server import Server, ServerState
 from decathlon_sandbox.strict_json import as_object, encode
 
@@ -371,30 +370,29 @@ class RelayedCall(ReplyHandler):
             self._reply(line)
             return
         # In a thread: the text may have 64 MiB, and the other calls go on.
-        threading.Thread(target=self._cut, args=(result, line, limit), daemon=True).start()
+        answer_in_thread(self._loop, self._request, lambda: self._cut(result, line, limit))
 
-    def _cut(self, result: dict[str, Any], line: bytes, limit_characters: int) -> None:
-        """Shorten the result if it is too long, and reply. Runs in a thread."""
+    def _cut(self, result: dict[str, Any], line: bytes, limit_characters: int) -> Callable[[], object]:
+        """Shorten the result if it is too long; returns what replies."""
         from decathlon_sandbox.truncation import cut, shorten
 
         folder = self._limits.folder
-        try:
-            shortened = (
-                shorten(result, limit_characters) if folder is None else cut(result, folder, limit_characters)
-            )
-            overlong = None
-            if shortened is not None:
-                if shortened.path is not None and shortened.full_text is not None:
-                    os.makedirs(os.path.dirname(shortened.path), exist_ok=True)
-                    with open(shortened.path, "x", encoding="utf-8", errors="replace") as file:
-                        file.write(shortened.full_text)
-                overlong = encode({"path": shortened.path, "characters": shortened.characters})
-                line = encode({"result": shortened.result})
-        except (OSError, ValueError, RecursionError) as error:
-            failure = RequestError(wire.FILES, f"the whole reply cannot be saved: {describe_error(error)}")
-            self._loop.call_soon_threadsafe(lambda: self._request.fail(failure))
-            return
-        self._loop.call_soon_threadsafe(lambda: self._reply(line, overlong))
+        shortened = (
+            shorten(result, limit_characters) if folder is None else cut(result, folder, limit_characters)
+        )
+        if shortened is None:
+            return lambda: self._reply(line)
+        if shortened.path is not None and shortened.full_text is not None:
+            try:
+                os.makedirs(os.path.dirname(shortened.path), exist_ok=True)
+                with open(shortened.path, "x", encoding="utf-8", errors="replace") as file:
+                    file.write(shortened.full_text)
+            except OSError as error:
+                message = f"the whole reply cannot be saved: {describe_error(error)}"
+                raise RequestError(wire.FILES, message) from None
+        overlong = encode({"path": shortened.path, "characters": shortened.characters})
+        text = encode({"result": shortened.result})
+        return lambda: self._reply(text, overlong)
 
     def _reply(self, line: bytes, overlong: bytes | None = None) -> None:
         if len(line) > self._limits.max_bytes:

@@ -55,7 +55,10 @@ class Backpressure:
 
 
 class Reader:
-    """Reads chunks from a descriptor. Owns the descriptor."""
+    """Reads chunks from a descriptor. Owns the descriptor.
+
+    `failed`: whether an error, and no end, was read.
+    """
 
     def __init__(
         self,
@@ -70,16 +73,24 @@ class Reader:
         self._on_chunk = on_chunk
         self._on_end = on_end
         self._backpressure = backpressure
+        self._max_bytes = CHUNK_BYTES
         self._watching = False
         self._closed = False
+        self.failed = False
         os.set_blocking(fd, False)
         if backpressure is not None:
             backpressure.add(self)
         self.update()
 
+    def limit(self, max_bytes: int) -> None:
+        """Read at most so many bytes at once; nothing with 0."""
+        self._max_bytes = min(max_bytes, CHUNK_BYTES)
+        self.update()
+
     def update(self) -> None:
-        """Start or stop watching the descriptor, depending on the backpressure."""
-        watch = not self._closed and not (self._backpressure is not None and self._backpressure.paused)
+        """Start or stop watching the descriptor, depending on the limit and the backpressure."""
+        watch = not (self._closed or (self._backpressure is not None and self._backpressure.paused))
+        watch = watch and self._max_bytes > 0
         if watch and not self._watching:
             self._loop.add_reader(self._fd, self._on_readable)
         elif self._watching and not watch:
@@ -122,68 +133,72 @@ class Reader:
     def _read(self) -> bytes | None:
         """Return a chunk, b"" at the end, or None if nothing is there yet."""
         try:
-            return os.read(self._fd, CHUNK_BYTES)
+            return os.read(self._fd, self._max_bytes)
         except BlockingIOError:
             return None
         except OSError:
+            self.failed = True
             return b""
 
 
 class Writer:
-    """Writes to a descriptor and queues what it does not accept yet. Owns the descriptor."""
+    """Writes to a descriptor and queues what it does not accept yet. Owns the descriptor.
 
-    def __init__(self, loop: EventLoop, fd: int) -> None:
+    `on_written` is called with the number of bytes of each write, and with 0 after an error has closed it.
+    """
+
+    def __init__(self, loop: EventLoop, fd: int, on_written: Callable[[int], object] | None = None) -> None:
         self._loop = loop
         self._fd = fd
+        self._on_written = on_written
         self._queue: collections.deque[memoryview] = collections.deque()
-        self._closed = False
+        self.closed = False
         self.queued_bytes = 0
         os.set_blocking(fd, False)
 
     def send(self, data: bytes) -> None:
         """Write what is accepted now and queue the rest. No effect once closed or broken."""
-        if self._closed:
+        if self.closed or not data:
             return
-        rest = memoryview(data)
-        if not self._queue:
-            rest = rest[self._write(rest) :]
-            if self._closed or not rest:
-                return
-            self._loop.add_writer(self._fd, self._on_writable)
-        self._queue.append(rest)
-        self.queued_bytes += len(rest)
+        self._queue.append(memoryview(data))
+        self.queued_bytes += len(data)
+        if len(self._queue) == 1:
+            self._write()
+            if self._queue:
+                self._loop.add_writer(self._fd, self._on_writable)
 
     def close(self) -> None:
         """Close the descriptor; queued data is lost."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._loop.remove(self._fd)
         self._queue.clear()
         self.queued_bytes = 0
         os.close(self._fd)
 
     def _on_writable(self) -> None:
-        head = self._queue[0]
-        written = self._write(head)
-        if self._closed:
-            return
-        self.queued_bytes -= written
-        if written < len(head):
-            self._queue[0] = head[written:]
-            return
-        self._queue.popleft()
-        if not self._queue:
+        self._write()
+        if not self._queue and not self.closed:
             self._loop.remove(self._fd)
 
-    def _write(self, data: memoryview) -> int:
+    def _write(self) -> None:
+        """Write the first part of the queue, as far as it is accepted."""
+        count, head = 0, self._queue[0]
         try:
-            return os.write(self._fd, data)
+            count = os.write(self._fd, head)
         except BlockingIOError:
-            return 0
+            return
         except OSError:
             self.close()
-            return 0
+        else:
+            self.queued_bytes -= count
+            if count < len(head):
+                self._queue[0] = head[count:]
+            else:
+                self._queue.popleft()
+        if self._on_written is not None:
+            self._on_written(count)
 
 
 class LineSplitter:

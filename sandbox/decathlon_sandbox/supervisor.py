@@ -42,9 +42,15 @@ LATE_KILL_INTERVAL_SECONDS = 0.05
 LINGER_INTERVAL_SECONDS = 0.02
 EXECVE_SECONDS = 0.1
 """How long processes are looked at again that are executing a program and so have no environment yet."""
-# linux/prctl.h
+MERGED_VARIABLES = {"PYTHONHASHSEED": "0"}
+"""For the environment of the task's servers after `merge`, unless their settings say otherwise: it fixes the
+order of Python's sets and dictionaries of strings."""
+# linux/prctl.h, the last one since Linux 6.4
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_MEMORY_MERGE = 67
+# linux/personality.h
+_ADDR_NO_RANDOMIZE = 0x40000
 
 
 _OWN_VARIABLES = (wire.LEASE_VARIABLE, wire.MEMORY_VARIABLE)
@@ -104,6 +110,26 @@ class ProcessSupervisor:
         self._started_count = 0
         _harden_driver()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def merge_memory(self) -> tuple[bool, bool]:
+        """Let the kernel merge equal pages with those of other sandboxes (KSM), and fix addresses.
+
+        Pages of an interpreter are equal only if the pointers in them are. Merging holds for this process at
+        once, and fixed addresses for every program that is executed; the driver's own are random. Returns
+        whether each was set.
+        """
+        self.server_variables = MERGED_VARIABLES
+        try:
+            import ctypes
+
+            libc = ctypes.CDLL(None)
+            prctl, personality = libc.prctl, libc.personality
+        except (ImportError, OSError, AttributeError):
+            return False, False
+        merging = prctl(_PR_SET_MEMORY_MERGE, 1, 0, 0, 0) == 0
+        # Replaces the personality as a whole: Docker's seccomp profile compares with single values, and every
+        # ordinary process has 0 before.
+        return merging, personality(_ADDR_NO_RANDOMIZE) != -1
 
     def spawn(
         self,

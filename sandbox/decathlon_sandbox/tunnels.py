@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import binascii
-import collections
 import errno
 import os
 import socket
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.rpc import RequestError, describe_error
+from decathlon_sandbox.streams import Reader, Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,21 +26,20 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 MAX_TUNNELS = 256
 BACKLOG = 64
+REPORTED_BYTES = wire.WINDOW_BYTES // 4
+"""How many written bytes are reported while more are queued."""
 LINGER_SECONDS = 60.0
 """How long a connection whose both ends have finished is kept for data that the peer does not read."""
 
 
 class Tunnels:
-    """The listeners on forwarded ports, and all tunnels by their number.
-
-    Under backpressure, nothing is read and no connection is accepted.
-    """
+    """The listeners on forwarded ports, and all tunnels by their number."""
 
     def __init__(self, loop: EventLoop, notify: Notify, backpressure: Backpressure) -> None:
         self._loop = loop
         self._notify = notify
         self._backpressure = backpressure
-        self._listeners: dict[int, list[Listener]] = {}
+        self._listeners: dict[int, list[socket.socket]] = {}
         self._tunnels: dict[int, Tunnel] = {}
         # What cancels a connection that is not established yet, by its number.
         self._dials: dict[int, Callable[[], None]] = {}
@@ -91,13 +90,12 @@ class Tunnels:
                 return
             end()
             try:
-                tunnel = self._add(connection, number)
+                self._add(connection, number)
             except OSError as error:
                 connection.close()
                 request.fail(RequestError(wire.NETWORK, f"port {port}: {describe_error(error)}"))
                 return
             request.reply({})
-            tunnel.start()
 
         self._dials[number] = lambda: fail(RequestError(wire.CANCELLED, "the dial was cancelled"))
         request.on_cancel = self._dials[number]
@@ -125,7 +123,7 @@ class Tunnels:
     def _full(self) -> bool:
         return len(self._tunnels) + len(self._dials) >= MAX_TUNNELS
 
-    def _open_listeners(self, port: int) -> list[Listener]:
+    def _open_listeners(self, port: int) -> list[socket.socket]:
         """Listen on every loopback address that exists. Raises RequestError (NETWORK)."""
         sockets: list[socket.socket] = []
         for family, host in LOOPBACK:
@@ -147,21 +145,26 @@ class Tunnels:
             sockets.append(listening)
         if not sockets:
             raise RequestError(wire.NETWORK, f"port {port} cannot be listened on: there is no loopback")
-        return [Listener(self._loop, each, port, self._accept, self._backpressure) for each in sockets]
+        for each in sockets:
+            each.setblocking(False)
+            self._loop.add_reader(each.fileno(), lambda each=each: self._accept(each, port))
+        return sockets
 
-    def _accept(self, connection: socket.socket, port: int) -> None:
+    def _accept(self, listening: socket.socket, port: int) -> None:
+        try:
+            connection, _ = listening.accept()
+        except OSError:
+            return
         if self._full:
             connection.close()
             return
-        connection.setblocking(False)
         self._last_number += 1
-        tunnel = self._add(connection, self._last_number)
-        self._notify(wire.OPENED, {"conn": tunnel.number, "port": port})
-        tunnel.start()
+        self._add(connection, self._last_number)
+        self._notify(wire.OPENED, {"conn": self._last_number, "port": port})
 
-    def _add(self, connection: socket.socket, number: int) -> Tunnel:
+    def _add(self, connection: socket.socket, number: int) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        tunnel = Tunnel(
+        self._tunnels[number] = Tunnel(
             self._loop,
             connection,
             number,
@@ -169,50 +172,11 @@ class Tunnels:
             self._backpressure,
             lambda: self._tunnels.pop(number, None),
         )
-        self._tunnels[number] = tunnel
-        return tunnel
 
 
 def _unanswered(port: int, code: int) -> RequestError:
     message = f"nothing answers at port {port} in the sandbox: {os.strerror(code)}"
     return RequestError(wire.NETWORK, message)
-
-
-class Listener:
-    """Accepts connections to one address of a forwarded port while there is no backpressure."""
-
-    def __init__(
-        self,
-        loop: EventLoop,
-        listening: socket.socket,
-        port: int,
-        on_connection: Callable[[socket.socket, int], object],
-        backpressure: Backpressure,
-    ) -> None:
-        self._loop = loop
-        self._listening = listening
-        self._port = port
-        self._on_connection = on_connection
-        self._backpressure = backpressure
-        self._watching = False
-        listening.setblocking(False)
-        backpressure.add(self)
-        self.update()
-
-    def update(self) -> None:
-        watch = not self._backpressure.paused
-        if watch and not self._watching:
-            self._loop.add_reader(self._listening.fileno(), self._accept)
-        elif self._watching and not watch:
-            self._loop.remove(self._listening.fileno())
-        self._watching = watch
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listening.accept()
-        except OSError:
-            return
-        self._on_connection(connection, self._port)
 
 
 class Tunnel:
@@ -230,136 +194,87 @@ class Tunnel:
         backpressure: Backpressure,
         on_close: Callable[[], object],
     ) -> None:
-        self.number = number
-        self._loop = loop
-        self._connection = connection
         # The loop has one callback per descriptor, and each direction needs its own.
         self._write_side = connection.dup()
-        self._write_side.setblocking(False)
+        self._reader = Reader(loop, connection.detach(), self._on_chunk, self._on_end, backpressure)
+        self._writer = Writer(loop, os.dup(self._write_side.fileno()), self._on_written)
+        self._loop = loop
+        self._number = number
         self._notify = notify
-        self._backpressure = backpressure
         self._on_close = on_close
         self._window_bytes = wire.WINDOW_BYTES
-        self._queue: collections.deque[memoryview] = collections.deque()
-        self._written_bytes = 0  # not reported yet
-        self._watching_reads = False
-        self._watching_writes = False
+        self._unreported_bytes = 0
         self._peer_finished = False
         self._server_finished = False
         self._linger: Timer | None = None
         self._closed = False
 
-    def start(self) -> None:
-        self._backpressure.add(self)
-        self._update_reading()
-
-    def update(self) -> None:
-        """The backpressure has changed."""
-        self._update_reading()
-        self._report_written()
-
     def write(self, data: bytes) -> None:
-        if self._closed or self._server_finished or not data:
-            return
-        self._queue.append(memoryview(data))
-        self._flush()
+        if not self._server_finished:
+            self._writer.send(data)
 
     def acknowledge(self, count: int) -> None:
         """The server has passed on `count` bytes: enlarge the window."""
         self._window_bytes = min(self._window_bytes + count, wire.WINDOW_BYTES)
-        self._update_reading()
+        self._reader.limit(self._window_bytes)
 
     def finish_writing(self) -> None:
         """The server sends no more data: shut down the write side once the queue is empty."""
-        if not (self._closed or self._server_finished):
-            self._server_finished = True
-            self._flush()
+        self._server_finished = True
+        self._end_if_finished()
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._backpressure.discard(self)
         if self._linger is not None:
             self._linger.cancel()
-        self._loop.remove(self._connection.fileno())
-        self._loop.remove(self._write_side.fileno())
-        self._connection.close()
+        self._reader.close()
+        self._writer.close()
         self._write_side.close()
-        self._queue.clear()
         self._on_close()
 
     def reset(self) -> None:
         """Close the connection and report it."""
-        self._notify(wire.RESET, {"conn": self.number})
+        self._notify(wire.RESET, {"conn": self._number})
         self.close()
 
-    def _update_reading(self) -> None:
-        """Read only while the window is not used up and there is no backpressure."""
-        watch = not (self._closed or self._peer_finished or self._backpressure.paused)
-        watch = watch and self._window_bytes > 0
-        if watch and not self._watching_reads:
-            self._loop.add_reader(self._connection.fileno(), self._on_readable)
-        elif self._watching_reads and not watch and not self._closed:
-            self._loop.remove(self._connection.fileno())
-        self._watching_reads = watch
+    def _on_chunk(self, chunk: bytes) -> None:
+        self._window_bytes -= len(chunk)
+        self._reader.limit(self._window_bytes)
+        data = binascii.b2a_base64(chunk, newline=False).decode()
+        self._notify(wire.DATA, {"conn": self._number, "data": data})
 
-    def _on_readable(self) -> None:
-        try:
-            chunk = self._connection.recv(min(self._window_bytes, wire.CHUNK_BYTES))
-        except BlockingIOError:
-            return
-        except OSError:
+    def _on_end(self) -> None:
+        if self._reader.failed:
             self.reset()
             return
-        if chunk:
-            self._window_bytes -= len(chunk)
-            data = binascii.b2a_base64(chunk, newline=False).decode()
-            self._notify(wire.DATA, {"conn": self.number, "data": data})
+        self._peer_finished = True
+        self._notify(wire.FINISHED, {"conn": self._number})
+        self._end_if_finished()
+
+    def _on_written(self, count: int) -> None:
+        if self._writer.closed:
+            self.reset()
+            return
+        self._unreported_bytes += count
+        # Not each write: a peer that reads single bytes would cause a notification for each.
+        if self._unreported_bytes >= REPORTED_BYTES or not self._writer.queued_bytes:
+            self._notify(wire.TAKEN, {"conn": self._number, "bytes": self._unreported_bytes})
+            self._unreported_bytes = 0
+        self._end_if_finished()
+
+    def _end_if_finished(self) -> None:
+        """Pass the server's end on once all its data is written, and close after both ends."""
+        if not self._server_finished or self._closed:
+            return
+        if self._writer.queued_bytes:
+            if self._peer_finished and self._linger is None:
+                self._linger = self._loop.call_later(LINGER_SECONDS, self.close)
+        elif self._peer_finished:
+            self.close()
         else:
-            self._peer_finished = True
-            self._notify(wire.FINISHED, {"conn": self.number})
-        self._update_reading()
-        self._close_if_finished()
-
-    def _flush(self) -> None:
-        """Write as much of the queue as the peer accepts, and report it."""
-        try:
-            while self._queue:
-                count = self._write_side.send(self._queue[0])
-                self._written_bytes += count
-                if count < len(self._queue[0]):
-                    self._queue[0] = self._queue[0][count:]
-                else:
-                    self._queue.popleft()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.reset()
-            return
-        self._report_written()
-        if self._queue and not self._watching_writes:
-            self._loop.add_writer(self._write_side.fileno(), self._flush)
-        elif self._watching_writes and not self._queue:
-            self._loop.remove(self._write_side.fileno())
-        self._watching_writes = bool(self._queue)
-        if self._server_finished and not self._queue:
             try:
                 self._write_side.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
-        self._close_if_finished()
-
-    def _report_written(self) -> None:
-        # Not under backpressure: a peer that reads single bytes would cause a notification for each.
-        if self._written_bytes and not self._closed and not self._backpressure.paused:
-            written_bytes, self._written_bytes = self._written_bytes, 0
-            self._notify(wire.TAKEN, {"conn": self.number, "bytes": written_bytes})
-
-    def _close_if_finished(self) -> None:
-        if not (self._peer_finished and self._server_finished):
-            return
-        if not self._queue:
-            self.close()
-        elif self._linger is None:
-            self._linger = self._loop.call_later(LINGER_SECONDS, self.close)

@@ -138,9 +138,9 @@ Requests: params -> result
             kills the processes that are connected, but the listeners stay. Code NETWORK.
 `dial`      {"port": INT, "conn": INT} -> {}
             Connects to a TCP port on the sandbox's 127.0.0.1 and tunnels the connection. `conn` is its
-            number, chosen by the server: negative and never used before, also not by an earlier server
-            process. A `cancel` or a `reset` before the response ends it, and so does the attachment of
-            another server process (code CANCELLED). Codes NETWORK, CANCELLED.
+            number, chosen by the server: negative and never used before by this process. A `cancel` or a
+            `reset` before the response ends it, and so does every attachment (code CANCELLED). Codes
+            NETWORK, CANCELLED.
 `resolve`   {} -> {}
             Answers DNS queries at port 53 (UDP) of 127.0.0.1, unless it does so already: every name has the
             address 127.0.0.1. Code NETWORK.
@@ -150,7 +150,8 @@ Requests: params -> result
 
 Tunnels
 -------
-Each tunnelled connection has a number that is never reused. Both sides send notifications about it:
+Each tunnelled connection has a number that is not used again on the same stream. Both sides send
+notifications about it:
 `data` {"conn": INT, "data": BASE64}      at most CHUNK_BYTES
 `taken` {"conn": INT, "bytes": INT}       flow control: this many received bytes were passed on. At most
                                           WINDOW_BYTES per direction may be unacknowledged

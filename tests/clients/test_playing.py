@@ -24,7 +24,7 @@ from decathlon_client import (
 )
 
 from decathlon_mcp.catalogue.draws import Draw
-from decathlon_mcp.driver_client.link import READ_IN_THREAD_BYTES
+from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES
 from decathlon_mcp.episodes.state import Phase
 from tests.probe.serving import SUITE, Served, serving
 

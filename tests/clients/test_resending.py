@@ -26,8 +26,8 @@ from decathlon_client import (
 from decathlon_client.sync import Decathlon as SyncDecathlon
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client import stream
-from decathlon_mcp.driver_client.link import Survival
+from decathlon_mcp.driver import stream
+from decathlon_mcp.driver.pending import Survival
 from tests.clients.relay import Relay, relayed
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall

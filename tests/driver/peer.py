@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client.driver import boot_message
+from decathlon_mcp.driver.client import boot_message
 from tests.fakes.server_end import ServerEnd
 
 SERVERS = Path(__file__).parent / "servers"

@@ -15,8 +15,8 @@ from typing import Any
 
 import anyio
 
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, Survival, connect
-from decathlon_mcp.driver_client.replies import Reply
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, Survival, connect
+from decathlon_mcp.driver.replies import Reply
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider

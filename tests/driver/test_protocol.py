@@ -18,7 +18,7 @@ import pytest
 from decathlon_sandbox import wire
 
 from decathlon_mcp.archives.writing import pack_files
-from decathlon_mcp.driver_client.driver import MARSHAL_VERSION, boot_message
+from decathlon_mcp.driver.client import MARSHAL_VERSION, boot_message
 from tests.driver.conftest import find_python
 from tests.driver.peer import BOUND_SECONDS, FIRST_ID, DriverPeer, WireError, driver
 from tests.fakes.server_end import ServerEnd

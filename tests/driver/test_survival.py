@@ -20,7 +20,7 @@ import pytest
 from anyio.abc import Process
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client.driver import Survival, boot_message, connect
+from decathlon_mcp.driver.client import Survival, boot_message, connect
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.driver.peer import (
     BOUND_SECONDS,

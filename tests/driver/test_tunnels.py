@@ -16,7 +16,7 @@ import pytest
 from anyio.abc import ByteStream, SocketStream
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider

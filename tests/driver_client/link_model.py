@@ -28,9 +28,10 @@ from decathlon_sandbox.requests import Requests
 from decathlon_sandbox.streams import Backpressure
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client import stream as stream_module
-from decathlon_mcp.driver_client.link import DriverLink, Request, Survival
-from decathlon_mcp.driver_client.stream import Loss
+from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver.link import DriverLink
+from decathlon_mcp.driver.pending import Request, Survival
+from decathlon_mcp.driver.stream import Loss
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 
 SERVERS = 3
@@ -112,14 +113,15 @@ class Sandbox:
         for each in (self.server_in, self.server_out, *self._sockets):
             each.close()
 
-    def _dispatch(self, request: Any, method: str, params: Any) -> None:
-        if method == wire.PING:
+    def _dispatch(self, request: Any) -> None:
+        text = request.params.get("text")
+        if request.method == wire.PING:
             request.reply({})
             return
         if request.id in self.runs:
             self._counts.twice.append(request.id)
-        self.runs[request.id] = params["text"]
-        self._begun.append((request, params["text"]))
+        self.runs[request.id] = text
+        self._begun.append((request, text))
 
     def on_message(self, payload: bytes) -> None:
         message = json.loads(payload)
@@ -273,7 +275,6 @@ async def run_model(seed: int, calls: int) -> Counts:
         async with background_tasks() as tasks:
             link = DriverLink(
                 Source(sandbox, chance, counts),
-                tasks,
                 describe_loss,
                 survival=Survival(3600, generation),
                 taken_back=generation > 1,

@@ -13,16 +13,16 @@ from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client import driver as driver_module
-from decathlon_mcp.driver_client.driver import (
+from decathlon_mcp.driver import client as driver_module
+from decathlon_mcp.driver.client import (
     DriverClient,
     RunResult,
     ServerInfo,
     connect,
     relayed_notification,
 )
-from decathlon_mcp.driver_client.link import READ_IN_THREAD_BYTES
-from decathlon_mcp.driver_client.messages import Notification
+from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES
+from decathlon_mcp.driver.messages import Notification
 from decathlon_mcp.errors import CallTimeoutError, DriverError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import ended_from_inside
 from decathlon_mcp.types import JsonObject

@@ -14,12 +14,13 @@ import pytest
 from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client import link as link_module
-from decathlon_mcp.driver_client import stream as stream_module
-from decathlon_mcp.driver_client.link import COPIES_OF_COPIES, DriverLink, Survival
-from decathlon_mcp.driver_client.link import Request as LinkRequest
-from decathlon_mcp.driver_client.messages import Message, Notification, read_message
-from decathlon_mcp.driver_client.stream import Loss
+from decathlon_mcp.driver import pending as pending_module
+from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES, DriverLink
+from decathlon_mcp.driver.messages import Message, Notification, read_message
+from decathlon_mcp.driver.pending import COPIES_OF_COPIES, Survival
+from decathlon_mcp.driver.pending import Request as LinkRequest
+from decathlon_mcp.driver.stream import Loss
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DriverError,
@@ -46,7 +47,7 @@ async def describe_loss(loss: Loss) -> SandboxLostError:
 async def linked(**options: Any) -> AsyncGenerator[tuple[DriverLink, Peer]]:
     """A client that reads, and its peer."""
     async with connection() as (stream, peer), anyio.create_task_group() as tasks:
-        link = DriverLink(Source(stream), tasks, describe_loss, **options)
+        link = DriverLink(Source(stream), describe_loss, **options)
         tasks.start_soon(link.run)
         link.stream.attach()
         yield link, peer
@@ -98,19 +99,6 @@ def test_payload_that_is_no_message_is_not_read(garbage: bytes) -> None:
 
 
 # Requests and replies
-
-
-async def test_replies_are_matched_to_requests_by_id() -> None:
-    async with linked() as (link, peer), anyio.create_task_group() as tasks:
-        requests = [Request(tasks, link) for _ in range(3)]
-        received = [await peer.receive() for _ in requests]
-        assert len({message["id"] for message in received}) == 3
-        assert received[0] == {"jsonrpc": "2.0", "id": received[0]["id"], "method": "ping", "params": {}}
-        for message in reversed(received):
-            await peer.reply(message, {"to": message["id"]})
-        results = [await request.result() for request in requests]
-        assert sorted(result["to"] for result in results) == sorted(message["id"] for message in received)
-        assert results == [{"to": message["id"]} for message in received]
 
 
 async def test_replies_with_an_unknown_id_are_ignored() -> None:
@@ -344,8 +332,8 @@ async def test_params_of_a_notification_that_are_no_object_or_too_deep_are_none(
 async def test_notifications_above_the_rate_and_over_the_size_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_module, "NOTIFICATIONS_BURST", 5)
-    monkeypatch.setattr(link_module, "NOTIFICATIONS_PER_SECOND", 0.01)
+    monkeypatch.setattr(pending_module, "NOTIFICATIONS_BURST", 5)
+    monkeypatch.setattr(pending_module, "NOTIFICATIONS_PER_SECOND", 0.01)
     async with linked() as (link, peer):
         observed = Observed(link)
         await link.send(observed.request)
@@ -374,7 +362,7 @@ async def test_driver_keeps_a_long_reply_until_its_request_has_had_it() -> None:
     async with linked() as (link, peer):
         observed = Observed(link)
         await link.send(observed.request)
-        text = "x" * link_module.READ_IN_THREAD_BYTES
+        text = "x" * READ_IN_THREAD_BYTES
         kept: list[bool] = []
         observed_end = observed.request.on_outcome
 
@@ -400,7 +388,7 @@ async def long_reply_in_thread(link: DriverLink, peer: Peer, outcomes: list[Any]
         return "long"
 
     await link.send(LinkRequest(link.new_id(), wire.CALL, {}, read, outcomes.append))
-    await peer.reply(await peer.receive(), "x" * link_module.READ_IN_THREAD_BYTES)
+    await peer.reply(await peer.receive(), "x" * READ_IN_THREAD_BYTES)
     await reading.wait()
     return resume
 
@@ -454,22 +442,21 @@ async def test_long_reply_is_read_in_a_thread_wherever_its_id_is(start: bytes) -
 
         await link.send(LinkRequest(link.new_id(), wire.CALL, {}, read, threads.append))
         await peer.receive()
-        text = b"x" * link_module.READ_IN_THREAD_BYTES
+        text = b"x" * READ_IN_THREAD_BYTES
         await peer.send_payloads(start % FIRST_ID + b',"result":"%b"}' % text)
         await until(lambda: bool(threads))
         assert threads[0] is not threading.current_thread()
 
 
 async def test_link_that_closes_while_a_long_reply_is_read_gives_one_outcome() -> None:
+    outcomes: list[Any] = []
     async with linked() as (link, peer):
-        outcomes: list[Any] = []
         resume = await long_reply_in_thread(link, peer, outcomes)
         link.close("enough")
         assert outcomes == [None]
         resume.set()
-        await until(lambda: not link._in_thread)  # pyright: ignore[reportPrivateUsage]
-        assert outcomes == [None]
-        assert FIRST_ID in peer.connection.responses
+    assert outcomes == [None]
+    assert FIRST_ID in peer.connection.responses
 
 
 # The end of the connection
@@ -499,14 +486,6 @@ async def test_end_of_the_stream_within_a_reply_fails_the_request() -> None:
         await peer.send_bytes(peer.connection.data_to_send()[:-1])
         await peer.end()
         assert isinstance(await request.result(), SandboxLostError)
-
-
-async def test_reply_before_the_end_of_the_stream_is_returned() -> None:
-    async with linked() as (link, peer), anyio.create_task_group() as tasks:
-        request = Request(tasks, link)
-        await peer.reply(await peer.receive(), "in time")
-        await peer.end()
-        assert await request.result() == "in time"
 
 
 async def test_line_over_the_limit_closes_the_connection() -> None:
@@ -544,8 +523,8 @@ async def test_garbage_does_not_close_the_connection() -> None:
 
 async def test_failing_write_is_a_lost_sandbox() -> None:
     async with connection() as (stream, peer):
-        async with anyio.create_task_group() as tasks:
-            link = DriverLink(Source(stream), tasks, describe_loss)
+        async with anyio.create_task_group():
+            link = DriverLink(Source(stream), describe_loss)
             await peer.aclose()
             with pytest.raises(SandboxLostError, match="the sandbox is gone"):
                 await link.send_bytes(b"source")
@@ -570,15 +549,15 @@ async def test_first_reason_for_closing_is_kept() -> None:
 
 async def test_client_is_ready_once_the_driver_is_attached() -> None:
     async with connection(boots=True) as (stream, peer), anyio.create_task_group() as tasks:
-        link = DriverLink(Source(stream), tasks, describe_loss)
+        link = DriverLink(Source(stream), describe_loss)
         tasks.start_soon(link.run)
         await link.send_bytes(b"1\n ")
         link.stream.attach()
         await anyio.wait_all_tasks_blocked()
-        assert not link.ready
+        assert not link.stream.was_attached
         peer.start()
         await link.ready_or_closed.wait()
-        assert link.ready
+        assert link.stream.was_attached
         assert not link.closed.is_set()
         tasks.cancel_scope.cancel()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client import stream as stream_module
+from decathlon_mcp.driver import stream as stream_module
 from tests.driver_client.link_model import SERVERS, quicken, run_model
 
 pytestmark = pytest.mark.anyio

@@ -16,12 +16,12 @@ from decathlon_sandbox.lines import body_of_ids
 from decathlon_sandbox.requests import UsedIds
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client import stream as stream_module
-from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.heartbeat import MIN_BEAT_SECONDS, Heartbeat
-from decathlon_mcp.driver_client.link import DriverLink, Request, Survival
-from decathlon_mcp.driver_client.replies import Reply
-from decathlon_mcp.driver_client.stream import Loss
+from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.link import MIN_BEAT_SECONDS, DriverLink, Heartbeat
+from decathlon_mcp.driver.pending import Request, Survival
+from decathlon_mcp.driver.replies import Reply
+from decathlon_mcp.driver.stream import Loss
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,
@@ -150,7 +150,7 @@ async def surviving(
     """A client whose stream can be opened again; its peer is that of the source."""
     async with connection() as (stream, peer), background_tasks() as tasks:
         source = ReopenedSource(peer, stream, tasks)
-        link = DriverLink(source, tasks, describe_loss, survival=survival)
+        link = DriverLink(source, describe_loss, survival=survival)
         tasks.start_soon(link.run)
         link.stream.attach()
         await link.ready_or_closed.wait()
@@ -177,7 +177,7 @@ async def narrow_connection() -> AsyncGenerator[tuple[DriverLink, NarrowStream, 
     client, driver = stream_pair()
     stream, peer = NarrowStream(client), Peer(driver, boots=False)
     async with background_tasks() as tasks:
-        link = DriverLink(Source(stream), tasks, describe_loss)
+        link = DriverLink(Source(stream), describe_loss)
         tasks.start_soon(peer.run)
         tasks.start_soon(link.run)
         link.stream.attach()
@@ -218,18 +218,6 @@ async def test_what_is_sent_in_a_quiet_moment_is_written_at_its_end() -> None:
         await source.peer.reply(request, {})
 
 
-async def test_request_over_a_broken_stream_ends_with_the_connection() -> None:
-    outcomes: list[Any] = []
-    async with narrow_connection() as (link, stream, _):
-        stream.broken = True
-        assert link.send_now(request(link, "one", {}, outcomes))
-        link.close("the sandbox is gone")
-        assert outcomes == [None]
-        assert (await link.closed_error()).message == "the sandbox is gone"
-        assert not link.send_now(request(link, "two", {}, outcomes))
-        assert outcomes == [None]
-
-
 async def test_nothing_is_sent_now_without_room() -> None:
     async with narrow_connection() as (link, _, _):
         half = {"data": "x" * (wire.REQUEST_BUFFER_BYTES // 2)}
@@ -244,7 +232,7 @@ async def test_messages_to_a_stream_that_takes_them_slowly_are_written_whole() -
     peer = Peer(driver, boots=False)
     async with background_tasks() as tasks:
         tasks.start_soon(peer.run)
-        link = DriverLink(Source(slow), tasks, describe_loss)
+        link = DriverLink(Source(slow), describe_loss)
         tasks.start_soon(link.run)
         link.stream.attach()
         await link.ready_or_closed.wait()
@@ -265,9 +253,9 @@ async def test_peer_that_does_not_read_is_a_lost_sandbox(monkeypatch: pytest.Mon
     client, driver = stream_pair()
     slow = SlowStream(client._incoming, client._outgoing)  # pyright: ignore[reportPrivateUsage]
     slow.resume = anyio.Event()
-    async with background_tasks() as tasks:
+    async with background_tasks():
         with pytest.raises(SandboxLostError, match="has not read its input"):
-            await DriverLink(Source(slow), tasks, describe_loss).send_bytes(b"text")
+            await DriverLink(Source(slow), describe_loss).send_bytes(b"text")
     await slow.aclose()
     await driver.aclose()
 
@@ -312,7 +300,7 @@ async def test_source_of_a_driver_is_written_whole_although_the_stream_is_lost_m
     slow.resume = anyio.Event()
     source = Reopening(slow)
     async with background_tasks() as tasks:
-        link = DriverLink(source, tasks, describe_loss, survival=SURVIVAL)
+        link = DriverLink(source, describe_loss, survival=SURVIVAL)
         tasks.start_soon(link.run)
         tasks.start_soon(link.send_bytes, b"source")
         await anyio.wait_all_tasks_blocked()
@@ -380,19 +368,6 @@ async def test_attachment_is_written_after_what_the_stream_did_not_take_at_once(
 # Streams that are opened again
 
 
-async def test_pending_request_is_answered_after_the_stream_was_lost() -> None:
-    async with surviving() as (link, source, tasks):
-        outcomes: list[Any] = []
-        tasks.start_soon(outcome_of, link, outcomes)
-        request = await source.peer.receive()
-        await source.peer.end()
-        await until(lambda: source.reopened > 0)
-        await source.peer.reply(request, "late")
-        await until(lambda: bool(outcomes))
-        assert outcomes == ["late"]
-        assert source.reopened == 1
-
-
 async def test_stream_is_opened_again_until_the_engine_answers() -> None:
     async with surviving() as (link, source, tasks):
         source.failures = [ProviderUnavailableError("no engine") for _ in range(4)]
@@ -446,11 +421,11 @@ async def test_stream_that_cannot_be_written_to_is_opened_again(monkeypatch: pyt
     monkeypatch.setattr(stream_module, "DRAIN_SECONDS", 0.05)
     async with connection() as (stream, peer), background_tasks() as tasks:
         source = ReopenedSource(peer, BrokenStream(), tasks)
-        link = DriverLink(source, tasks, describe_loss, survival=SURVIVAL)
+        link = DriverLink(source, describe_loss, survival=SURVIVAL)
         tasks.start_soon(link.run)
         link.stream.attach()
         await link.ready_or_closed.wait()
-        assert link.ready
+        assert link.stream.was_attached
         link.close()
         await source.stream.aclose()
         await peer.aclose()
@@ -590,57 +565,6 @@ async def test_driver_that_never_received_more_than_there_is_violates_the_protoc
         assert error.data["by_driver"]
 
 
-async def test_request_that_is_sent_during_an_attachment_arrives() -> None:
-    async with surviving() as (link, source, _):
-        peer, outcomes = source.peer, list[Any]()
-        await source.peer.end()
-        await until(lambda: not link.stream.is_attached)
-        assert link.send_now(request(link, "meanwhile", {}, outcomes))
-        sent = await peer.receive()
-        assert sent["method"] == "meanwhile"
-        await peer.reply(sent, {})
-        await until(lambda: bool(outcomes))
-
-
-async def test_request_that_is_cancelled_without_a_stream_is_cancelled_by_the_attachment() -> None:
-    async with surviving() as (link, source, _):
-        peer, outcomes = source.peer, list[Any]()
-        cancelled, other = request(link, "one", {}, outcomes), request(link, "two", {}, outcomes)
-        assert link.send_now(cancelled)
-        assert link.send_now(other)
-        await peer.receive()
-        received = await peer.receive()
-        source.failures = [ProviderUnavailableError("no engine")]
-        await peer.end()
-        await until(lambda: not link.stream.is_attached)
-        link.cancel(cancelled.id)
-        await until(lambda: link.stream.is_attached)
-        assert peer.connection.pending == [other.id]
-        await peer.reply(received, {})
-        await until(lambda: bool(outcomes))
-
-
-async def test_request_that_is_cancelled_during_an_attachment_is_cancelled_after_it() -> None:
-    client, driver = stream_pair()
-    peer = Peer(driver, boots=False)
-    async with background_tasks() as tasks:
-        link = DriverLink(Source(client), tasks, describe_loss)
-        cancelled = request(link, "one", {}, [])
-        assert link.send_now(cancelled)
-        tasks.start_soon(link.run)
-        link.stream.attach()
-        await until(lambda: link.stream._nonce)  # pyright: ignore[reportPrivateUsage]
-        link.cancel(cancelled.id)
-        tasks.start_soon(peer.run)
-        with anyio.fail_after(10):
-            assert (await peer.receive())["method"] == wire.CANCEL
-        assert peer.connection.pending == [cancelled.id]
-        link.close()
-        await client.aclose()
-        await driver.aclose()
-        peer.close()
-
-
 async def test_tunnels_do_not_survive_a_stream() -> None:
     async with surviving() as (link, source, _):
         tunnel = link.tunnels.create()
@@ -665,7 +589,6 @@ async def taken_back(
             peer.connection.used_ids.add(json.loads(reply)["id"])
         link = DriverLink(
             Source(stream),
-            tasks,
             describe_loss,
             survival=Survival(60, 2),
             taken_back=True,
@@ -727,7 +650,7 @@ async def test_call_without_a_kept_reply_is_sent_again_under_its_id() -> None:
 async def test_call_that_is_cancelled_instead_of_sent_again_holds_no_reply(is_sent: bool) -> None:
     reply, outcomes = payload(id=OLD_ID, result={"result": {"content": []}}), list[Any]()
     async with taken_back(*[reply] * is_sent, unanswered=(OLD_ID,)) as (driver, peer):
-        await until(lambda: driver._link.ready)  # pyright: ignore[reportPrivateUsage]
+        await until(driver._link.ready_or_closed.is_set)  # pyright: ignore[reportPrivateUsage]
         driver.cancel(OLD_ID)
         if not is_sent:
             # It may still run.
@@ -750,9 +673,7 @@ async def test_server_that_was_replaced_loses_the_driver() -> None:
         peer = source.peer
         client, driver = stream_pair()
         async with background_tasks() as tasks:
-            next_server = DriverLink(
-                Source(client), tasks, describe_loss, survival=Survival(60, 2), taken_back=True
-            )
+            next_server = DriverLink(Source(client), describe_loss, survival=Survival(60, 2), taken_back=True)
             next_server.stream.attach()
             tasks.start_soon(next_server.run)
             peer.connection.receive(await driver.receive())

@@ -11,21 +11,21 @@ import pytest
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 from msgspec import Raw
 
-from decathlon_mcp.driver_client.mcp_repair import (
+from decathlon_mcp.driver.mcp_repair import (
     MAX_GROWN_BYTES,
     MAX_NODES,
     repaired_result,
     valid_definition,
     valid_notification,
 )
-from decathlon_mcp.driver_client.mcp_schema import (
+from decathlon_mcp.driver.mcp_schema import (
     MAX_READABLE_CHARACTERS,
     LogParams,
     ProgressParams,
     read_result,
 )
-from decathlon_mcp.driver_client.messages import Message
-from decathlon_mcp.driver_client.replies import Reply, read_reply
+from decathlon_mcp.driver.messages import Message
+from decathlon_mcp.driver.replies import Reply, read_reply
 from decathlon_mcp.errors import DriverError
 from decathlon_mcp.types import as_json
 from tests.fuzz.results import (

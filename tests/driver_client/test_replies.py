@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from decathlon_mcp.driver_client.messages import read_message
-from decathlon_mcp.driver_client.replies import OVERLONG_KEY, OWN_PREFIX, CallParams, Reply, read_reply
+from decathlon_mcp.driver.messages import read_message
+from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, CallParams, Reply, read_reply
 from decathlon_mcp.errors import DriverError, LimitExceededError
 
 LIMIT_BYTES = 1 << 20

@@ -15,9 +15,9 @@ import pytest
 from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client import tunnels as tunnels_module
-from decathlon_mcp.driver_client.tunnels import Dialer, Tunnel, Tunnels
-from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.driver import tunnels as tunnels_module
+from decathlon_mcp.driver.tunnels import Dialer, Tunnel, Tunnels
+from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.types import JsonObject
 from tests.driver_client.support import MemoryByteStream, stream_pair
 
@@ -103,42 +103,6 @@ async def test_single_bytes_take_no_more_memory_than_the_window(tunnels: Tunnels
     assert await tunnel.receive(10) == b"x" * 10
 
 
-async def test_received_data_is_acknowledged_as_it_is_read(tunnels: Tunnels, driver: Driver) -> None:
-    tunnel = tunnels.create()
-    handle(tunnels, wire.DATA, data(tunnel.number, b"abcdef"))
-    assert driver.sent == []
-    assert await tunnel.receive(4) == b"abcd"
-    assert await tunnel.receive(4) == b"ef"
-    assert driver.sent == [
-        (wire.TAKEN, {"conn": tunnel.number, "bytes": 4}),
-        (wire.TAKEN, {"conn": tunnel.number, "bytes": 2}),
-    ]
-
-
-async def test_reader_waits_for_data(tunnels: Tunnels) -> None:
-    tunnel = tunnels.create()
-    received: list[bytes] = []
-
-    async def read() -> None:
-        received.append(await tunnel.receive())
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read)
-        await anyio.wait_all_tasks_blocked()
-        handle(tunnels, wire.DATA, data(tunnel.number, b""))
-        await anyio.wait_all_tasks_blocked()
-        assert received == []
-        handle(tunnels, wire.DATA, data(tunnel.number, b"x"))
-    assert received == [b"x"]
-
-
-async def test_full_window_is_received(tunnels: Tunnels) -> None:
-    tunnel = tunnels.create()
-    handle(tunnels, wire.DATA, data(tunnel.number, b"x" * wire.WINDOW_BYTES))
-    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
-    assert await read_all(tunnel) == b"x" * wire.WINDOW_BYTES
-
-
 async def test_more_than_a_window_breaks_that_tunnel_alone(tunnels: Tunnels, driver: Driver) -> None:
     greedy, other = tunnels.create(), tunnels.create()
     handle(tunnels, wire.DATA, data(greedy.number, b"x" * wire.WINDOW_BYTES))
@@ -151,29 +115,6 @@ async def test_more_than_a_window_breaks_that_tunnel_alone(tunnels: Tunnels, dri
     assert driver.sent[-1] == (wire.RESET, {"conn": greedy.number})
 
 
-async def test_window_is_free_again_for_what_was_read(tunnels: Tunnels) -> None:
-    tunnel = tunnels.create()
-    handle(tunnels, wire.DATA, data(tunnel.number, b"x" * wire.WINDOW_BYTES))
-    assert len(await tunnel.receive(10)) == 10
-    handle(tunnels, wire.DATA, data(tunnel.number, b"y" * 10))
-    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
-    assert await read_all(tunnel) == b"x" * (wire.WINDOW_BYTES - 10) + b"y" * 10
-
-
-async def test_sender_waits_for_the_window(tunnels: Tunnels, driver: Driver) -> None:
-    tunnel = tunnels.create()
-    content = bytes(number % 251 for number in range(wire.WINDOW_BYTES + 10))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(tunnel.send, content)
-        await anyio.wait_all_tasks_blocked()
-        assert driver.data(tunnel.number) == content[: wire.WINDOW_BYTES]
-        handle(tunnels, wire.TAKEN, {"conn": tunnel.number, "bytes": 4})
-        await anyio.wait_all_tasks_blocked()
-        assert driver.data(tunnel.number) == content[: wire.WINDOW_BYTES + 4]
-        handle(tunnels, wire.TAKEN, {"conn": tunnel.number, "bytes": 6})
-    assert driver.data(tunnel.number) == content
-
-
 async def test_window_never_exceeds_its_size(tunnels: Tunnels, driver: Driver) -> None:
     tunnel = tunnels.create()
     handle(tunnels, wire.TAKEN, {"conn": tunnel.number, "bytes": 10**12})
@@ -182,12 +123,6 @@ async def test_window_never_exceeds_its_size(tunnels: Tunnels, driver: Driver) -
         await anyio.wait_all_tasks_blocked()
         assert len(driver.data(tunnel.number)) == wire.WINDOW_BYTES
         handle(tunnels, wire.TAKEN, {"conn": tunnel.number, "bytes": 1})
-
-
-async def test_data_is_sent_in_chunks_of_bounded_size(tunnels: Tunnels, driver: Driver) -> None:
-    tunnel = tunnels.create()
-    await tunnel.send(b"x" * (wire.CHUNK_BYTES + 1))
-    assert [len(base64.b64decode(params["data"])) for _, params in driver.sent] == [wire.CHUNK_BYTES, 1]
 
 
 # Violations of the protocol
@@ -243,41 +178,6 @@ async def test_data_after_the_end_breaks_the_tunnel(tunnels: Tunnels) -> None:
 # The end of a tunnel
 
 
-async def test_buffered_data_is_read_before_the_end(tunnels: Tunnels) -> None:
-    tunnel = tunnels.create()
-    handle(tunnels, wire.DATA, data(tunnel.number, b"x"))
-    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
-    assert await tunnel.receive() == b"x"
-    with pytest.raises(anyio.EndOfStream):
-        await tunnel.receive()
-
-
-async def test_data_can_be_sent_after_the_peers_end(tunnels: Tunnels, driver: Driver) -> None:
-    tunnel = tunnels.create()
-    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
-    await tunnel.send(b"x")
-    assert driver.data(tunnel.number) == b"x"
-
-
-async def test_data_can_be_received_after_the_own_end(tunnels: Tunnels, driver: Driver) -> None:
-    tunnel = tunnels.create()
-    await tunnel.send_eof()
-    await tunnel.send_eof()
-    assert driver.sent == [(wire.FINISHED, {"conn": tunnel.number})]
-    handle(tunnels, wire.DATA, data(tunnel.number, b"x"))
-    assert await tunnel.receive() == b"x"
-    with pytest.raises(anyio.BrokenResourceError):
-        await tunnel.send(b"x")
-
-
-async def test_closing_after_both_ends_sends_no_reset(tunnels: Tunnels, driver: Driver) -> None:
-    tunnel = tunnels.create()
-    await tunnel.send_eof()
-    handle(tunnels, wire.FINISHED, {"conn": tunnel.number})
-    await tunnel.aclose()
-    assert [method for method, _ in driver.sent] == [wire.FINISHED]
-
-
 @pytest.mark.parametrize("finished", [None, "own", "peer"])
 async def test_closing_early_sends_one_reset(tunnels: Tunnels, driver: Driver, finished: str | None) -> None:
     tunnel = tunnels.create()
@@ -303,15 +203,6 @@ async def test_reset_by_the_peer_breaks_the_tunnel_and_is_not_answered(
         await tunnel.send(b"x")
     await tunnel.aclose()
     assert driver.sent == []
-
-
-async def test_notifications_for_a_closed_tunnel_are_ignored(tunnels: Tunnels, driver: Driver) -> None:
-    tunnel = tunnels.create()
-    await tunnel.aclose()
-    for method in (wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET):
-        handle(tunnels, method, {"conn": tunnel.number, "data": "eA==", "bytes": 1})
-    assert tunnels.create().number != tunnel.number
-    assert driver.sent == [(wire.RESET, {"conn": tunnel.number})]
 
 
 def waiting_calls(tunnel: Tunnel) -> Mapping[str, Callable[[], Awaitable[Any]]]:
@@ -368,25 +259,6 @@ class Target:
         return theirs
 
 
-async def test_forwarded_connection_carries_data_and_ends_in_both_directions(
-    tunnels: Tunnels, driver: Driver
-) -> None:
-    target = Target()
-    async with forwarding(tunnels, target.dial):
-        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
-        await target.connected.wait()
-        assert target.ours is not None
-        handle(tunnels, wire.DATA, data(1, b"request"))
-        handle(tunnels, wire.FINISHED, {"conn": 1})
-        assert await read_all(target.ours) == b"request"
-        await target.ours.send(b"response")
-        await target.ours.send_eof()
-        await driver.wait_for(wire.FINISHED, 1)
-    assert driver.data(1) == b"response"
-    assert wire.RESET not in [method for method, _ in driver.sent]
-    await target.ours.aclose()
-
-
 @pytest.mark.parametrize("port", [PORT + 1, 0, str(PORT), None, [PORT]])
 async def test_connection_to_a_port_that_is_not_forwarded_is_ignored(
     tunnels: Tunnels, driver: Driver, port: Any
@@ -396,11 +268,6 @@ async def test_connection_to_a_port_that_is_not_forwarded_is_ignored(
         handle(tunnels, wire.OPENED, {"conn": 1, "port": port})
         await anyio.wait_all_tasks_blocked()
     assert (target.dialled, driver.sent) == (0, [])
-
-
-async def test_connection_before_any_port_is_forwarded_is_ignored(tunnels: Tunnels, driver: Driver) -> None:
-    handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
-    assert driver.sent == []
 
 
 async def test_number_that_is_in_use_is_ignored(tunnels: Tunnels) -> None:
@@ -414,43 +281,6 @@ async def test_number_that_is_in_use_is_ignored(tunnels: Tunnels) -> None:
         handle(tunnels, wire.RESET, {"conn": 1})
     assert target.ours is not None
     await target.ours.aclose()
-
-
-@pytest.mark.parametrize("error", [ConnectionRefusedError(), ProviderUnavailableError("no engine")])
-async def test_target_that_cannot_be_reached_resets_the_tunnel(
-    tunnels: Tunnels, driver: Driver, error: Exception
-) -> None:
-    async def dial() -> ByteStream:
-        raise error
-
-    async with forwarding(tunnels, dial):
-        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
-    assert driver.sent == [(wire.RESET, {"conn": 1})]
-
-
-async def test_target_that_does_not_answer_resets_the_tunnel(
-    tunnels: Tunnels, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tunnels_module, "DIAL_SECONDS", 0.01)
-
-    async def dial() -> ByteStream:
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    async with forwarding(tunnels, dial):
-        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
-    assert driver.sent == [(wire.RESET, {"conn": 1})]
-
-
-async def test_target_that_breaks_resets_the_tunnel(tunnels: Tunnels, driver: Driver) -> None:
-    target = Target()
-    async with forwarding(tunnels, target.dial):
-        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
-        await target.connected.wait()
-        assert target.ours is not None
-        await target.ours.aclose()
-        handle(tunnels, wire.DATA, data(1, b"to nobody"))
-        await driver.wait_for(wire.RESET, 1)
 
 
 async def test_reset_tunnel_closes_its_target(tunnels: Tunnels, driver: Driver) -> None:

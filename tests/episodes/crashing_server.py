@@ -28,9 +28,9 @@ import msgspec
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.link import Request
-from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.pending import Request
+from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import attempt_of
 from decathlon_mcp.episodes.operations import Waiter

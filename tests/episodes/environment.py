@@ -15,7 +15,7 @@ import yaml
 
 from decathlon_mcp.app import create_registry, create_sandbox_factory, create_tool_lists
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.driver_client.link import NO_SURVIVAL, Survival
+from decathlon_mcp.driver.pending import NO_SURVIVAL, Survival
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp import app
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Following, Start
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import EpisodeSpec, Principal

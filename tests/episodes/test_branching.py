@@ -13,7 +13,7 @@ import anyio
 import pytest
 from msgspec import Raw
 
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.admission import MAX_READERS
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Waiter

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.tools import coercion
 from decathlon_mcp.episodes.tools.coercion import MAX_STEPS, QUICK_STEPS, coerced_arguments

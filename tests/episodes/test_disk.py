@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes import calls as calls_module
 from decathlon_mcp.episodes import grading as grading_module
 from decathlon_mcp.episodes.episode import Episode

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes import runner as runner_module
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending

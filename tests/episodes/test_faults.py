@@ -91,7 +91,7 @@ LATE_ERRORS = [error for error in ERRORS if not isinstance(error, DriverError)]
 @pytest.fixture
 def large_archives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Archives for graders go through the provider, as those of large workspaces."""
-    monkeypatch.setattr("decathlon_mcp.driver_client.archives.SENT_BYTES", 0)
+    monkeypatch.setattr("decathlon_mcp.driver.archives.SENT_BYTES", 0)
 
 
 @pytest.mark.parametrize("error", LATE_ERRORS, ids=repr)

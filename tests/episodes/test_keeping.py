@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.plugins.regrade.regrading import is_open, read_kept

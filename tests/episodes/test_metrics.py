@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import DecathlonError

@@ -13,8 +13,8 @@ import anyio
 import pytest
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client.messages import Notification
-from decathlon_mcp.driver_client.replies import CallParams, Reply
+from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.operations import (
     MAX_QUEUED,
     MAX_QUEUED_BYTES,

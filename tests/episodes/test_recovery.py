@@ -22,9 +22,9 @@ from pydantic import TypeAdapter
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.driver_client import stream as stream_module
-from decathlon_mcp.driver_client.driver import Survival, connect
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver.client import Survival, connect
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes import recovery as recovery_module
 from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.calls import EpisodeCalls

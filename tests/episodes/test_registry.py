@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.catalogue.draws import Draw
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.specification import Principal

@@ -13,8 +13,8 @@ import pytest
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.driver_client import driver as driver_module
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver import client as driver_module
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.call_recorder import CallRecorder
 from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
 from decathlon_mcp.episodes.registry import EpisodeRegistry

@@ -14,8 +14,8 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal

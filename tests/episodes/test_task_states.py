@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal

@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, ServerInfo, connect
-from decathlon_mcp.driver_client.link import Request
-from decathlon_mcp.driver_client.replies import OVERLONG_FOLDER, OVERLONG_KEY, CallParams, Cut, Reply
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, ServerInfo, connect
+from decathlon_mcp.driver.pending import Request
+from decathlon_mcp.driver.replies import OVERLONG_FOLDER, OVERLONG_KEY, CallParams, Cut, Reply
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.local_tools import LocalTools

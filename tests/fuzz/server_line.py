@@ -12,20 +12,22 @@ from typing import Any, cast
 from decathlon_sandbox import wire
 from decathlon_sandbox.lines import NONCE_DIGITS, Lines
 
-from decathlon_mcp.driver_client.link import DriverLink, Request
-from decathlon_mcp.driver_client.messages import MAX_DEPTH, Message, Notification
-from decathlon_mcp.driver_client.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_keys
-from decathlon_mcp.driver_client.stream import Loss, ViolationError
-from decathlon_mcp.driver_client.tunnels import MAX_TUNNELS
+from decathlon_mcp.driver.link import DriverLink
+from decathlon_mcp.driver.messages import MAX_DEPTH, Message, Notification
+from decathlon_mcp.driver.pending import Request
+from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_keys
+from decathlon_mcp.driver.stream import Loss, ViolationError
+from decathlon_mcp.driver.tunnels import MAX_TUNNELS
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
 from decathlon_mcp.types import as_json, as_object
 from tests.fuzz.long_run import main
 
 MODULES = (
-    "decathlon_mcp.driver_client.link",
-    "decathlon_mcp.driver_client.messages",
-    "decathlon_mcp.driver_client.replies",
-    "decathlon_mcp.driver_client.tunnels",
+    "decathlon_mcp.driver.link",
+    "decathlon_mcp.driver.pending",
+    "decathlon_mcp.driver.messages",
+    "decathlon_mcp.driver.replies",
+    "decathlon_mcp.driver.tunnels",
     "decathlon_sandbox.lines",
 )
 LIMIT_BYTES = 2048
@@ -67,7 +69,7 @@ async def describe_loss(loss: Loss) -> SandboxLostError:
 def check(data: bytes) -> None:
     """Raise AssertionError, or any error that the reader must not raise, if it misbehaves on these bytes."""
     tasks: Any = Tasks()
-    link: Any = DriverLink(NoStream(), tasks, describe_loss, max_read_bytes=LIMIT_BYTES)
+    link: Any = DriverLink(NoStream(), describe_loss, max_read_bytes=LIMIT_BYTES)
     outcomes: list[Any] = []
     notifications: list[Notification] = []
     for number in (1, 2):

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord, Facts
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox

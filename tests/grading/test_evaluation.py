@@ -15,7 +15,7 @@ import anyio
 import pytest
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.grading import grader as grader_module
 from decathlon_mcp.grading.verdict import Verdict

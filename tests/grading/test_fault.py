@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,

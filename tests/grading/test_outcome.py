@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.driver_client.driver import RunResult
+from decathlon_mcp.driver.client import RunResult
 from decathlon_mcp.errors import (
     DriverError,
     ImageError,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from decathlon_sandbox.truncation import cut
 
-from decathlon_mcp.driver_client.replies import OVERLONG_KEY
+from decathlon_mcp.driver.replies import OVERLONG_KEY
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.traj_log import TrajectoryLog, eval_res, task_status
 from decathlon_mcp.grading.verdict import Outcome, build_verdict

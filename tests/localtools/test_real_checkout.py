@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from decathlon_sandbox.truncation import CutResult, cut
 
-from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.replies import OVERLONG_FOLDER, CallParams
+from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.replies import OVERLONG_FOLDER, CallParams
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.tools.local_tools import LocalTools, local_spec
 from decathlon_mcp.episodes.tools.offered import ToolDescriptions, ToolRoute

@@ -16,7 +16,7 @@ import anyio
 import pytest
 from anyio.abc import Process
 
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND
+from decathlon_mcp.driver.client import BOOT_COMMAND
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL

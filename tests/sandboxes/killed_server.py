@@ -18,8 +18,8 @@ from typing import Any, Literal
 import anyio
 from anyio.abc import TaskGroup
 
-from decathlon_mcp.driver_client.driver import connect
-from decathlon_mcp.driver_client.link import Survival
+from decathlon_mcp.driver.client import connect
+from decathlon_mcp.driver.pending import Survival
 from decathlon_mcp.plugins.gvisor import sandbox as gvisor_sandbox
 from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes import plugins

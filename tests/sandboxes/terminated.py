@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver.client import connect
 from tests.sandboxes.conftest import plain_bench
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import (
     BadRequestError,
     ImageError,

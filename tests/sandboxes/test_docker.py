@@ -24,7 +24,7 @@ from docker.errors import APIError
 from requests import Response
 
 from decathlon_mcp.archives.writing import pack_empty_folders
-from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
 from decathlon_mcp.sandboxes import base
 from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec, ended_from_inside

@@ -13,8 +13,8 @@ import pytest
 
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.writing import ArchiveSource
-from decathlon_mcp.driver_client.archives import SENT_BYTES, get_archive, put_archive
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.driver.archives import SENT_BYTES, get_archive, put_archive
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import Check, files

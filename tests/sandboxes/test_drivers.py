@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio.abc import Process
 
-from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver.client import connect
 from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
 from tests.sandboxes.conftest import Bench, killed_server
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.driver import connect
-from decathlon_mcp.driver_client.messages import Notification
+from decathlon_mcp.driver.client import connect
+from decathlon_mcp.driver.messages import Notification
 from decathlon_mcp.errors import (
     AtCapacityError,
     DriverError,

@@ -13,7 +13,7 @@ import anyio
 import pytest
 from decathlon_sandbox.wire import BOOT_COMMAND
 
-from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import (
     BadRequestError,
     ImageError,

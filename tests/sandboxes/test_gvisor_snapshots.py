@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, DriverClient, Survival, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, Survival, connect
 from decathlon_mcp.episodes.records import SandboxRecords, sandbox_spec
 from decathlon_mcp.errors import SnapshotError
 from decathlon_mcp.plugins.gvisor import saving

@@ -17,7 +17,7 @@ import pytest
 from anyio.abc import ByteStream
 from decathlon_sandbox.processes import Process, read_children, read_process
 
-from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack

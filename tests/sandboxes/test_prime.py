@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.cli.gc import collect
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, Survival, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, Survival, connect
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.plugins.prime import provider as prime_provider
 from decathlon_mcp.plugins.prime import sandbox as prime_sandbox

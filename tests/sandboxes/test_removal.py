@@ -18,7 +18,7 @@ from docker.errors import APIError
 from requests import Response
 from requests.exceptions import ConnectionError as EngineGoneError
 
-from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.docker import provider as docker_provider
 from decathlon_mcp.sandboxes.docker.container import Container

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver.client import connect
 from decathlon_mcp.sandboxes.conformance.signals import SIGNALS_SCRIPT
 from tests.sandboxes.conftest import Bench
 

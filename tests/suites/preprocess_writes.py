@@ -33,7 +33,7 @@ import anyio
 
 from decathlon_mcp.app import create_sandbox_factory
 from decathlon_mcp.archives.writing import pack_files
-from decathlon_mcp.driver_client.driver import Moment
+from decathlon_mcp.driver.client import Moment
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, connect
 from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.web.episodes import proxy_variables
 from decathlon_mcp.sandboxes.base import SandboxSpec

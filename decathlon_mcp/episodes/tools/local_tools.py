@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import anyio
 
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.tools.offered import ToolDescriptions
 from decathlon_mcp.errors import DriverError, SetUpError
 from decathlon_mcp.payloads import source

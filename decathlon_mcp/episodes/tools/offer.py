@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import PurePosixPath
 
-from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
-from decathlon_mcp.driver_client.replies import OVERLONG_FOLDER, Cut
+from decathlon_mcp.driver.client import DriverClient, ServerInfo
+from decathlon_mcp.driver.replies import OVERLONG_FOLDER, Cut
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.set_up import PreparedTask
 from decathlon_mcp.episodes.tools.local_tools import local_spec

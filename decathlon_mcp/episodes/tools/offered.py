@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from decathlon_mcp.background import Flag
-from decathlon_mcp.driver_client.mcp_repair import valid_definition
+from decathlon_mcp.driver.mcp_repair import valid_definition
 from decathlon_mcp.episodes.state import State
 from decathlon_mcp.errors import SetUpError, UnknownToolError
 from decathlon_mcp.foreign_names import quoted, similar

@@ -16,10 +16,10 @@ from typing import TypeAlias
 import anyio
 
 from decathlon_mcp.background import Flag
-from decathlon_mcp.driver_client.driver import DriverClient, ServerInfo
-from decathlon_mcp.driver_client.link import Request
-from decathlon_mcp.driver_client.messages import Notification
-from decathlon_mcp.driver_client.replies import CallParams, Cut, Reply
+from decathlon_mcp.driver.client import DriverClient, ServerInfo
+from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.pending import Request
+from decathlon_mcp.driver.replies import CallParams, Cut, Reply
 from decathlon_mcp.episodes.tools.coercion import coerced_arguments
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import (

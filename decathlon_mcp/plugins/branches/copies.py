@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver_client.driver import connect
+from decathlon_mcp.driver.client import connect
 from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.sandbox_sources import Opened

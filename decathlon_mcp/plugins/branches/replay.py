@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Outcome
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory

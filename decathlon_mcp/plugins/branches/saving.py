@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase

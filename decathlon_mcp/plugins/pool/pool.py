@@ -33,7 +33,7 @@ from anyio import CancelScope
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew
 from decathlon_mcp.errors import DecathlonError

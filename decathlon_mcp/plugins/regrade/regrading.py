@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio.to_thread
 from pydantic import ValidationError
 
-from decathlon_mcp.driver_client.driver import DriverClient
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.call_recorder import RecordedCalls
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory

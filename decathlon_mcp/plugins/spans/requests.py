@@ -14,7 +14,7 @@ from opentelemetry.context import Context as TraceContext
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from decathlon_mcp.driver_client.replies import Reply
+from decathlon_mcp.driver.replies import Reply
 from decathlon_mcp.episodes.operations import RunningCall
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS

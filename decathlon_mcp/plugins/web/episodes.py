@@ -24,8 +24,8 @@ import anyio.to_thread
 from anyio.abc import ByteStream, SocketAttribute
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.tunnels import relay
+from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.tunnels import relay
 from decathlon_mcp.errors import DriverError, SettingsError, SetUpError
 from decathlon_mcp.grading.verdict import WebUse
 from decathlon_mcp.payloads import source

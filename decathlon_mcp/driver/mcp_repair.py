@@ -19,7 +19,7 @@ from msgspec import Raw, Struct, UnsetType, ValidationError
 from msgspec.structs import FieldInfo
 from msgspec.structs import fields as fields_of
 
-from decathlon_mcp.driver_client.mcp_schema import (
+from decathlon_mcp.driver.mcp_schema import (
     AnyResult,
     Definition,
     InputSchema,

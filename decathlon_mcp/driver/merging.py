@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import anyio
 
-from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, connect
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Finding, Limits, Provider, SandboxSpec, finding

@@ -24,14 +24,14 @@ from decathlon_sandbox import wire
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import Flag, background_tasks
-from decathlon_mcp.driver_client.heartbeat import Heartbeat
-from decathlon_mcp.driver_client.link import NO_SURVIVAL, DriverLink, Request, Survival
-from decathlon_mcp.driver_client.mcp_repair import valid_notification
-from decathlon_mcp.driver_client.mcp_schema import LogParams, ProgressParams
-from decathlon_mcp.driver_client.messages import Notification
-from decathlon_mcp.driver_client.replies import Cut, Reply, read_reply, without_own_keys
-from decathlon_mcp.driver_client.stream import Loss
-from decathlon_mcp.driver_client.tunnels import Dialer
+from decathlon_mcp.driver.link import DriverLink, Heartbeat
+from decathlon_mcp.driver.mcp_repair import valid_notification
+from decathlon_mcp.driver.mcp_schema import LogParams, ProgressParams
+from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.pending import NO_SURVIVAL, Request, Survival
+from decathlon_mcp.driver.replies import Cut, Reply, read_reply, without_own_keys
+from decathlon_mcp.driver.stream import Loss
+from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.errors import (
     DecathlonError,
     DriverError,
@@ -404,7 +404,6 @@ async def connect(
     async with background_tasks() as tasks:
         link = DriverLink(
             sandbox,
-            tasks,
             describe_loss,
             max_read_bytes=max_read_bytes,
             survival=survival,
@@ -427,7 +426,7 @@ async def connect(
             # A failed write can be noticed before the end of the stream, which says why.
             with anyio.move_on_after(LOSS_SECONDS):
                 await link.ready_or_closed.wait()
-            if link.closed.is_set() and not link.ready and not taken_back:
+            if link.closed.is_set() and not link.stream.was_attached:
                 raise await _boot_error(sandbox, link) from None
             raise
         finally:

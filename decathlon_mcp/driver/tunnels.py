@@ -144,18 +144,14 @@ class Tunnel(ByteStream):
 
 
 class Tunnels:
-    """The tunnels of one sandbox.
+    """The tunnels of one sandbox. None of them survives the stream that it was opened on."""
 
-    `first_number`: tunnels that this side opens have higher numbers, with a minus. No other server process
-    uses them.
-    """
-
-    def __init__(self, notify: _Notify, first_number: int = 0) -> None:
+    def __init__(self, notify: _Notify) -> None:
         self._notify = notify
         self._open: dict[int, Tunnel] = {}
         self._targets: Mapping[int, Dialer] = {}
         self._tasks: TaskGroup | None = None
-        self._last_number = -first_number
+        self._last_number = 0
         self._refused: set[int] = set()
 
     def forward(self, targets: Mapping[int, Dialer], tasks: TaskGroup) -> None:

@@ -127,6 +127,19 @@ class AttachedClock:
         current = 0.0 if self.detached_at is None else time.monotonic() - self.detached_at
         return self._detached_seconds + current
 
+    def time(self) -> float:
+        """Seconds of this clock."""
+        return time.monotonic() - self.detached_seconds
+
+    async def wait(self, event: anyio.Event, seconds: float | None) -> bool:
+        """Wait for an event; False if it has not come after so many seconds of this clock."""
+        deadline = None if seconds is None else self.time() + seconds
+        while not event.is_set() and (deadline is None or self.time() < deadline):
+            # While the clock is stopped, the rest of the time does not get less.
+            with anyio.move_on_after(None if deadline is None else max(deadline - self.time(), 0.01)):
+                await event.wait()
+        return event.is_set()
+
     def on_absent(self, listener: Callable[[float], object]) -> None:
         """Call `listener` each ABSENT_SECONDS without the driver, with the seconds since it was attached."""
         self._on_absent = listener
@@ -184,7 +197,8 @@ class DriverStream:
         self._handler = handler
         self._generation = generation
         self._survive_seconds = survive_seconds
-        self._was_attached = was_attached
+        self.was_attached = was_attached
+        """Whether the driver has been attached, also by an earlier server process."""
         self._max_read_bytes = max_read_bytes
         self._lines = Lines(max_read_bytes)
         self._reading = TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
@@ -335,7 +349,7 @@ class DriverStream:
                 )
             self._lines.begin_reading(self._nonce)
             self._must_attach = False
-            self._was_attached, self._is_unanswered = True, False
+            self.was_attached, self._is_unanswered = True, False
             self._unanswered_since, self._answer_seconds = -math.inf, ANSWER_SECONDS[0]
             self.clock.attach()
             self._handler.on_attached()
@@ -431,7 +445,7 @@ class DriverStream:
         if self._is_usable(stream) and not self._lines.reads:
             self._answer_seconds = min(2 * self._answer_seconds, ANSWER_SECONDS[1])
             # The first time, the driver has the time of its boot.
-            if self._was_attached and time.monotonic() > self._unanswered_since + wire.LEASE_SECONDS:
+            if self.was_attached and time.monotonic() > self._unanswered_since + wire.LEASE_SECONDS:
                 self.lose(Loss(f"the driver has not answered for {wire.LEASE_SECONDS:.0f} s", by_driver=True))
 
     def _detach(self) -> None:
