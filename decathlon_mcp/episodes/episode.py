@@ -78,14 +78,7 @@ class Episode:
         self._verdict: Verdict | None = None
         self.tools = EpisodeTools(self.state, sandbox_factory.tool_names, self._save_tools)
         self.calls = EpisodeCalls(
-            trajectory,
-            metrics,
-            public_id=spec.public_id,
-            state=self.state,
-            tools=self.tools,
-            max_calls=spec.limits.max_calls,
-            close=self._close_for_limit,
-            first=0 if spec.branch is None else spec.branch.at,
+            spec, trajectory, metrics, state=self.state, tools=self.tools, close=self._close_for_limit
         )
         self.waits_for_room = False
         """Whether the grading waits for space on the disk."""

@@ -26,7 +26,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import Progress
 from decathlon_mcp.episodes.services import EpisodeResources
 from decathlon_mcp.episodes.specification import Claim, EpisodeLimits
-from decathlon_mcp.errors import DecathlonError, DiskFullError, LimitExceededError
+from decathlon_mcp.errors import DecathlonError, DiskFullError, LimitExceededError, SandboxLostError
 from decathlon_mcp.grading.attempt import Attempt, BranchPoint
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.fault import AgentsFaultError
@@ -149,7 +149,7 @@ def _seconds(progress: Progress, claim: Claim | None, limits: EpisodeLimits) -> 
 def attempt_of(episode: Episode) -> Attempt:
     """What grading needs to know about the attempt; complete once it is claimed. Blocks."""
     spec, factory, claim = episode.spec, episode.sandbox_factory, episode.claim
-    progress, calls, tools = episode.records.progress, episode.calls.recorder, episode.tools
+    progress, calls, tools = episode.records.progress, episode.calls.log, episode.tools
     network = factory.network_for(spec.task)
     # Grading reads evaluators and rubrics now, unless preprocess may have written them.
     revision = factory.suite.revision_of(spec.task)
@@ -198,7 +198,11 @@ def branch_point(episode: Episode) -> BranchPoint | None:
 
 def require_whole_record(episode: Episode) -> None:
     """Raise SandboxLostError if the trajectory, which evaluators may judge, is gone or lacks calls."""
-    episode.calls.require_whole_record(0 if episode.claim is None else episode.claim.calls)
+    damage, claimed = episode.trajectory.why_unreadable(), 0 if episode.claim is None else episode.claim.calls
+    if (missing := claimed - episode.calls.sent) > 0:
+        damage = f"{missing} of {claimed} calls are missing in it"
+    if damage is not None:
+        raise SandboxLostError(f"the episode's record, its trajectory, is damaged: {damage}")
 
 
 @dataclass(frozen=True, slots=True)

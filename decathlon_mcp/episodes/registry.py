@@ -617,8 +617,6 @@ class EpisodeRegistry:
 
     def _drop_oldest_ended(self) -> None:
         ended = [episode for episode in self._episodes.values() if episode.state.phase is Phase.ENDED]
-        for episode in ended:
-            episode.calls.forget_old()
         limit = MAX_ENDED_EPISODES if self.store is None else MAX_ENDED_IN_MEMORY
         while len(ended) > limit:
             # Of the token that has most of them, so that no token can have those of others dropped.

@@ -149,7 +149,7 @@ class EpisodeRunner:
                 episode.close_attempt()
                 if episode.claim is None:  # its lease has just expired
                     raise
-                episode.calls.close()
+                episode.calls.end()
                 attempt = await anyio.to_thread.run_sync(attempt_of, episode)
                 is_decided = isinstance(error, AgentsFaultError)
                 detail = error.message if is_decided else f"{error.message} ({fault.rule})"

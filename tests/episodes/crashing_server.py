@@ -42,8 +42,8 @@ from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import trajectory as trajectory_module
-from decathlon_mcp.storage.logged_calls import RequestKeys
 from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import JsonObject
 from tests.episodes.environment import sandbox_factory
 from tests.fakes.provider import FakeProvider
@@ -202,7 +202,7 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     replies: list[str] = []
     if kind == "claim":
         episode.state.restore(Phase.CLAIMED)
-        episode.calls.close()
+        episode.calls.end()
     else:
         episode.mark_opening()
 

@@ -24,8 +24,8 @@ from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError,
 from decathlon_mcp.plugins.branches import replay as branching
 from decathlon_mcp.plugins.history.recorded_calls import raw_members
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
-from decathlon_mcp.storage.logged_calls import RequestKeys
 from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import as_json_with_raw
 from tests.driver.peer import until
 from tests.episodes.branches import branches_of
@@ -130,7 +130,7 @@ async def test_a_branch_stands_where_its_source_stood(tmp_path: Path) -> None:
         }
         failed = await branch(registry, source.id, 4)
         await failed.ready()
-        assert failed.calls.recorder.counts.failed == 1
+        assert failed.calls.log.counts.failed == 1
         again = await branch(registry, made.id, 3)
         await again.ready()
         assert await call(again, "count") == "count 4 {}"

@@ -147,5 +147,5 @@ async def test_a_server_gets_coerced_arguments_only_with_the_option(
         verdict = await episode.evaluate()
         assert verdict.to_json().get("coerced_arguments") is (True if coerces else None)
         # The trajectory has what the model has sent.
-        (call,) = episode.calls.recorder.calls
+        (call,) = episode.calls.log.calls
         assert call.arguments == {"rows": text}

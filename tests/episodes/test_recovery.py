@@ -45,9 +45,9 @@ from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.kept_files import KeptFiles
-from decathlon_mcp.storage.logged_calls import LoggedCalls, RequestKeys
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
-from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.storage.trajectory import LoggedCalls, Trajectory
+from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
 from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory, suite_with
@@ -709,9 +709,10 @@ async def test_coerced_call_of_a_tool_that_is_not_listed_any_more_gets_its_reply
     ):
         calls, origin = only(registry).calls, RequestKeys("one")
         with anyio.fail_after(10):
-            call = await calls.find(origin)
+            waiter = Waiter(keys=origin)
+            call = await calls.find(waiter)
             assert call is not None
-            reply = await calls.reply_of(call, Waiter(keys=origin))
+            reply = await calls.reply_of(call, waiter)
         assert reply.decoded()["result"]["content"][0]["text"] == "its reply"
 
 

@@ -15,7 +15,7 @@ from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client import driver as driver_module
 from decathlon_mcp.driver_client.replies import CallParams
-from decathlon_mcp.episodes.call_recorder import CallRecorder
+from decathlon_mcp.episodes.call_log import CallLog
 from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.runner import EpisodeRunner
@@ -326,7 +326,7 @@ async def test_a_call_whose_end_cannot_be_recorded_ends_for_its_callers(
         episode = registry.start("find-answer", PLAYER)
         await episode.ready()
         with monkeypatch.context() as patch:
-            patch.setattr(EpisodeMetrics if part == "called" else CallRecorder, part, explode)
+            patch.setattr(EpisodeMetrics if part == "called" else CallLog, part, explode)
             with anyio.fail_after(10), pytest.raises(DecathlonError, match="a fault of the server: Runtime"):
                 await episode.calls.call("probe__echo", CallParams.of({}))
         await episode.calls.call("probe__echo", CallParams.of({"text": "still here"}))

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from decathlon_mcp.differences import ReplyText
-from decathlon_mcp.episodes.call_recorder import NOT_KEPT_MESSAGE
+from decathlon_mcp.episodes.call_log import NOT_KEPT_MESSAGE
 from decathlon_mcp.errors import DecathlonError, failure_text
 from decathlon_mcp.storage.trajectory import CallLines, Trajectory
 from decathlon_mcp.types import JsonObject, as_object, read_object

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from decathlon_mcp.archives.overlay import overlay
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.episodes.call_recorder import RecordedCalls
+from decathlon_mcp.episodes.call_log import RecordedCalls
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.services import read_credentials
