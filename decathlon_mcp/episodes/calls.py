@@ -74,6 +74,54 @@ class CallGate(Protocol):
         ...
 
 
+class _Attempt:
+    """Whether the attempt to which calls belong is open, and why a call failed that its end has ended."""
+
+    def __init__(self, state: State, max_calls: int | None, close: Callable[[TruncationCause], bool]) -> None:
+        self._state = state
+        self._max_calls = max_calls
+        self._close = close
+        self._is_log_full = False
+
+    def require_open(self, sent: int) -> None:
+        """Raise the reason why no call may be sent, when so many were; at the limit, close the attempt."""
+        if self._state.phase is Phase.ENDED:
+            raise self._state.end_error()
+        if self._state.phase is not Phase.READY:
+            if self._is_log_full:
+                raise EpisodeClaimedError(LOG_FULL, truncated=True)
+            raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
+        if self._max_calls is not None and sent >= self._max_calls:
+            consequence = "will be graded as it is" if self._close("calls") else "counts as failed"
+            raise EpisodeClaimedError(
+                f"the limit of {self._max_calls} tool calls is reached: this attempt is closed and "
+                f"{consequence}",
+                truncated=True,
+            )
+
+    def close_full(self) -> EpisodeClaimedError:
+        """Close an attempt whose calls cannot be kept any more; returns the error for further calls."""
+        # An evaluator must not judge a log that lacks calls in its middle, so the attempt ends here.
+        if self._state.phase is Phase.READY:
+            self._is_log_full = True
+            self._close("log")
+        message = LOG_FULL if self._is_log_full else "this attempt was closed before the call was sent"
+        return EpisodeClaimedError(message, truncated=True)
+
+    async def explain(self, error: DecathlonError) -> DecathlonError:
+        """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
+        if isinstance(error, EpisodeClaimedError | UnknownToolError):
+            return error
+        state = self._state
+        if error.code == "sandbox_lost":
+            with anyio.move_on_after(LOST_SECONDS):
+                await state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+        if state.phase in (Phase.CLAIMED, Phase.SCORED):
+            why = f": {error.message}" if error.code == "sandbox_lost" else ""
+            return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
+        return state.end_error() if state.phase is Phase.ENDED else error
+
+
 class EpisodeCalls:
     """Accepts an episode's calls and runs them to their end."""
 
@@ -91,19 +139,17 @@ class EpisodeCalls:
         self.log = CallLog(trajectory, first=0 if spec.branch is None else spec.branch.at)
         self.gate: CallGate | None = None
         self._public_id = spec.public_id
-        self._max_calls = spec.limits.max_calls
         self._metrics = metrics
         self._state = state
         self._tools = tools
-        self._close = close
-        self._operations = Operations()
+        self._attempt = _Attempt(state, spec.limits.max_calls, close)
+        self.operations = Operations()
         self._tasks: TaskGroup | None = None
         self._session: ToolSession | None = None
         """What calls the tools: from READY on, or earlier for the calls of another episode."""
-        self._is_log_full = False
-        self._restored = Flag()
-        """Set unless the calls of a server that died are still to be read."""
-        self._restored.set()
+        self.restored = Flag()
+        """Requests wait for it: they may repeat a call of a server that died, which `restore` finds."""
+        self.restored.set()
 
     @property
     def sent(self) -> int:
@@ -111,14 +157,9 @@ class EpisodeCalls:
         return self.log.trajectory.index.sent
 
     @property
-    def answered(self) -> int:
-        """Number of the sent calls that have their reply."""
-        return self.log.trajectory.index.answered
-
-    @property
     def unanswered(self) -> tuple[Call, ...]:
         """The calls without a reply so far."""
-        return self._operations.running
+        return self.operations.running
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -139,17 +180,17 @@ class EpisodeCalls:
 
         The call is in the trajectory then, and runs whatever becomes of its client; before the episode is
         ready, it waits. If the request repeats an earlier call (see `operations`), that one is returned, and
-        nothing runs. The request, `waiter`, ends with `response_over`. Raises UnknownToolError,
+        nothing runs. The request, `waiter`, ends with `operations.response_over`. Raises UnknownToolError,
         EpisodeClaimedError, EpisodeEndedError, the cause of a failed set-up, and BadRequestError for
         arguments that are no JSON object, or an operation that was another call.
         """
         digest = await call_digest_of_any_size(name, params.arguments)
-        await self._restored.wait()
+        await self.restored.wait()
         keys = waiter.keys
-        call = await self._operations.find(keys, digest)
+        call = await self.operations.find(keys, digest)
         if call is None:
             call = self._begin(name, params, keys, digest)
-        elif not call.is_ended and self._operations.remember(call.seq, digest, keys.texts):
+        elif not call.is_ended and self.operations.remember(call.seq, digest, keys.texts):
             self.log.add_joined(call, keys)
         if not call.is_ended:
             call.add(waiter)
@@ -157,8 +198,8 @@ class EpisodeCalls:
 
     async def find(self, waiter: Waiter) -> Call | None:
         """The call of a request that has come before, for `reply_of`; None if it was not accepted."""
-        await self._restored.wait()
-        call = self._operations.known(waiter.keys)
+        await self.restored.wait()
+        call = self.operations.known(waiter.keys)
         if call is not None and not call.is_ended:
             call.add(waiter)
         return call
@@ -180,48 +221,16 @@ class EpisodeCalls:
             error = type(outcome)(outcome.message, **outcome.data)
             was_read = call.outcome is None
             is_end = isinstance(error, SandboxLostError) or error.data.get("reason") == "frozen"
-            raise error if was_read and not is_end else await self._explain(error)
+            raise error if was_read and not is_end else await self._attempt.explain(error)
         return outcome
-
-    async def call(self, name: str, params: CallParams, *, waiter: Waiter | None = None) -> Reply:
-        """Call a tool of the task and return its server's reply. Raises what the two halves raise."""
-        waiter = waiter or Waiter()
-        call = await self.accept(name, params, waiter)
-        try:
-            return await self.reply_of(call, waiter)
-        finally:
-            self.response_over(call, waiter, handed_over=True)
-
-    def response_over(self, call: Call, waiter: Waiter, *, handed_over: bool) -> None:
-        """The response to a request is over. `handed_over`: the transport took all of it."""
-        self._operations.response_over(call, waiter, handed_over=handed_over)
 
     def cancel(self, operation: str) -> None:
         """Cancel the call of an operation whose client will not come back; no effect if none is running."""
-        call = self._operations.known(RequestKeys(operation))
+        call = self.operations.known(RequestKeys(operation))
         if call is not None and not call.is_ended:
             call.abandon()
 
-    async def _explain(self, error: DecathlonError) -> DecathlonError:
-        """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
-        if isinstance(error, EpisodeClaimedError | UnknownToolError):
-            return error
-        state = self._state
-        if error.code == "sandbox_lost":
-            with anyio.move_on_after(LOST_SECONDS):
-                await state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
-        if state.phase in (Phase.CLAIMED, Phase.SCORED):
-            why = f": {error.message}" if error.code == "sandbox_lost" else ""
-            return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
-        return state.end_error() if state.phase is Phase.ENDED else error
-
     # the episode and its calls
-
-    def expect(self) -> None:
-        """Let requests wait for `restore`, which must be called: they may repeat a call of a server that
-        died.
-        """
-        self._restored = Flag()
 
     async def restore(self, *, starts_over: bool = False) -> None:
         """Read the calls of a server that died from the trajectory, before the episode is READY again.
@@ -231,8 +240,8 @@ class EpisodeCalls:
         keys, unanswered = await self.log.read(starts_over=starts_over)
         for call in unanswered:
             call.on_cancel = self._cancel
-        self._operations.restore(keys, unanswered)
-        self._restored.set()
+        self.operations.restore(keys, unanswered)
+        self.restored.set()
 
     def open(self, session: ToolSession) -> None:
         """The tools can be called: send what was accepted before, and get the replies that a dead server had
@@ -254,14 +263,14 @@ class EpisodeCalls:
         for call in self.unanswered:
             self._end(call, why)
         if error is not None:
-            self._restored.set()
+            self.restored.set()
             self._session = None
             asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._forget)
 
     def _forget(self) -> None:
         """Free the memory of an episode that is over: nobody asks for a reply any more."""
         self.log.trajectory.forget()
-        self._operations = Operations()
+        self.operations = Operations()
 
     # another episode's calls, before the tools can be called
 
@@ -284,7 +293,7 @@ class EpisodeCalls:
         Raises EpisodeClaimedError if the log is full.
         """
         if not self.log.copy(call, reply):
-            raise self._close_full()
+            raise self._attempt.close_full()
 
     # from the acceptance to the driver
 
@@ -295,7 +304,7 @@ class EpisodeCalls:
         route = None if self._tools.router is None else self._tools.route(name)
         is_ready = self._state.phase not in NOT_READY
         if is_ready:
-            self._require_open()
+            self._attempt.require_open(self.sent)
         call = Call(
             seq=self.log.last + 1 if replayed is None else replayed,
             name=name,
@@ -307,7 +316,7 @@ class EpisodeCalls:
             replayed=replayed is not None,
         )
         session = self._session if is_ready or call.replayed else None
-        self._operations.add(call)
+        self.operations.add(call)
         try:
             if (
                 session is not None
@@ -320,7 +329,7 @@ class EpisodeCalls:
             else:
                 self._keep_waiting(session, call)
         except BaseException as error:
-            self._operations.forget(call)
+            self.operations.forget(call)
             if isinstance(error, DiskFullError):
                 raise DiskFullError(f"{error.message}; {NOT_SENT}", **error.data) from None
             raise
@@ -329,34 +338,9 @@ class EpisodeCalls:
     def _keep_waiting(self, session: ToolSession | None, call: Call) -> None:
         """Write the line of a call that has to wait. `session`: None before the tools can be called."""
         if not self.log.add(call):
-            raise self._close_full()
+            raise self._attempt.close_full()
         if session is not None:
             self._start(call, partial(self._bring, session, call))
-
-    def _require_open(self) -> None:
-        """Raise the reason why no call may be sent; reaching the limit of calls closes the attempt."""
-        if self._state.phase is Phase.ENDED:
-            raise self._state.end_error()
-        if self._state.phase is not Phase.READY:
-            if self._is_log_full:
-                raise EpisodeClaimedError(LOG_FULL, truncated=True)
-            raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
-        if self._max_calls is not None and self.sent >= self._max_calls:
-            consequence = "will be graded as it is" if self._close("calls") else "counts as failed"
-            raise EpisodeClaimedError(
-                f"the limit of {self._max_calls} tool calls is reached: this attempt is closed and "
-                f"{consequence}",
-                truncated=True,
-            )
-
-    def _close_full(self) -> EpisodeClaimedError:
-        """Close an attempt whose calls cannot be kept any more; returns the error for further calls."""
-        # An evaluator must not judge a log that lacks calls in its middle, so the attempt ends here.
-        if self._state.phase is Phase.READY:
-            self._is_log_full = True
-            self._close("log")
-        message = LOG_FULL if self._is_log_full else "this attempt was closed before the call was sent"
-        return EpisodeClaimedError(message, truncated=True)
 
     def _use(self, session: ToolSession) -> None:
         if self._session is not session:
@@ -377,7 +361,10 @@ class EpisodeCalls:
                         return await work()
                     except DiskFullError as error:
                         if not is_logged:
-                            self._warn("a call waits until its line can be written", error)
+                            log.warning(
+                                "a call waits until its line can be written",
+                                extra=fields(episode=self._public_id, why=error.message),
+                            )
                         is_logged = True
                         await anyio.sleep(UNWRITTEN_SECONDS)
             except DecathlonError as error:
@@ -390,9 +377,6 @@ class EpisodeCalls:
             self._tasks.start_soon(run)
         else:
             self._end(call, _episode_ended())
-
-    def _warn(self, message: str, error: DecathlonError) -> None:
-        log.warning(message, extra=fields(episode=self._public_id, why=error.message))
 
     async def _bring(self, session: ToolSession, call: Call) -> None:
         """Send a call that waits: for its server's start or its arguments, and for the end of a pause.
@@ -414,7 +398,7 @@ class EpisodeCalls:
         params = await session.coerced(route, call.params)
         if not call.is_ended:
             if is_new and not call.replayed:
-                self._require_open()  # the attempt may have been closed meanwhile
+                self._attempt.require_open(self.sent)  # the attempt may have been closed meanwhile
             self._send(session, call, route, params)
 
     def _send(
@@ -428,7 +412,7 @@ class EpisodeCalls:
         if call.request is None:
             request = session.driver.new_request_id()
             if not self.log.add(call, route, request):
-                raise self._close_full()
+                raise self._attempt.close_full()
             call.request = request
         call.route, call.sent_at = route, time.perf_counter()
         session.starts.begin_call()
@@ -481,26 +465,31 @@ class EpisodeCalls:
         They wait while the disk cannot be written: an evaluator must not judge a log that lacks replies.
         """
 
-        async def finish() -> None:
-            self._finish(call, outcome)
+        async def end_later() -> None:
+            await anyio.sleep(UNWRITTEN_SECONDS)
+            self._end(call, outcome)
 
         if call.is_ended:
             return
         try:
-            self._finish(call, outcome)
+            self._record_end(call, outcome)
         except DiskFullError as error:
             if self._tasks is not None:
-                self._start(call, finish)
+                self._start(call, end_later)
                 return
-            self._warn("the reply to a call is lost", error)
+            log.warning(
+                "the reply to a call is lost", extra=fields(episode=self._public_id, why=error.message)
+            )
             self.log.trajectory.index.count_reply(call.seq, failed=True)
-            self._settle(call, outcome)
         except Exception as error:
             # Nobody else would end it, and its callers would wait for ever.
             log.exception("the end of a call could not be recorded", extra=fields(episode=self._public_id))
-            self._settle(call, _fault(error))
+            outcome = _fault(error)
+        self.operations.end(call, outcome)
+        if self.gate is not None:
+            self.gate.call_ended()
 
-    def _finish(self, call: Call, outcome: Outcome) -> None:
+    def _record_end(self, call: Call, outcome: Outcome) -> None:
         """Raises DiskFullError; then nothing has happened."""
         is_kept = self.log.add_reply(call, outcome)
         if call.sent_at is not None and call.route is not None and self._session is not None:
@@ -508,13 +497,7 @@ class EpisodeCalls:
             failure = outcome if isinstance(outcome, DriverError) else None
             self._session.starts.end_call(call.route.server, failure)
         if not is_kept:
-            self._close_full()
-        self._settle(call, outcome)
-
-    def _settle(self, call: Call, outcome: Outcome) -> None:
-        self._operations.end(call, outcome)
-        if self.gate is not None:
-            self.gate.call_ended()
+            self._attempt.close_full()
 
 
 def _episode_ended() -> SandboxLostError:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from decathlon_mcp import __version__
-from decathlon_mcp.background import in_any_case
+from decathlon_mcp.background import Flag, in_any_case
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.differences import Difference
 from decathlon_mcp.episodes.admission import Ticket
@@ -91,7 +91,7 @@ class Episode:
         self.started_at = stored.started_at
         self.sandbox_records.former = {row.name: row for row in stored.sandboxes}
         if stored.phase is not Phase.ENDED:
-            self.calls.expect()
+            self.calls.restored = Flag()
         if stored.is_closed:
             self.lease.end()
         if stored.tools is not None and stored.phase is not Phase.ENDED:

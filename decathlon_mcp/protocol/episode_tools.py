@@ -225,7 +225,7 @@ async def _reply(episode: Episode, request: Request, call: Call, waiter: Waiter)
 
 
 def _answered(episode: Episode, call: Call, waiter: Waiter, handed_over: bool) -> None:
-    episode.calls.response_over(call, waiter, handed_over=handed_over)
+    episode.calls.operations.response_over(call, waiter, handed_over=handed_over)
 
 
 def answer_is_lost() -> UnansweredError:

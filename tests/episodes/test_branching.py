@@ -29,6 +29,7 @@ from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import as_json_with_raw
 from tests.driver.peer import until
 from tests.episodes.branches import branches_of
+from tests.episodes.calling import make_call
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider, SavingFakeProvider
@@ -87,7 +88,7 @@ async def playing(
 
 
 async def call(episode: Episode, tool: str, **arguments: Any) -> str:
-    reply = (await episode.calls.call(f"probe__{tool}", CallParams.of(arguments))).decoded()
+    reply = (await make_call(episode, f"probe__{tool}", CallParams.of(arguments))).decoded()
     return reply["result"]["content"][0]["text"] if "result" in reply else reply["error"]["message"]
 
 
@@ -259,7 +260,7 @@ async def test_calls_without_a_settled_state_after_them_are_refused(tmp_path: Pa
 
 
 async def _swallow(episode: Episode, caller: Waiter) -> None:
-    await episode.calls.call("probe__hang", CallParams.of({}), waiter=caller)
+    await make_call(episode, "probe__hang", CallParams.of({}), waiter=caller)
 
 
 async def test_a_call_that_the_claim_ended_is_refused_and_one_before_it_is_not(tmp_path: Path) -> None:

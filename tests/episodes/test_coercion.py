@@ -15,6 +15,7 @@ from decathlon_mcp.episodes.tools import coercion
 from decathlon_mcp.episodes.tools.coercion import MAX_STEPS, QUICK_STEPS, coerced_arguments
 from decathlon_mcp.json_limits import MAX_DEPTH
 from decathlon_mcp.types import JsonObject
+from tests.episodes.calling import make_call
 from tests.episodes.environment import running_registry
 from tests.fakes.driver import FakeCall, FakeTool
 from tests.fakes.provider import FakeProvider
@@ -141,7 +142,7 @@ async def test_a_server_gets_coerced_arguments_only_with_the_option(
         episode = registry.start("find-answer", Principal())
         await episode.ready()
         text = json.dumps(["x"] * size)
-        await episode.calls.call("probe__note", CallParams.of({"rows": text}))
+        await make_call(episode, "probe__note", CallParams.of({"rows": text}))
         assert received == [{"rows": ["x"] * size if coerces else text}]
         await episode.claim_done("forty-two")
         verdict = await episode.evaluate()

@@ -16,6 +16,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.plugins.regrade.regrading import is_open, read_kept
 from decathlon_mcp.storage.disk import DiskSpace
+from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeRun
 from tests.fakes.provider import FakeProvider
@@ -44,7 +45,7 @@ async def test_everything_is_there_when_the_evaluator_starts(tmp_path: Path) -> 
     provider = FakeProvider(tools=TOOLS, run=run)
     async with running_registry(tmp_path, provider, keep="workspace") as registry:
         episodes.append(registry.start("made-answer", CLIENT))
-        await episodes[0].calls.call("probe__echo", CallParams.of({"text": "x"}))
+        await make_call(episodes[0], "probe__echo", CallParams.of({"text": "x"}))
         await episodes[0].claim_done("the answer", turns=3)
         verdict = await episodes[0].evaluate()
     assert seen == [KEPT | SEALED]

@@ -50,6 +50,7 @@ from decathlon_mcp.storage.trajectory import LoggedCalls, Trajectory
 from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
+from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory, suite_with
 from tests.fakes.driver import FakeCall, Handler
 from tests.fakes.provider import FakeMachine, FakeProvider, FakeSandbox
@@ -231,7 +232,7 @@ async def assert_lost(registry: EpisodeRegistry, monkeypatch: pytest.MonkeyPatch
         assert why in verdict.detail
         assert each.prompt.instructions
         with pytest.raises(SandboxLostError if each is episode else EpisodeEndedError):
-            await each.calls.call("probe__echo", CallParams.of({}))
+            await make_call(each, "probe__echo", CallParams.of({}))
 
 
 async def test_ready_episode_without_a_sandbox_is_lost(tmp_path: Path) -> None:
@@ -497,8 +498,8 @@ def write_calls(trajectory: Trajectory) -> None:
 async def call_again(episode: Episode, operation: str, outcomes: list[str]) -> None:
     """Send a call again, as a client does that lost its server."""
     try:
-        reply = await episode.calls.call(
-            "probe__echo", CallParams(), waiter=Waiter(keys=RequestKeys(operation))
+        reply = await make_call(
+            episode, "probe__echo", CallParams(), waiter=Waiter(keys=RequestKeys(operation))
         )
         outcomes.append(reply.decoded()["result"]["content"][0]["text"])
     except DecathlonError as error:

@@ -24,6 +24,7 @@ from decathlon_mcp.errors import (
     UnknownEpisodeError,
     UnknownTaskError,
 )
+from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeRun
 from tests.fakes.provider import FakeProvider
@@ -139,9 +140,9 @@ async def test_a_policy_that_reveals_more_needs_a_controller(tmp_path: Path) -> 
 async def test_the_call_that_exceeds_the_limit_closes_the_attempt(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         episode = registry.start("find-answer", ADA, max_calls=1)
-        await episode.calls.call("probe__echo", CallParams.of({"text": "one"}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "one"}))
         with pytest.raises(EpisodeClaimedError, match="limit of 1 tool calls") as closed:
-            await episode.calls.call("probe__echo", CallParams.of({"text": "two"}))
+            await make_call(episode, "probe__echo", CallParams.of({"text": "two"}))
         assert closed.value.data == {"truncated": True}
         verdict = await episode.evaluate()
     assert (verdict.claimed, verdict.truncated, verdict.metrics["calls"]) == (False, True, 1)
@@ -154,12 +155,12 @@ async def test_with_at_limit_fail_a_truncated_attempt_is_not_graded_and_its_rewa
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(tmp_path, provider, at_limit="fail") as registry:
         episode = registry.start("find-answer", ADA, max_calls=1)
-        await episode.calls.call("probe__echo", CallParams.of({"text": "one"}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "one"}))
         if by == "client":
             assert await episode.claim_done(None, truncated=True)
         else:
             with pytest.raises(EpisodeClaimedError, match="this attempt is closed and counts as failed"):
-                await episode.calls.call("probe__echo", CallParams.of({"text": "two"}))
+                await make_call(episode, "probe__echo", CallParams.of({"text": "two"}))
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward, verdict.success) == ("forfeited", 0.0, False)
         assert (verdict.claimed, verdict.truncated) == (False, True)

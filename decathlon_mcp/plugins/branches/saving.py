@@ -120,7 +120,7 @@ class EpisodeSnapshots:
             async with background_tasks() as tasks:
                 self._source = _Source(cast("SavedSandbox", sandbox), driver, sealed, tasks)
                 if episode.spec.snapshots is not None:
-                    self._answered = episode.calls.answered
+                    self._answered = episode.trajectory.index.answered
                     self._pauses.on_still = self._save_if_due
                 yield
         finally:
@@ -154,7 +154,7 @@ class EpisodeSnapshots:
 
     def _save_if_due(self) -> None:
         """No call runs any more. Calls that come from now on wait."""
-        answered, every = self._episode.calls.answered, self._episode.spec.snapshots
+        answered, every = self._episode.trajectory.index.answered, self._episode.spec.snapshots
         if self._source is None or every is None or answered < self._answered + every:
             return
         self._answered, self._due = answered, self._pauses.begin()

@@ -94,7 +94,7 @@ def _live_episode(episode: Episode) -> LiveEpisode:
         owner=episode.spec.owner.token,
         phase=str(episode.state.phase),
         calls=episode.calls.sent,
-        replies=episode.calls.answered,
+        replies=episode.trajectory.index.answered,
         started_at=episode.started_at,
         waiting_for=episode.ticket.waiting_for,
     )
