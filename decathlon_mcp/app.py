@@ -30,9 +30,10 @@ from decathlon_mcp.catalogue.recordings import no_recording, recorded_launch_tim
 from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.driver_client.driver import Survival
 from decathlon_mcp.episodes.admission import DENSE_FLOOR_MIB, Admission, MemoryFloor
+from decathlon_mcp.episodes.directory import RegistryOptions
 from decathlon_mcp.episodes.recovery import Recovery
-from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
-from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
 from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.episodes.state import Ending
@@ -233,7 +234,7 @@ async def bootstrap(
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start_soon(run_for_ever, recovery.reconcile)
         # Not earlier: the episodes of a dead server come first.
-        tasks.start_soon(run_alone, registry.open_ahead)
+        tasks.start_soon(run_alone, open_ahead, registry.directory.factories)
         tasks.start_soon(run_for_ever, database.maintain)
         if settings.keep_days is not None:
             delete_old = partial(_delete_old_episodes, database, settings.state, settings.keep_days)
@@ -429,6 +430,7 @@ def create_registry(
     found = plugins()
     made = [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources]
     sources = SandboxSources([source for source in made if source is not None], metrics)
+    hooks = [load(part)(settings, options, factories) for plugin in found for part in plugin.episodes]
     return EpisodeRegistry(
         catalogue,
         TaskSampler(catalogue),
@@ -436,8 +438,7 @@ def create_registry(
         admission=admission,
         sources=sources,
         signer=Signer.at(settings.state),
-        options=options,
-        hooks=[load(part)(settings, options, factories) for plugin in found for part in plugin.episodes],
+        options=replace(options, hooks=hooks),
         metrics=metrics,
         spans=spans,
         store=store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -306,3 +307,11 @@ class SandboxFactory:
             survives=self.survival.seconds > 0,
             dense=dense and self.dense,
         )
+
+
+async def open_ahead(factories: Mapping[str, SandboxFactory]) -> None:
+    """Open sandboxes ahead of the kind that most tasks of each suite need first."""
+    for factory in factories.values():
+        specs = Counter(factory.first_spec(task) for task in factory.suite.tasks.values())
+        for spec, _ in specs.most_common(1):
+            await factory.expect(spec)

@@ -117,7 +117,7 @@ class Lobby(Service):
         return {"tools": [*lobby_tools, *self._current_tools(request)]}
 
     def _can_evaluate(self, context: RequestContext) -> bool:
-        return may_evaluate(self._registry.reward_policy, context.principal)
+        return may_evaluate(self._registry.options.reward_policy, context.principal)
 
     def _instructions(self, context: RequestContext) -> str:
         return EVALUATOR_INSTRUCTIONS if self._can_evaluate(context) else PLAYER_INSTRUCTIONS
@@ -161,7 +161,7 @@ class Lobby(Service):
             case StartEpisode():
                 return await self._start(request, call)
             case ListEpisodes():
-                episodes = self._registry.owned_by(self._principal(request))
+                episodes = self._registry.directory.owned_by(self._principal(request))
                 listed = [
                     {**_status(episode), "labels": dict(episode.spec.labels)}
                     for episode in episodes

@@ -405,7 +405,9 @@ async def start_episode(
         branching = registry.branching
         await branching.settled(source.episode)
         if registry.task_started_by(operation, principal) is None:
-            await branching.check_source(registry.folder(source.id), call.at, registry.admission.readers)
+            await branching.check_source(
+                registry.directory.folder(source.id), call.at, registry.admission.readers
+            )
         return registry.branch(
             source.episode,
             call.at,
@@ -452,7 +454,7 @@ def describe_start(
         "phase": str(episode.state.phase),
         "prompt": episode.prompt.instructions,
         "first_use_seconds": episode.spec.limits.first_use_seconds,
-        "lease_seconds": registry.idle_seconds,
+        "lease_seconds": registry.options.limits.idle_seconds,
         **branch_members(episode),
     }
 

@@ -25,8 +25,8 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver_client import stream as stream_module
 from decathlon_mcp.driver_client.driver import Survival, connect
 from decathlon_mcp.driver_client.replies import CallParams
+from decathlon_mcp.episodes import directory as directory_module
 from decathlon_mcp.episodes import recovery as recovery_module
-from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Waiter, call_digest
@@ -40,6 +40,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
+from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import Settings
@@ -220,10 +221,10 @@ async def assert_lost(registry: EpisodeRegistry, monkeypatch: pytest.MonkeyPatch
     assert registry.live == []
     assert (registry.admission.active, registry.admission.queued) == (0, 0)
     assert recoveries(registry) == {"ended": 1}
-    monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
+    monkeypatch.setattr(directory_module, "MAX_ENDED_IN_MEMORY", 0)
     for access in (registry.access(HANDLE, PLAYER), registry.access(AGENT_ID, PLAYER)):
         assert access.episode.state.ending is Ending.SANDBOX_LOST
-    registry._drop_oldest_ended()  # pyright: ignore[reportPrivateUsage]
+    registry.directory._episodes.clear()  # pyright: ignore[reportPrivateUsage]
     again = registry.access(HANDLE, PLAYER).episode
     assert again is not episode
     for each in (episode, again):
@@ -284,7 +285,7 @@ async def test_episode_of_a_task_that_is_gone_and_that_was_being_closed_is_close
 async def test_ended_episode_that_is_not_in_memory_any_more_is_read_from_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
+    monkeypatch.setattr(directory_module, "MAX_ENDED_IN_MEMORY", 0)
     async with recovered(tmp_path, Phase.QUEUED, {}) as registry:
         episode = only(registry)
         with anyio.fail_after(10):
@@ -317,7 +318,8 @@ async def test_verdict_that_only_the_folder_has_is_not_made_again(tmp_path: Path
         only(registry).close()
         with anyio.fail_after(10):
             await ended(only(registry))
-    assert registry.written_verdict(HANDLE) == verdict
+    written = (registry.directory.folder(HANDLE) / "verdict.json").read_text()
+    assert Verdict.model_validate_json(written) == verdict
 
 
 async def test_start_without_an_engine_leaves_the_episode_to_the_next_one(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class Saving:
     meanwhile: Callable[[], Awaitable[object]] | None = None
 
     def folder(self, episode: Episode) -> Path:
-        return self.registry.folder(episode.id) / "snapshots"
+        return self.registry.directory.folder(episode.id) / "snapshots"
 
 
 async def call(episode: Episode, tool: str = "echo") -> str:

@@ -288,6 +288,6 @@ async def test_session_whose_episode_is_over_lists_tools_and_refuses_calls(
                 back = answer_of(await session.resume(f"{server.store.generation}.0.{kind}.77"))
                 assert back["error"]["data"]["code"] == ("unanswered" if request_id == 2 else "episode_ended")
             # The next server does not know the episode at all.
-            server.registry._episodes.clear()  # pyright: ignore[reportPrivateUsage]
+            server.registry.directory._episodes.clear()  # pyright: ignore[reportPrivateUsage]
             server.store.delete_ended(episode.id)
             await server.restart()

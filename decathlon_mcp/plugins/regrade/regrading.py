@@ -107,7 +107,7 @@ class Regrader:
         AtCapacityError if the disk is nearly full, and OSError.
         """
         suite, task = self._find(kept_attempt)
-        factory = self._registry.sandbox_factory(suite.name)
+        factory = self._registry.directory.factory(suite.name)
         _refuse_unless_repeatable(kept_attempt, suite, task, factory)
         before, digest = await anyio.to_thread.run_sync(_own_verdict, folder)
         options, attempt = self._registry.options, kept_attempt.attempt
