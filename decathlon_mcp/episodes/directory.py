@@ -174,9 +174,9 @@ class EpisodeDirectory:
             ((token, _),) = Counter(other.spec.owner.token for other in ended).most_common(1)
             oldest = next(other for other in ended if other.spec.owner.token == token)
             ended.remove(oldest)
-            del self._episodes[oldest.id], self._by_agent_id[oldest.agent_id]
+            del self._episodes[oldest.id], self._by_agent_id[oldest.spec.agent_id]
             self._by_operation.pop(oldest.spec.operation or "", None)
-        self._episodes[episode.id] = self._by_agent_id[episode.agent_id] = episode
+        self._episodes[episode.id] = self._by_agent_id[episode.spec.agent_id] = episode
         if episode.spec.operation is not None:
             self._by_operation[episode.spec.operation] = episode
 

@@ -8,43 +8,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 
-from decathlon_mcp import __version__
 from decathlon_mcp.background import Flag, in_any_case
-from decathlon_mcp.catalogue.catalogue import SuiteRevision
-from decathlon_mcp.differences import Difference
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.clock import Instant
+from decathlon_mcp.episodes.history import EpisodeHistory
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.records import (
     EpisodeRecords,
     Progress,
     SandboxRecords,
     StoredEpisode,
-    copied_progress,
 )
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
-from decathlon_mcp.episodes.tools.offered import EpisodeTools, OfferedTools
+from decathlon_mcp.episodes.tools.offered import EpisodeTools
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import DecathlonError, LimitExceededError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.labels import check_labels
-from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import MAX_NOTE_LINE_BYTES, MAX_NOTES, Trajectory
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
-from decathlon_mcp.types import JsonObject, NoteRole
+from decathlon_mcp.types import NoteRole
 
-TRAJECTORY_VERSION = 1
-"""In the first line of a trajectory."""
 MAX_ANSWER_BYTES = 1 << 20
 """Longest answer of a claim, in UTF-8."""
 
@@ -68,15 +62,15 @@ class Episode:
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
         self.trajectory = trajectory
-        self.files = KeptFiles(trajectory.folder, trajectory.disk)
         self.metrics = metrics
         self.lease = Lease(spec.limits)
         self.state = State(spec.public_id)
         self.started_at = time.time()
         self.records = EpisodeRecords(store, spec.id, archive=archive)
         self.sandbox_records = SandboxRecords(store, spec.id)
-        self._verdict: Verdict | None = None
-        self.tools = EpisodeTools(self.state, sandbox_factory.tool_names, self._save_tools)
+        self.verdict: Verdict | None = None
+        self.history = EpisodeHistory(spec, sandbox_factory, trajectory, self.records, self.state)
+        self.tools = EpisodeTools(self.state, sandbox_factory.tool_names, self.history.note_tools)
         self.calls = EpisodeCalls(
             spec, trajectory, metrics, state=self.state, tools=self.tools, close=self._close_for_limit
         )
@@ -100,7 +94,7 @@ class Episode:
             self.records.progress = Progress(requested_ending=stored.progress.requested_ending)
             return
         self.records.progress = stored.progress
-        self._verdict = stored.verdict
+        self.verdict = stored.verdict
         if stored.phase is Phase.ENDED:
             self.state.end(stored.ending or Ending.FAULT)
             self.tools.end()
@@ -119,16 +113,8 @@ class Episode:
         return self.spec.id
 
     @property
-    def agent_id(self) -> str:
-        return self.spec.agent_id
-
-    @property
     def public_id(self) -> str:
         return self.spec.public_id
-
-    @property
-    def task_name(self) -> str:
-        return self.spec.task_name
 
     @property
     def was_ready(self) -> bool:
@@ -143,15 +129,6 @@ class Episode:
     def is_graded(self) -> bool:
         """Whether its attempt, as it was closed, is graded; if not, its reward is 0."""
         return self.sandbox_factory.grades(self.claim and self.claim.truncated_by)
-
-    @property
-    def verdict(self) -> Verdict | None:
-        return self._verdict
-
-    @property
-    def requested_ending(self) -> Ending | None:
-        """The ending that `close` asked for first, if it was called."""
-        return self.records.progress.requested_ending
 
     @cached_property
     def prompt(self) -> Prompt:
@@ -221,9 +198,9 @@ class Episode:
         await self.set_up()
         self._accept_claim(Claim(by_agent=False))
         await self.state.reach(Phase.SCORED, Phase.ENDED)
-        if self._verdict is None:
+        if self.verdict is None:
             raise self.state.end_error()
-        return self._verdict
+        return self.verdict
 
     def close_attempt(self) -> None:
         """Close the attempt without a claim, if it is still open: no tool can be called any more.
@@ -236,7 +213,7 @@ class Episode:
 
     def close(self, ending: Ending = Ending.CLOSED) -> None:
         """End the episode without waiting: at once, or after grading if the attempt is claimed."""
-        if self.requested_ending is None:
+        if self.records.progress.requested_ending is None:
             self.records.update(self.state.phase, requested_ending=ending)
         if self.state.phase is not Phase.CLAIMED:
             self.lease.end()
@@ -247,47 +224,6 @@ class Episode:
         self.lease.start()
         self.state.move(Phase.OPENING)
         self.metrics.admitted()
-
-    def mark_opened(self, agent: str, image_digest: str | None, *, dense: bool = False) -> None:
-        """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
-        self.records.update(
-            self.state.phase,
-            agent=agent,
-            image_digest=image_digest,
-            dense=dense,
-            coerces_arguments=self.sandbox_factory.coerces_arguments,
-        )
-
-    def note_revision(self, revision: SuiteRevision) -> None:
-        """The set-up is about to read the suite's files in this revision."""
-        # Not written yet: the set-up starts over if the server dies before it is done.
-        self.records.progress = replace(
-            self.records.progress,
-            suite_revision=revision.revision,
-            suite_release=revision.release,
-            suite_changed=revision.changed,
-        )
-
-    def note_copy(self, progress: JsonObject, *, exact: bool = False, prepared: bool = False) -> None:
-        """The agent's sandbox is a copy of another episode's, of whose progress this is a part.
-
-        `exact`: it stands where this one branches. `prepared`: the other one had just been set up.
-        """
-        copied = {"exact": exact, "prepared": prepared, **progress}
-        self.records.progress = copied_progress(self.records.progress, copied)
-
-    def note_preprocess_failure(self, failure: str) -> None:
-        """Preprocess failed, and the suite plays on."""
-        self.trajectory.add("preprocess_failed", failure=failure)
-        # It is written when the episode becomes ready; until then the set-up starts over.
-        self.records.progress = replace(self.records.progress, preprocess_failure=failure)
-
-    def note_difference(self, seq: int, difference: Difference) -> None:
-        """A call of the episode that this one branches from has another reply here."""
-        self.trajectory.add("difference", seq=seq, **difference.to_json())
-        # As for the failure of preprocess.
-        differences = self.records.progress.differences + 1
-        self.records.progress = replace(self.records.progress, differences=differences)
 
     def add_note(
         self, text: str, *, role: NoteRole, usage: Mapping[str, int] | None = None, calls: int | None = None
@@ -324,26 +260,6 @@ class Episode:
         self.spec = replace(self.spec, labels=check_labels({**self.spec.labels, name: value}))
         self.records.set_labels(self.spec.labels)
 
-    def write_head(self) -> None:
-        """Write the first line of the trajectory: what is fixed when the episode starts, without secrets."""
-        spec, factory = self.spec, self.sandbox_factory
-        self.trajectory.add(
-            "start",
-            version=TRAJECTORY_VERSION,
-            suite=factory.suite.name,
-            task=spec.task_name,
-            **({"labels": dict(spec.labels)} if spec.labels else {}),
-            **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
-            launch_time=spec.launch_time.isoformat(),
-            language=factory.suite.language,
-            names=factory.tool_names,
-            limits=asdict(spec.limits),
-            policy=spec.policy,
-            provider=factory.provider.name,
-            isolation=factory.provider.isolation,
-            release=__version__,
-        )
-
     def mark_ready(self, tool_session: ToolSession, *, sealed: bool, tools: str) -> None:
         """The set-up is done, and the tools are listed: OPENING to READY.
 
@@ -368,16 +284,12 @@ class Episode:
         self.metrics.ready()
         self.calls.open(tool_session)
 
-    def mark_captured(self) -> None:
-        """The workspace is in an archive: the agent's sandbox is not needed any more."""
-        self.records.update(self.state.phase, captured=True)
-
     def record_verdict(self, verdict: Verdict) -> None:
         """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
         self.records.set_verdict(verdict.to_json())
-        self._verdict = verdict
+        self.verdict = verdict
         self.metrics.verdict_made(verdict.status, reward=verdict.reward, success=verdict.success)
-        self.files.write_verdict(verdict.to_json())
+        self.history.files.write_verdict(verdict.to_json())
         if self.claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.
             self.records.progress = replace(self.records.progress, claim=replace(self.claim, answer=None))
@@ -401,7 +313,7 @@ class Episode:
             lambda: self.__dict__.pop("prompt", None),
             lambda: self.trajectory.add("end", ending=str(ending), cause=message),
             self.trajectory.close,
-            self.files.release_verdict,
+            self.history.files.release_verdict,
         )
 
     def _accept_claim(self, claim: Claim) -> bool:
@@ -427,6 +339,3 @@ class Episode:
         """Close the attempt because a limit was reached; returns whether it will be graded."""
         self._accept_claim(Claim(by_agent=False, truncated_by=cause))
         return self.is_graded
-
-    def _save_tools(self, tools: OfferedTools) -> None:
-        self.records.update(self.state.phase, tools=tools)

@@ -282,7 +282,7 @@ class EpisodeGrader:
 
     def _write_toolathlon_files(self, attempt: Attempt, verdict: Verdict) -> None:
         # Toolathlon's viewer (vis_traj) shows folders with files of these names.
-        suite, files = self.episode.sandbox_factory.suite, self.episode.files
+        suite, files = self.episode.sandbox_factory.suite, self.episode.history.files
         log = TrajectoryLog(attempt, suite=suite, task=self.episode.spec.task, root=suite.profile.root)
         files.write_log("traj_log.json", log)
         files.write_log("eval_res.json", (indented(eval_res(attempt, suite.profile, verdict)),))
@@ -293,7 +293,7 @@ async def keep_sealed(episode: Episode, sealed: Path, original: Mapping[str, str
 
     `original`: see `grading.kept_attempt.ORIGINAL_FILE`. Raises nothing but cancellation.
     """
-    files, limit_bytes = episode.files, episode.spec.limits.workspace_bytes
+    files, limit_bytes = episode.history.files, episode.spec.limits.workspace_bytes
 
     def keep() -> None:
         files.write(ORIGINAL_FILE, {"files": dict(original)})
@@ -317,7 +317,7 @@ async def keep_attempt(
     episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool = False
 ) -> None:
     """Keep a claimed attempt with its workspace, before its grading. Raises nothing but cancellation."""
-    files, limit_bytes = episode.files, episode.spec.limits.workspace_bytes
+    files, limit_bytes = episode.history.files, episode.spec.limits.workspace_bytes
     task, language = episode.spec.task, episode.sandbox_factory.suite.language
     sealed = captured.sealed is not None and not in_place
     if sealed and not files.has(KEPT_SEALED):

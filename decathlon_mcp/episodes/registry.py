@@ -255,11 +255,11 @@ class EpisodeRegistry:
             episode = self.directory.make(spec, suite.name, ticket, trajectory)
             # Read here, so that a task with a broken prompt fails at its start.
             _ = episode.prompt
-            episode.write_head()
+            episode.history.write_head()
             episode.records.insert(spec, suite.name, episode.started_at)
             on_error.pop_all()
         episode.metrics.started()
-        log.info("episode started", extra=fields(episode=episode.public_id, task=episode.task_name))
+        log.info("episode started", extra=fields(episode=episode.public_id, task=episode.spec.task_name))
         self._run(episode)
         return episode
 
@@ -316,7 +316,7 @@ class EpisodeRegistry:
     def task_started_by(self, operation: str | None, principal: Principal) -> str | None:
         """The task of which an earlier request with this operation id has started an episode."""
         episode = self.directory.of_operation(_operation_key(operation, principal))
-        return None if episode is None else episode.task_name
+        return None if episode is None else episode.spec.task_name
 
     def draw(self, filters: Draw, principal: Principal) -> str:
         """Draw a task for a new episode.
@@ -397,7 +397,7 @@ class EpisodeRegistry:
         episode = self.directory.of_operation(operation)
         if episode is None:
             return None
-        if episode.task_name != task_id or not principal.may_use(episode.spec.owner):
+        if episode.spec.task_name != task_id or not principal.may_use(episode.spec.owner):
             raise BadRequestError(
                 "another request has used this operation id to start an episode; use a new id for each"
             )

@@ -100,7 +100,9 @@ class EpisodeRunner:
             ending, cause = self._ending_for(error), error
         except Exception:
             ending = Ending.FAULT
-            log.exception("episode failed", extra=fields(episode=episode.public_id, task=episode.task_name))
+            log.exception(
+                "episode failed", extra=fields(episode=episode.public_id, task=episode.spec.task_name)
+            )
         finally:
             in_any_case(lambda: self._admission.release(episode.ticket))
             # Whatever raised before the state moved has left an episode that never ended, and its clients
@@ -122,18 +124,18 @@ class EpisodeRunner:
                 async with self._admission.admit(episode.ticket):
                     self._record_verdict(await self._play())
         if episode.verdict is None:
-            return episode.requested_ending or episode.lease.ending
+            return episode.records.progress.requested_ending or episode.lease.ending
         if episode.claim is None:
             # Its server died after it had recorded why there is no score.
-            return episode.requested_ending or Ending.NOT_CONTINUED
+            return episode.records.progress.requested_ending or Ending.NOT_CONTINUED
         if episode.verdict.status not in REWARDED:
             return Ending.NO_VERDICT
         if episode.state.phase is not Phase.SCORED:
             episode.mark_scored()
-        if episode.requested_ending is None:
+        if episode.records.progress.requested_ending is None:
             with episode.lease.limit():
                 await anyio.sleep_forever()
-        return episode.requested_ending or Ending.SCORED
+        return episode.records.progress.requested_ending or Ending.SCORED
 
     async def _play(self) -> Verdict:
         """Open the agent's sandbox, wait for the claim, and grade; or continue with what was done before."""
@@ -278,7 +280,7 @@ class EpisodeRunner:
             "episode ended",
             extra=fields(
                 episode=episode.public_id,
-                task=episode.task_name,
+                task=episode.spec.task_name,
                 ending=ending,
                 calls=episode.calls.sent,
                 **reward,
@@ -296,7 +298,7 @@ class EpisodeRunner:
                     self._episode, agent.sandbox, driver, self._scratch, self._sealed
                 )
             self._fault_finder.health.note_success(self._episode.public_id)
-            self._episode.mark_captured()
+            self._episode.history.note_captured()
             await agent_stack.aclose()
         return captured
 

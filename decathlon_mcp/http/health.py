@@ -164,7 +164,7 @@ def current_values(registry: EpisodeRegistry) -> Iterator[Metric]:
         states.add_metric([str(other)], other is state)
     yield states
     counts = Counter(
-        ((episode.sandbox_factory.suite.name, episode.task_name), episode.state.phase)
+        ((episode.sandbox_factory.suite.name, episode.spec.task_name), episode.state.phase)
         for episode in registry.live
     )
     episodes = GaugeMetricFamily(

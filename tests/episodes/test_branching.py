@@ -291,7 +291,7 @@ async def test_a_branch_needs_the_handle_and_the_right_to_evaluate(tmp_path: Pat
         controller = Principal("alice", "controller", alone=False)
         source = registry.start("find-answer", controller)
         await source.ready()
-        for name in (source.agent_id, source.public_id, "0" * 48):
+        for name in (source.spec.agent_id, source.public_id, "0" * 48):
             with pytest.raises(UnknownEpisodeError):
                 await branch(registry, name, 0, controller)
         with pytest.raises(UnknownEpisodeError):

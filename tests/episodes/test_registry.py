@@ -39,10 +39,14 @@ NOBODY = Principal()
 async def test_a_started_episode_has_two_ids_and_the_servers_defaults(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(), reward="meta", max_calls=7) as registry:
         episode = registry.start("find-answer", ADA)
-        assert (len(episode.id), len(episode.agent_id)) == (48, 48)
-        assert episode.id != episode.agent_id
+        assert (len(episode.id), len(episode.spec.agent_id)) == (48, 48)
+        assert episode.id != episode.spec.agent_id
         assert episode.public_id == hashlib.sha256(episode.id.encode()).hexdigest()[:16]
-        assert (episode.task_name, episode.spec.owner, episode.spec.policy) == ("find-answer", ADA, "meta")
+        assert (episode.spec.task_name, episode.spec.owner, episode.spec.policy) == (
+            "find-answer",
+            ADA,
+            "meta",
+        )
         assert episode.spec.limits.max_calls == 7
         assert registry.start("find-answer", ADA, max_calls=2).spec.limits.max_calls == 2
 
@@ -166,7 +170,7 @@ async def test_with_at_limit_fail_a_truncated_attempt_is_not_graded_and_its_rewa
         assert (verdict.claimed, verdict.truncated) == (False, True)
         assert verdict.detail.endswith("`--at-limit grade` grades them")
         assert verdict.signature is not None
-        folder = episode.files.folder
+        folder = episode.history.files.folder
         assert json.loads((folder / "traj_log.json").read_text())["status"] == "max_turns_reached"
         result = json.loads((folder / "eval_res.json").read_text())
         assert result["pass"] is None
@@ -191,9 +195,12 @@ async def test_an_agent_id_gives_access_without_a_token_but_is_no_handle(tmp_pat
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         episode = registry.start("find-answer", ADA)
         with pytest.raises(UnknownEpisodeError):
-            registry.find(episode.agent_id, ADA)
+            registry.find(episode.spec.agent_id, ADA)
         assert registry.agent_access(episode.id) is None
-        by_agent_id, by_handle = registry.access(episode.agent_id, NOBODY), registry.access(episode.id, ADA)
+        by_agent_id, by_handle = (
+            registry.access(episode.spec.agent_id, NOBODY),
+            registry.access(episode.id, ADA),
+        )
         assert (by_agent_id.episode, by_agent_id.can_evaluate) == (episode, False)
         assert (by_handle.episode, by_handle.can_evaluate) == (episode, True)
         with pytest.raises(UnknownEpisodeError):
@@ -222,7 +229,7 @@ async def test_the_oldest_ended_episodes_are_forgotten(
         registry.start("find-answer", ADA)
         with pytest.raises(UnknownEpisodeError, match="forgotten"):
             registry.find(first.id, ADA)
-        assert registry.agent_access(first.agent_id) is None
+        assert registry.agent_access(first.spec.agent_id) is None
         assert registry.find(second.id, ADA) is second
         assert registry.find(live.id, ADA) is live
 

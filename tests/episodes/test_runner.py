@@ -374,10 +374,10 @@ async def test_a_failing_disk_ends_no_other_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         broken, other = (registry.start("find-answer", PLAYER) for _ in range(2))
         await make_call(broken, "probe__echo", CallParams.of({"text": "kept in memory only"}))
-        with (broken.files.folder / "trajectory.jsonl").open("ab") as file:
+        with (broken.history.files.folder / "trajectory.jsonl").open("ab") as file:
             file.write(b'{"event": "call", "torn')
         await broken.claim_done(None)
-        shutil.rmtree(broken.files.folder)
+        shutil.rmtree(broken.history.files.folder)
         broken.close()
         await ended(broken)
         assert (await other.evaluate()).reward == 1.0

@@ -218,7 +218,7 @@ async def test_event_ids_give_no_access_to_other_episodes(tmp_path: Path, http: 
         params = {"name": "start_episode", "arguments": {"task": TASK}}
         started = events_of(await alice.post("tools/call", params, request_id=5))
         assert answer_of(await bob.resume(started[0]["id"]))["error"]["data"]["code"] == "unknown_episode"
-        agent = server.registry.live[0].agent_id
+        agent = server.registry.live[0].spec.agent_id
         for kind in ("call", "claim", "evaluate"):
             answer = answer_of(await bob.resume(f"{server.store.generation}.0.{kind}.5.{agent}"))
             assert answer["error"]["data"]["code"] == "unknown_episode"

@@ -72,7 +72,7 @@ async def test_session_at_an_agents_address_goes_on(tmp_path: Path, http: httpx2
     async with restartable(tmp_path) as server:
         await lobby_session(http, server)
         (episode,) = server.registry.live
-        session = await RawSession.open(http, server.served.episode(episode.agent_id))
+        session = await RawSession.open(http, server.served.episode(episode.spec.agent_id))
         await server.restart()
         tools = (await session.ask("tools/list"))["result"]["tools"]
         assert "evaluate" not in [tool["name"] for tool in tools]

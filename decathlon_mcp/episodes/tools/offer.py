@@ -184,7 +184,7 @@ class ToolOffer:
             return
         log.warning(
             "a server does not have the tools that were cached",
-            extra=fields(episode=self._episode.public_id, task=self._episode.task_name, server=name),
+            extra=fields(episode=self._episode.public_id, task=self._episode.spec.task_name, server=name),
         )
         await self._lists.evict(key, tools, root)
 

@@ -87,7 +87,7 @@ def _live_episode(episode: Episode) -> LiveEpisode:
     labels = episode.spec.labels
     return LiveEpisode(
         public_id=public_id(episode.id),
-        task=episode.task_name,
+        task=episode.spec.task_name,
         suite=episode.sandbox_factory.suite.name,
         run=labels.get("run"),
         model=labels.get("model"),

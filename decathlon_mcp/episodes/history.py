@@ -1,0 +1,109 @@
+"""What is written down of an episode while it is played: in its row, its trajectory and its folder.
+
+What changes before the episode is ready is in the row only then: until then, the set-up starts over if the
+server dies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from decathlon_mcp import __version__
+from decathlon_mcp.catalogue.catalogue import SuiteRevision
+from decathlon_mcp.differences import Difference
+from decathlon_mcp.episodes.records import EpisodeRecords, copied_progress
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.specification import EpisodeSpec
+from decathlon_mcp.episodes.state import State
+from decathlon_mcp.episodes.tools.offered import OfferedTools
+from decathlon_mcp.storage.kept_files import KeptFiles
+from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.types import JsonObject
+
+TRAJECTORY_VERSION = 1
+"""In the first line of a trajectory."""
+
+
+class EpisodeHistory:
+    """Writes down what happens to one episode. `files`: in its folder."""
+
+    def __init__(
+        self,
+        spec: EpisodeSpec,
+        factory: SandboxFactory,
+        trajectory: Trajectory,
+        records: EpisodeRecords,
+        state: State,
+    ) -> None:
+        self.files = KeptFiles(trajectory.folder, trajectory.disk)
+        self._spec = spec
+        self._factory = factory
+        self._trajectory = trajectory
+        self._records = records
+        self._state = state
+
+    def write_head(self) -> None:
+        """Write the first line of the trajectory: what is fixed when the episode starts, without secrets."""
+        spec, factory = self._spec, self._factory
+        self._trajectory.add(
+            "start",
+            version=TRAJECTORY_VERSION,
+            suite=factory.suite.name,
+            task=spec.task_name,
+            **({"labels": dict(spec.labels)} if spec.labels else {}),
+            **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
+            launch_time=spec.launch_time.isoformat(),
+            language=factory.suite.language,
+            names=factory.tool_names,
+            limits=asdict(spec.limits),
+            policy=spec.policy,
+            provider=factory.provider.name,
+            isolation=factory.provider.isolation,
+            release=__version__,
+        )
+
+    def note_opened(self, agent: str, image_digest: str | None, *, dense: bool = False) -> None:
+        """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
+        self._records.update(
+            self._state.phase,
+            agent=agent,
+            image_digest=image_digest,
+            dense=dense,
+            coerces_arguments=self._factory.coerces_arguments,
+        )
+
+    def note_revision(self, revision: SuiteRevision) -> None:
+        """The set-up is about to read the suite's files in this revision."""
+        self._records.progress = replace(
+            self._records.progress,
+            suite_revision=revision.revision,
+            suite_release=revision.release,
+            suite_changed=revision.changed,
+        )
+
+    def note_copy(self, progress: JsonObject, *, exact: bool = False, prepared: bool = False) -> None:
+        """The agent's sandbox is a copy of another episode's, of whose progress this is a part.
+
+        `exact`: it stands where this one branches. `prepared`: the other one had just been set up.
+        """
+        copied = {"exact": exact, "prepared": prepared, **progress}
+        self._records.progress = copied_progress(self._records.progress, copied)
+
+    def note_preprocess_failure(self, failure: str) -> None:
+        """Preprocess failed, and the suite plays on."""
+        self._trajectory.add("preprocess_failed", failure=failure)
+        self._records.progress = replace(self._records.progress, preprocess_failure=failure)
+
+    def note_difference(self, seq: int, difference: Difference) -> None:
+        """A call of the episode that this one branches from has another reply here."""
+        self._trajectory.add("difference", seq=seq, **difference.to_json())
+        differences = self._records.progress.differences + 1
+        self._records.progress = replace(self._records.progress, differences=differences)
+
+    def note_tools(self, tools: OfferedTools) -> None:
+        """The episode offers these tools."""
+        self._records.update(self._state.phase, tools=tools)
+
+    def note_captured(self) -> None:
+        """The workspace is in an archive: the agent's sandbox is not needed any more."""
+        self._records.update(self._state.phase, captured=True)
