@@ -81,8 +81,8 @@ class EpisodeDirectory:
         self._options = options
         self._admission = admission
         self._metrics = metrics
-        self._spans = spans
-        self._store = store
+        self.spans = spans
+        self.store = store
         self._archive = archive
         self._episodes: dict[str, Episode] = {}
         self._by_agent_id: dict[str, Episode] = {}
@@ -109,8 +109,8 @@ class EpisodeDirectory:
         """The episode with this agent id."""
         episode = self._by_agent_id.get(agent_id)
         # Most requests have the handle of a live episode, for which the store need not be asked.
-        if episode is None and agent_id not in self._episodes and self._store is not None:
-            row = self._store.episode_of_agent(agent_id)
+        if episode is None and agent_id not in self._episodes and self.store is not None:
+            row = self.store.episode_of_agent(agent_id)
             episode = None if row is None else self._ended_before(row.id)
         return episode
 
@@ -119,11 +119,7 @@ class EpisodeDirectory:
         if operation is None:
             return None
         episode = self._by_operation.get(operation)
-        if (
-            episode is None
-            and self._store is not None
-            and (row := self._store.episode_of_operation(operation))
-        ):
+        if episode is None and self.store is not None and (row := self.store.episode_of_operation(operation)):
             episode = self._ended_before(row.id)
         return episode
 
@@ -132,7 +128,7 @@ class EpisodeDirectory:
         for episode in self._episodes.values():
             if episode.public_id == public_id:
                 return episode.id
-        rows = [] if self._store is None else self._store.find_episodes(public_id, 1)
+        rows = [] if self.store is None else self.store.find_episodes(public_id, 1)
         return rows[0].id if rows else None
 
     def folder(self, handle: str) -> Path:
@@ -152,7 +148,7 @@ class EpisodeDirectory:
 
     def make(self, spec: EpisodeSpec, suite: str, ticket: Ticket, trajectory: Trajectory) -> Episode:
         """An episode, which `add` keeps."""
-        key, spans = (suite, spec.task_name), self._spans
+        key, spans = (suite, spec.task_name), self.spans
         return Episode(
             spec,
             sandbox_factory=self.factory(suite),
@@ -161,14 +157,14 @@ class EpisodeDirectory:
             metrics=self._metrics.episode(*key)
             if spans is None
             else spans.episode(self._metrics, key, spec.public_id),
-            store=self._store,
+            store=self.store,
             archive=self._archive,
         )
 
     def add(self, episode: Episode) -> None:
         """Keep an episode, and drop the oldest ended ones over their limit."""
         ended = [other for other in self._episodes.values() if other.state.phase is Phase.ENDED]
-        limit = MAX_ENDED_EPISODES if self._store is None else MAX_ENDED_IN_MEMORY
+        limit = MAX_ENDED_EPISODES if self.store is None else MAX_ENDED_IN_MEMORY
         while len(ended) > limit:
             # Of the token that has most of them, so that no token can have those of others dropped.
             ((token, _),) = Counter(other.spec.owner.token for other in ended).most_common(1)
@@ -182,7 +178,7 @@ class EpisodeDirectory:
 
     def _ended_before(self, handle: str) -> Episode | None:
         """An episode that ended on this state folder and is not in memory, as far as the store has it."""
-        if self._store is None or (row := self._store.episode(handle)) is None or row.phase != ENDED:
+        if self.store is None or (row := self.store.episode(handle)) is None or row.phase != ENDED:
             return None
         try:
             stored = read_episode(row, (), self._catalogue)
