@@ -128,7 +128,7 @@ COMPILE = $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 
     --no-emit-index-url --no-annotate --custom-compile-command "make lock"
 
 lock:
-	echo "hatchling" | $(COMPILE) pyproject.toml - --extra server --extra starter --extra play -o requirements.lock
+	echo "hatchling" | $(COMPILE) pyproject.toml - --extra server --extra starter -o requirements.lock
 	$(COMPILE) --group dev --constraint requirements.lock -o requirements-dev.lock
 	$(COMPILE) --group docs --constraint requirements.lock --constraint requirements-dev.lock -o requirements-docs.lock
 	echo "mitmproxy>=11,<13" | $(COMPILE) - -o requirements-mitmproxy.lock

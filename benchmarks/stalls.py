@@ -26,7 +26,7 @@ from benchmarks.samples import Samples
 from benchmarks.wire_client import wire_client
 
 REPLY_BYTES = (4 << 20) - (1 << 16)
-"""Close to the default of `--max-reply-mib`."""
+"""Close to the longest reply that is passed on."""
 REPLIES = 5
 TARGET = Target("at most", 20.0)
 
@@ -44,7 +44,7 @@ async def measure_stalls(run: Run, figures: Figures) -> None:
     Also of a container that has nothing to do with the server: what the machine's processors cost it.
     """
     async with (
-        decathlon(run, overlong="raw") as server,
+        decathlon(run) as server,
         wire_client(server.task("plain")) as neighbour,
         attached(run, 1, "plain") as (container,),
         container.concurrent() as bare,

@@ -63,14 +63,11 @@ APART = ("plug-ins", "starter", "clients")
 _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandboxes", "cli")
 _SHARED = ("archives", "suites", "catalogue", "payloads", "telemetry")
 _PLUG_INS: Mapping[str, tuple[str, ...]] = {
-    "": ("plugins", "web", "differences.py"),
+    "": ("plugins", "differences.py"),
     "archives": ("overlay.py",),
-    "catalogue": ("recordings.py",),
-    "cli": ("recordings.py",),
-    "episodes": ("services.py", "tools/coercion.py", "web.py"),
+    "episodes": ("services.py", "tools/coercion.py"),
     "grading": ("kept_attempt.py", "traj_log.py"),
     "http": ("held_episodes.py",),
-    "payloads": ("web_trust.py",),
     "protocol": ("spans.py",),
     "sandboxes": ("snapshots.py",),
     "storage": ("kept_files.py",),

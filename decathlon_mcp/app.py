@@ -26,7 +26,6 @@ from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
-from decathlon_mcp.catalogue.recordings import no_recording, recorded_launch_time, recording_id
 from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.driver_client.driver import Survival
 from decathlon_mcp.episodes.admission import DENSE_FLOOR_MIB, Admission, MemoryFloor
@@ -38,7 +37,7 @@ from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.episodes.tools.cache import ToolLists
-from decathlon_mcp.episodes.web import RecordedWeb
+from decathlon_mcp.episodes.web import create_web
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.fault import ProviderHealth
 from decathlon_mcp.grading.signing import Signer
@@ -66,14 +65,9 @@ from decathlon_mcp.storage.retention import DAY_SECONDS, delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
-from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import Metrics
 from decathlon_mcp.telemetry.spans import Spans
-from decathlon_mcp.web.control import Configuration
-from decathlon_mcp.web.proxy import ProxyOptions, find_program, running_proxy
-from decathlon_mcp.web.recording import FOLDER
-from decathlon_mcp.web.targets import parse_addresses
 
 log = logging.getLogger("decathlon.app")
 
@@ -97,10 +91,6 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
 
 def check_provider(settings: Settings) -> None:
     """Raises SettingsError for a provider that there is not, or for options that it does not take."""
-    if settings.prepared and settings.snapshot_mib == 0:
-        raise SettingsError(
-            "--prepared saves states of sandboxes, for which --snapshot-mib 0 leaves no space"
-        )
     if settings.provider is not None:
         parse_options(settings.provider, settings.provider_option)
     elif settings.provider_option:
@@ -111,10 +101,7 @@ def check_provider(settings: Settings) -> None:
 
 def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
     """What this server offers to the sandboxes of these suites. Blocks: it may ask the engine for images."""
-    if settings.web is not None and settings.network != "auto":
-        raise SettingsError(
-            f"--web is for sandboxes without a network: leave out --network {settings.network}"
-        )
+    web = create_web(settings)
     suites = list(suites)
     names = {suite.name: provider_for(suite, settings) for suite in suites}
     kinds = {name: load_provider(name) for name in names.values()}
@@ -126,9 +113,9 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
         raise SettingsError(f"--network outbound: {next(iter(without_network.values()))}")
     return HostInfo(
         has_network=settings.network != "none",
-        has_web=settings.web is not None,
-        missing_recording=partial(_missing_recording, settings.state) if settings.web == "replay" else None,
-        recorded_launch_time=partial(recorded_launch_time, settings.state) if settings.web else None,
+        has_web=web is not None,
+        missing_recording=None if web is None or web.reaches_sites else web.missing,
+        recorded_launch_time=None if web is None else web.launch_time,
         without_network=without_network,
         varying_root=frozenset(suite for suite, name in names.items() if offers[name].varying_root),
         tool_names=settings.names,
@@ -139,12 +126,6 @@ def host_info(suites: Iterable[Suite], settings: Settings) -> HostInfo:
             for suite in suites
             if (found := kinds[names[suite.name]].service_images) is not None
         },
-    )
-
-
-def _missing_recording(state: Path, suite: Suite, task: Task) -> str:
-    return (
-        "" if recording_id(suite, task).path(state / FOLDER).is_file() else no_recording(state, suite, task)
     )
 
 
@@ -203,7 +184,8 @@ async def bootstrap(
         )
         parent = settings.state / "scratch"
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{lock.name}-", dir=parent)))
-        web = await stack.enter_async_context(recorded_web(settings)) if settings.web else None
+        if (web := create_web(settings)) is not None:
+            await stack.enter_async_context(web.running())
         factories = await stack.enter_async_context(
             sandbox_factories(catalogue.suites, lock.name, settings, scratch)
         )
@@ -221,7 +203,7 @@ async def bootstrap(
             factories,
             settings,
             scratch,
-            spans=await stack.enter_async_context(_spans()) if settings.spans else None,
+            spans=await stack.enter_async_context(_spans(settings)),
             store=store,
             archive=None if survives else database,
         )
@@ -295,33 +277,6 @@ async def _write_common_archive(suite: Suite, archive: Path, state: Path) -> Non
         ) from None
 
 
-@asynccontextmanager
-async def recorded_web(settings: Settings) -> AsyncGenerator[RecordedWeb]:
-    """The recorded web of a server with `--web`.
-
-    Raises SettingsError if the program of the proxy is missing or does not start.
-    """
-    assert settings.web is not None, "--web is set"
-    try:
-        addresses = parse_addresses(settings.web_address)
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
-    if settings.web_authorities is not None and not settings.web_authorities.expanduser().is_file():
-        raise SettingsError(f"--web-authorities {settings.web_authorities} is not a file")
-    options = ProxyOptions(
-        program=find_program(settings.web_proxy),
-        state=settings.state,
-        authorities=settings.web_authorities,
-        configuration=Configuration(
-            addresses=addresses,
-            max_response_bytes=settings.web_response_mib << 20,
-            max_recording_bytes=settings.web_recording_mib << 20,
-        ),
-    )
-    async with running_proxy(options) as proxy:
-        yield RecordedWeb(proxy, settings.web, settings.state, settings.web_recording_mib << 20)
-
-
 async def _delete_old_episodes(store: Store, state: Path, keep_days: float) -> None:
     while True:
         try:
@@ -341,10 +296,6 @@ def create_sandbox_factory(
     health: ProviderHealth | None = None,
 ) -> SandboxFactory:
     """The sandboxes of one suite. `common`: the suite's common archive. `health`: of the provider."""
-    cuts_overlong = suite.profile.cuts_overlong if settings.overlong is None else settings.overlong == "cut"
-    grades_truncated = (
-        suite.profile.grades_truncated if settings.at_limit is None else settings.at_limit == "grade"
-    )
     return SandboxFactory(
         suite=suite,
         provider=provider,
@@ -354,10 +305,9 @@ def create_sandbox_factory(
         limits=Limits(memory_mib=settings.memory_mib, cpus=settings.cpus, pids=settings.pids),
         common=common,
         common_digest=suite.common_digest(),
-        cuts_overlong=cuts_overlong,
-        coerces_arguments=settings.coerce_arguments,
-        grades_truncated=grades_truncated,
-        reply_bytes=settings.max_reply_mib << 20,
+        cuts_overlong=suite.profile.cuts_overlong,
+        coerces_arguments=suite.profile.coerces_arguments,
+        grades_truncated=suite.profile.grades_truncated,
         dense=settings.dense,
         servers=settings.servers,
         health=health or ProviderHealth(settings.max_sandboxes),
@@ -376,13 +326,12 @@ def create_tool_lists(factory: SandboxFactory, state: Path) -> ToolLists:
 
 
 @asynccontextmanager
-async def _spans() -> AsyncGenerator[Spans]:
+async def _spans(settings: Settings) -> AsyncGenerator[Spans | None]:
     """The spans of the plug-in that has them. Raises SettingsError."""
-    part = next((plugin.spans for plugin in plugins() if plugin.spans), "")
-    if not part:
-        raise SettingsError("--spans requires the plug-in for OpenTelemetry, which this installation lacks")
-    async with load(part)() as spans:
-        yield spans
+    async with AsyncExitStack() as stack:
+        made = (load(plugin.spans)(settings) for plugin in plugins() if plugin.spans)
+        context = next((context for context in made if context is not None), None)
+        yield None if context is None else await stack.enter_async_context(context)
 
 
 def create_registry(
@@ -399,21 +348,19 @@ def create_registry(
         idle_seconds=settings.idle_seconds,
         first_use_seconds=settings.first_use_seconds,
         grace_seconds=settings.grace_seconds,
-        episode_seconds=settings.time_limit_seconds,
+        episode_seconds=settings.episode_seconds,
         servers_seconds=settings.servers_seconds,
-        preprocess_seconds=settings.preprocess_seconds,
         set_up_seconds=settings.set_up_seconds,
         evaluation_seconds=settings.evaluation_seconds,
         workspace_bytes=settings.workspace_mib << 20,
-        max_calls=settings.call_limit,
+        max_calls=settings.max_calls,
     )
     metrics = _create_metrics(catalogue, settings)
     admission = Admission(
         max_sandboxes=settings.max_sandboxes,
         max_opening=settings.max_opening,
         max_queue=settings.max_queue,
-        share_per_token=settings.share_per_token,
-        memory=MemoryFloor(_min_available_mib(settings) << 20),
+        memory=MemoryFloor((DENSE_FLOOR_MIB if settings.dense else 0) << 20),
         room=lambda: max_sandboxes_beside(metrics.open_connections),
     )
     options = RegistryOptions(
@@ -423,8 +370,6 @@ def create_registry(
         journals=settings.state / "episodes",
         scratch=scratch,
         disk=DiskSpace(settings.state, settings.min_free_mib << 20),
-        max_log_bytes=settings.max_log_mib << 20,
-        max_sessions=settings.max_sessions,
         keeps_workspace=settings.keep == "workspace",
     )
     found = plugins()
@@ -444,12 +389,6 @@ def create_registry(
         store=store,
         archive=archive,
     )
-
-
-def _min_available_mib(settings: Settings) -> int:
-    if settings.min_available_mib is None:
-        return DENSE_FLOOR_MIB if settings.dense else 0
-    return settings.min_available_mib
 
 
 def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:

@@ -34,11 +34,21 @@ class Plugin:
     """Sandbox backends by the name that `--provider` takes; each part is a `ProviderPlugin`."""
     commands: Sequence[str] = ()
     """Functions that add commands to the command line's app, which they get."""
+    settings: str = ""
+    """Its own settings: a model, `settings.PluginSettings`, in a module that is cheap to import."""
+    web: str = ""
+    """A function that makes the `episodes.web.Web` of a server, of its settings; None without it."""
+    findings: Sequence[str] = ()
+    """Functions that yield the findings of `doctor` about settings, which they get. They block."""
+    task_notes: Sequence[str] = ()
+    """Functions that tell more of a task in `tasks --check`: a text and members of its JSON, or None. They
+    get the settings, the suite and the task; they block, and may raise SettingsError."""
     page: str = ""
     """A function that makes what people see of a server (`http.application.Page`) from its registry, state
     folder, tokens, host names and public URL."""
     spans: str = ""
-    """A function for `--spans`: makes a context of a server's `telemetry.spans.Spans`."""
+    """A function that makes a context of a server's `telemetry.spans.Spans`, of its settings; None without
+    them."""
     sandbox_sources: Sequence[str] = ()
     """Functions that make a `SandboxSource` of one server, of its settings and its `Admission`; None without
     one."""

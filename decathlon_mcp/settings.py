@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import (
     BaseModel,
@@ -18,17 +18,18 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    create_model,
     field_validator,
 )
 
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.hooks import broken, load, plugins
 from decathlon_mcp.types import Language, Names, ServerStart
 from decathlon_mcp.validation import find_problems
 
 IsolationMode = Literal["auto", "namespaces", "none"]
 RewardPolicy = Literal["visible", "meta", "controller"]
 """Ordered: each policy reveals less of the reward than the one before."""
-WebMode = Literal["record", "replay", "replay-or-record"]
 # The upper limits are beyond anything useful. They keep typing errors from engines, clocks and the SDK.
 Seconds = Annotated[float, Field(gt=0, le=1_000_000_000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -47,31 +48,24 @@ Text = Annotated[str, BeforeValidator(_check_text)]
 PathSetting = Annotated[Path, BeforeValidator(_check_text)]
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsPreset:
-    """The limits of one of upstream's runners; None: it has no such limit.
-
-    Upstream counts steps, the replies of its model. The server sees only their tool calls.
-    """
-
-    calls: int
-    episode_seconds: float | None = None
-
-
-LimitsName = Literal["toolathlon", "toolathlon-formal", "toolathlon-parallel", "toolathlon-verified"]
-LIMITS: Mapping[LimitsName, LimitsPreset] = {
-    "toolathlon": LimitsPreset(100),  # scripts/run_single_containerized.sh (maxstep)
-    "toolathlon-formal": LimitsPreset(200),  # scripts/formal_run_v0.json (max_steps_under_single_turn_mode)
-    "toolathlon-parallel": LimitsPreset(100, 2400),  # scripts/run_parallel.sh (MAX_STEPS, TIMEOUT)
-    "toolathlon-verified": LimitsPreset(100, 5400),  # the same, since 2026-07-02
-}
-DEFAULT_EPISODE_SECONDS = 14_400.0
-
-
 def default_state() -> Path:
     """`$XDG_STATE_HOME/decathlon-mcp`, by default `~/.local/state/decathlon-mcp`."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "decathlon-mcp"
+
+
+class PluginSettings(BaseModel):
+    """Settings of one plug-in, which users set by the same names and in the same places as the core's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    section: ClassVar[str]
+    """The heading of the help below which they are listed, one of `cli.options.SECTIONS`."""
+    listed_by: ClassVar[Mapping[str, Collection[str]]] = {}
+    """By the name of a command that takes settings: which of these its help lists too. `serve` lists all."""
+
+
+Part = TypeVar("Part", bound=PluginSettings)
 
 
 class Settings(BaseModel):
@@ -112,58 +106,15 @@ class Settings(BaseModel):
         "Toolathlon until June 2026. `verified`: `server_tool`, as since then. `raw`: `tool`. [the suite's "
         "own: decathlon]",
     )
-    coerce_arguments: bool = Field(
-        False,
-        description="Replace arguments that are JSON in a string by the objects, arrays, numbers and "
-        "booleans that the tool's schema asks for, as in Toolathlon since June 2026. Verdicts say so.",
-    )
     network: Literal["auto", "none", "outbound"] = Field(
         "auto",
         description="Network access of sandboxes. `auto`: outbound for tasks that need it, else none.",
     )
-    docker_network: Text | None = Field(
-        None,
-        description="Docker network for sandboxes with network access. "
-        "[a bridge network on which sandboxes cannot reach each other]",
-    )
-    docker_runtime: Text | None = Field(
-        None,
-        description="Runtime of the Docker engine for sandboxes, by its name in the engine, such "
-        "as `runsc` for gVisor. [the engine's default]",
-    )
-    web: WebMode | None = Field(
-        None,
-        description="A recorded web instead of a network, for tasks that need the internet. `record`: pass "
-        "requests to the sites and store the responses. `replay`: answer from the task's recording only. "
-        "`replay-or-record`: ask the sites for what the recording does not have.",
-    )
-    web_proxy: Path | None = Field(
-        None, description="The program `mitmdump`. [the one that `make mitmproxy` installs, else on the PATH]"
-    )
-    web_address: tuple[str, ...] = Field(
-        (),
-        description="HOST=ADDRESS, both with an optional port: where the recorded web finds a host, such as "
-        "a mirror or one without a public address. Can be given more than once.",
-    )
-    web_authorities: Path | None = Field(
-        None,
-        description="PEM file of the authorities by which the recorded web checks the certificates of sites. "
-        "[mitmproxy's own list]",
-    )
-    web_response_mib: Count = Field(
-        32, description="Largest response that is recorded, in MiB. Larger ones are passed on, in `record`."
-    )
-    web_recording_mib: Count = Field(1024, description="Largest recording of a task, in MiB.")
     reward: RewardPolicy = Field(
         "visible",
         description="Who sees the reward. `visible`: it is in the result of `evaluate`. `meta`: only in the "
         "result's `_meta`. `controller`: only the client that started the episode, or one with a "
         "controller's token, can evaluate.",
-    )
-    overlong: Literal["cut", "raw"] | None = Field(
-        None,
-        description="Overlong tool replies: in Toolathlon over 100,000 characters, in toolathlon_gym over "
-        "8,000. `cut`: shortened as upstream does. `raw`: passed on whole. [the suite's own]",
     )
     results: PathSetting | None = Field(
         None,
@@ -182,19 +133,7 @@ class Settings(BaseModel):
     )
     max_calls: Count | None = Field(
         None,
-        description="Maximum number of tool calls per episode. At the limit the attempt is closed. "
-        "[that of `--limits`, else no limit]",
-    )
-    limits: LimitsName | None = Field(
-        None,
-        description="The limits of a runner of Toolathlon, by name. `toolathlon`: 100 tool calls. "
-        "`toolathlon-formal`: 200. `toolathlon-parallel`: 100, and 2,400 seconds. "
-        "`toolathlon-verified`: 100, and 5,400 seconds.",
-    )
-    at_limit: Literal["fail", "grade"] | None = Field(
-        None,
-        description="An attempt that a limit ended. `fail`: it is not graded and its reward is 0, as in "
-        "Toolathlon. `grade`: it is graded as it is. [the suite's own]",
+        description="Maximum number of tool calls per episode. At the limit the attempt is closed. [none]",
     )
 
     dense: bool = Field(
@@ -210,42 +149,14 @@ class Settings(BaseModel):
         description="Maximum number of sandboxes being created at the same time, agents' and graders' each; "
         "twice as many set-ups run, and as many containers are removed.",
     )
-    warm: int = Field(
-        0,
-        ge=0,
-        le=1_000_000_000,
-        description="Number of sandboxes opened ahead for agents and graders, of each kind that is used "
-        "(image, limits, network). They count against `--max-sandboxes` and give way to episodes.",
-    )
-    prepared: bool = Field(
-        False,
-        description="Save the sandbox of the first episode of a task and launch time once it is set up and "
-        "its servers run, and open those of the others as copies. For groups of attempts whose client "
-        "chooses their launch time; requires `--provider gvisor`.",
-    )
     max_queue: int = Field(
         256,
         ge=0,
         le=1_000_000_000,
         description="Maximum number of episodes waiting for a sandbox. More are refused.",
     )
-    max_sessions: Count = Field(
-        10_000,
-        description="Maximum number of open MCP sessions at each kind of address: tasks, episodes, `/mcp`.",
-    )
-    share_per_token: float = Field(
-        0.75,
-        gt=0,
-        le=1,
-        description="On a server with several tokens: the largest part of the sandboxes, of the queue and of "
-        "the sessions that one of them may take.",
-    )
 
     max_body_mib: Count = Field(4, description="Largest request body over HTTP, in MiB.")
-    max_peer_connections: Count = Field(
-        4096,
-        description="Maximum number of HTTP connections from one address (IPv6: from one /64 network).",
-    )
 
     idle_seconds: Seconds = Field(1800, description="Time without a request after which an episode ends.")
     first_use_seconds: Seconds = Field(
@@ -256,13 +167,10 @@ class Settings(BaseModel):
         description="Time without a request after which an episode ends whose client lost its connection: "
         "the GET stream of the session that is the episode, or a request that waits for the sandbox.",
     )
-    episode_seconds: Seconds | None = Field(
-        None,
-        description="Maximum time from the start of an episode's set-up to its claim. "
-        "[that of `--limits`, else 14400]",
+    episode_seconds: Seconds = Field(
+        14_400, description="Maximum time from the start of an episode's set-up to its claim."
     )
     servers_seconds: Seconds = Field(120, description="Deadline for each of a task's MCP servers to start.")
-    preprocess_seconds: Seconds = Field(600, description="Deadline for a task's preprocess script.")
     set_up_seconds: Seconds = Field(900, description="Deadline for the whole set-up of a task.")
     evaluation_seconds: Seconds = Field(1800, description="Deadline for a task's evaluator.")
     drain_seconds: Seconds = Field(
@@ -294,33 +202,10 @@ class Settings(BaseModel):
     )
     pids: Count = Field(1024, description="Maximum number of processes in one sandbox.")
     workspace_mib: Count = Field(2048, description="Largest workspace that is graded, in MiB.")
-    max_reply_mib: Annotated[int, Field(ge=1, le=60)] = Field(
-        4,
-        description="Longest reply of a tool call, in MiB of JSON, after `--overlong cut`. A longer one is "
-        "an error.",
-    )
-    max_log_mib: Count = Field(
-        256,
-        description="Largest log of one episode's calls, in MiB. At the limit the attempt is closed.",
-    )
-    snapshot_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
-        8192,
-        description="Space for the saved states of all episodes, in MiB. Beyond it, the oldest of the token "
-        "that has most are deleted. 0: none is saved.",
-    )
-    snapshots_kept: Count = Field(
-        8, description="Saved states of one episode. Beyond that, its oldest ones are deleted."
-    )
     min_free_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         512,
         description="Free space in the state folder, in MiB, below which no episode starts and the logs of "
         "running ones stay under 1 MiB.",
-    )
-
-    min_available_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = Field(
-        None,
-        description="Available memory of this machine, in MiB, below which episodes wait before their "
-        "sandboxes open. [with `--dense` 1024, else 0]",
     )
 
     state: PathSetting = Field(
@@ -334,11 +219,6 @@ class Settings(BaseModel):
         description="Count episodes and verdicts in `/metrics` by task, not only by suite: some time series "
         "more for every task that was played.",
     )
-    spans: bool = Field(
-        False,
-        description="Send spans of requests, calls, set-ups and gradings to an OpenTelemetry collector, by "
-        "OTLP over HTTP; its address and all else as the variables `OTEL_*` say. Requires the extra `otel`.",
-    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."
     )
@@ -351,26 +231,39 @@ class Settings(BaseModel):
             _check_text(suite)
         return suites
 
-    @property
-    def call_limit(self) -> int | None:
-        """Maximum number of tool calls of an episode; None: no limit."""
-        if self.max_calls is not None or self.limits is None:
-            return self.max_calls
-        return LIMITS[self.limits].calls
+    def of(self, part: type[Part]) -> Part:
+        """The settings of a plug-in; their defaults where these were read without the plug-in."""
+        return self if isinstance(self, part) else part()
 
-    @property
-    def time_limit_seconds(self) -> float:
-        """Maximum time from the start of an episode's set-up to its claim."""
-        preset = None if self.limits is None else LIMITS[self.limits].episode_seconds
-        return self.episode_seconds or preset or DEFAULT_EPISODE_SECONDS
+
+@cache
+def plugin_settings() -> tuple[type[PluginSettings], ...]:
+    """The settings of all plug-ins that have some. Raises SettingsError."""
+    found: list[type[PluginSettings]] = []
+    for plugin in plugins():
+        if plugin.settings:
+            try:
+                found.append(load(plugin.settings))
+            except Exception as error:  # whatever its module raises when it is imported
+                raise broken(plugin.name, error) from error
+    return tuple(found)
+
+
+@cache
+def all_settings() -> type[Settings]:
+    """The settings of the core and of all plug-ins, as one model. Raises SettingsError."""
+    # The fields of the last base come first.
+    bases = (*reversed(plugin_settings()), Settings)
+    return cast("type[Settings]", create_model("AllSettings", __base__=bases))
 
 
 def read_settings(values: Mapping[str, Any]) -> Settings:
     """The settings with these values, by name. Raises SettingsError naming each one that does not fit."""
+    model = all_settings()
     try:
-        return Settings.model_validate(dict(values))
+        return model.model_validate(dict(values))
     except ValidationError as error:
-        problems = find_problems(error, dict(values), TypeAdapter(Settings))
+        problems = find_problems(error, dict(values), TypeAdapter(model))
         raise SettingsError(
             "; ".join(f"{problem.field}: {problem.message}" for problem in problems)
         ) from None

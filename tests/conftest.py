@@ -21,9 +21,9 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
+from decathlon_mcp.plugins.web.proxy import find_program
 from decathlon_mcp.sandboxes.bubblewrap.image_folder import CONFIG_FILE
 from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
-from decathlon_mcp.web.proxy import find_program
 from tests.cpu_time import CpuTime
 from tests.sandboxes.own_engine import OwnEngine, engine_with
 

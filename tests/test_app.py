@@ -23,7 +23,7 @@ from decathlon_mcp.app import (
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import NotRunnableError, SettingsError, SuiteError
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_no_own_network
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import Settings, read_settings
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import read_suite_file
 from tests.fakes.provider import FakeProvider
@@ -37,7 +37,7 @@ def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def settings(**values: Any) -> Settings:
-    return Settings.model_validate({"suite": (SUITE,), **values})
+    return read_settings({"suite": (SUITE,), **values})
 
 
 @pytest.mark.parametrize("module", ["app", "cli.doctor", "http.authentication"])
@@ -48,7 +48,7 @@ def test_commands_that_serve_nothing_import_neither_the_mcp_server_nor_starlette
 
 
 def test_the_starter_suite_is_local_by_default_and_a_checkout_needs_docker() -> None:
-    (starter,) = read_catalogue(Settings.model_validate({})).suites
+    (starter,) = read_catalogue(read_settings({})).suites
     assert provider_for(starter, settings()) == "local"
     assert provider_for(starter, settings(provider="docker")) == "docker"
 
@@ -60,7 +60,7 @@ def checkout_of_toolathlon() -> Suite:
 
 
 def test_a_folder_as_image_is_for_bubblewrap() -> None:
-    (starter,) = read_catalogue(Settings.model_validate({})).suites
+    (starter,) = read_catalogue(read_settings({})).suites
     checkout = checkout_of_toolathlon()
     unpacked = settings(image="/images/mine")
     assert provider_for(starter, unpacked) == "local"
@@ -155,7 +155,7 @@ async def test_task_whose_agent_would_share_the_loopback_of_a_server_without_tok
     ("values", "message"),
     [
         ({"provider": "local", "isolation": "namespaces"}, "install slirp4netns"),
-        ({"provider": "docker", "docker_network": "host"}, "another --docker-network, or set --tokens"),
+        ({"provider": "docker", "provider_option": ("network=host",)}, "leave out .*, or set --tokens"),
         ({"provider": "podman", "provider_option": ("network=host",)}, "leave out --provider-option"),
         ({"provider": "bubblewrap"}, "no outbound network"),
         ({"provider": "gvisor"}, "the gvisor provider gives sandboxes no outbound network"),
@@ -170,7 +170,7 @@ def test_a_network_that_reaches_a_server_without_tokens_cannot_be_given_to_all(
 
 
 def test_a_server_with_tokens_may_give_this_machines_network(without_slirp4netns: None) -> None:
-    for values in ({"provider": "local"}, {"provider": "docker", "docker_network": "host"}):
+    for values in ({"provider": "local"}, {"provider": "docker", "provider_option": ("network=host",)}):
         assert read_catalogue(settings(**values, network="outbound", tokens="tokens")).suites
 
 
@@ -237,39 +237,20 @@ async def test_a_signing_key_that_others_can_read_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("values", "calls", "seconds"),
+    ("profile", "graded"),
     [
-        ({}, None, 14_400),
-        ({"limits": "toolathlon"}, 100, 14_400),
-        ({"limits": "toolathlon-formal"}, 200, 14_400),
-        ({"limits": "toolathlon-parallel"}, 100, 2400),
-        ({"limits": "toolathlon-verified"}, 100, 5400),
-        ({"limits": "toolathlon-parallel", "max_calls": 7, "episode_seconds": 60}, 7, 60),
-        ({"max_calls": 7}, 7, 14_400),
-    ],
-)
-def test_limits_have_names_and_can_be_overridden(
-    values: dict[str, Any], calls: int | None, seconds: float
-) -> None:
-    chosen = settings(**values)
-    assert (chosen.call_limit, chosen.time_limit_seconds) == (calls, seconds)
-
-
-@pytest.mark.parametrize(
-    ("profile", "at_limit", "graded"),
-    [
-        ("toolathlon", None, False),
-        ("gym", None, False),
-        ("starter", None, True),
-        ("toolathlon", "grade", True),
-        ("starter", "fail", False),
+        ("profile: toolathlon", False),
+        ("profile: gym", False),
+        ("profile: starter", True),
+        ("{profile: toolathlon, grades_truncated: true}", True),
+        ("{profile: starter, grades_truncated: false}", False),
     ],
 )
 def test_upstreams_suites_do_not_grade_truncated_attempts_unless_set(
-    tmp_path: Path, profile: str, at_limit: str | None, graded: bool
+    tmp_path: Path, profile: str, graded: bool
 ) -> None:
-    (tmp_path / "suite.yaml").write_text(f"profile: {profile}\n")
+    (tmp_path / "suite.yaml").write_text(f"{profile}\n")
     (probe,) = read_catalogue(settings()).suites
     suite, common = replace(probe, profile=read_suite_file(tmp_path)[0]), tmp_path / "common.tar"
-    factory = create_sandbox_factory(suite, FakeProvider(), common, settings(at_limit=at_limit))
+    factory = create_sandbox_factory(suite, FakeProvider(), common, settings())
     assert factory.grades_truncated is graded

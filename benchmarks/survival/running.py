@@ -141,7 +141,7 @@ class KillableServer:
 @asynccontextmanager
 async def killable_server(provider: ProviderName, *arguments: str) -> AsyncGenerator[KillableServer]:
     """Run a server with the probe suite under its supervisor; at the end, stop it and count what is left."""
-    options = [*arguments, "--log-level", "warning", "--overlong", "raw"]
+    options = [*arguments, "--log-level", "warning"]
     if provider == "docker":
         options += ["--image", IMAGE]
     with tempfile.TemporaryDirectory(prefix="decathlon-survival-", ignore_cleanup_errors=True) as folder:

@@ -8,7 +8,7 @@ async with Decathlon("http://127.0.0.1:8765") as d:
         verdict = await e.evaluate()
         print(verdict.reward)
 
-Names are loaded when they are first used: who needs only a part, such as `decathlon_client.forms`, does not
+Names are loaded when they are first used: who needs only a part, such as `decathlon_client.labels`, does not
 load `mcp`.
 """
 

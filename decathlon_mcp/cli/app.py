@@ -14,9 +14,7 @@ from cyclopts.completion.detect import ShellDetectionError
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli import supervisor
-from decathlon_mcp.cli.episode import episode
 from decathlon_mcp.cli.image import image
-from decathlon_mcp.cli.install import install
 from decathlon_mcp.cli.options import (
     ADDRESS,
     DEFAULT_HOST,
@@ -40,7 +38,6 @@ from decathlon_mcp.cli.options import (
     describe_unknown_variables,
     unknown_variables,
 )
-from decathlon_mcp.cli.recordings import recordings
 from decathlon_mcp.cli.running import names_server, run_async
 from decathlon_mcp.cli.usage import (
     check_positive,
@@ -65,10 +62,7 @@ app = App(
     config=SOURCES,
     group_parameters=GENERAL,
 )
-app.command(episode)
 app.command(image)
-app.command(install, sort_key=3)
-app.command(recordings)
 
 
 @app.command(sort_key=0, help_epilogue=EPILOGUE)

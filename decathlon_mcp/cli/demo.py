@@ -21,9 +21,9 @@ from decathlon_client.shutdown import shutdown_on_signal
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
+from decathlon_mcp.cli.output import shell_path, this_command
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
 from decathlon_mcp.hooks import plugins
-from decathlon_mcp.own_command import shell_path, this_command
 from decathlon_mcp.sandboxes.local_isolation import LocalIsolation
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.starter import oracle, oracle_ids

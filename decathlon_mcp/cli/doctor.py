@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
@@ -25,6 +24,7 @@ from decathlon_mcp.cli.readiness import check_readiness, format_finding
 from decathlon_mcp.cli.tasks import summarize_missing
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.signing import Signer
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.sandboxes.base import Finding, finding
@@ -34,7 +34,6 @@ from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.types import as_object
-from decathlon_mcp.web.proxy import find_program
 
 RUNNING = "server"
 """The finding that a server runs at the address already."""
@@ -88,8 +87,9 @@ async def _findings(settings: Settings, host_name: str, port: int) -> AsyncGener
         async with aclosing(_check_suites(catalogue, settings)) as results:
             async for result in results:
                 yield result
-    if settings.web is not None:
-        yield await anyio.to_thread.run_sync(_check_web, settings)
+    for part in (part for plugin in plugins() for part in plugin.findings):
+        for result in await anyio.to_thread.run_sync(lambda part=part: [*load(part)(settings)]):
+            yield result
     yield _check_state(settings.state)
     yield _check_key(settings.state)
     yield await _check_address(settings, host_name, port)
@@ -115,29 +115,6 @@ async def _check_suites(catalogue: Catalogue, settings: Settings) -> AsyncGenera
         runnable > 0,
         "\n".join([f"{runnable} of {len(missing)} can run here", *summary]),
         "`decathlon-mcp tasks --check` shows what each task lacks",
-    )
-
-
-def _check_web(settings: Settings) -> Finding:
-    """The recording proxy can be run. Blocks."""
-    try:
-        program = find_program(settings.web_proxy)
-    except SettingsError as error:
-        return Finding("web", False, error.message, "docs/recorded-web.md#record")
-    try:
-        done = subprocess.run(
-            # mitmproxy's imports take seconds on a busy machine.
-            [program, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError, UnicodeError) as error:
-        return Finding("web", False, f"{program} does not run: {error}", "docs/recorded-web.md#record")
-    version = done.stdout.partition("\n")[0].strip()
-    return finding(
-        "web", version.startswith("Mitmproxy"), f"{version} at {program}", f"{program} is another program"
     )
 
 

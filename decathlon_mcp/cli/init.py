@@ -7,8 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from decathlon_mcp.cli.output import this_command
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.own_command import this_command
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 
 

@@ -20,7 +20,7 @@ from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.cli.usage import check_label_texts, check_names, check_not_empty, check_port
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.hooks import CORE, providers
-from decathlon_mcp.settings import PathSetting, Settings
+from decathlon_mcp.settings import PathSetting, PluginSettings, Settings, plugin_settings
 
 PREFIX = "DECATHLON_"
 DEFAULT_FILE = Path("decathlon.toml")
@@ -53,21 +53,13 @@ StateFolder = Annotated[
 ]
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Tasks": ("suite", "names", "coerce_arguments", "language", "results", "overlong", "reward"),
+    "Tasks": ("suite", "names", "language", "results", "reward"),
     "Sandboxes": (
         "provider",
         "provider_option",
         "isolation",
         "image",
         "network",
-        "docker_network",
-        "docker_runtime",
-        "web",
-        "web_proxy",
-        "web_address",
-        "web_authorities",
-        "web_response_mib",
-        "web_recording_mib",
         "servers",
         "dense",
         "memory_mib",
@@ -76,24 +68,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "workspace_mib",
     ),
     "Limits": (
-        "limits",
         "max_calls",
-        "at_limit",
         "max_sandboxes",
         "max_opening",
-        "warm",
-        "prepared",
         "max_queue",
-        "max_sessions",
-        "share_per_token",
         "max_body_mib",
-        "max_peer_connections",
-        "max_reply_mib",
-        "max_log_mib",
-        "snapshot_mib",
-        "snapshots_kept",
         "min_free_mib",
-        "min_available_mib",
     ),
     "Time limits (seconds)": (
         "idle_seconds",
@@ -101,7 +81,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "grace_seconds",
         "episode_seconds",
         "servers_seconds",
-        "preprocess_seconds",
         "set_up_seconds",
         "evaluation_seconds",
         "drain_seconds",
@@ -115,12 +94,11 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "keep_days",
         "tokens",
         "metrics_tasks",
-        "spans",
         "log_level",
         "log_format",
     ),
 }
-SHOWN = frozenset(name for names in SECTIONS.values() for name in names)
+"""The settings of the core, by the heading of the help; those of plug-ins follow them there."""
 UNITS = {
     "seconds": "SECONDS",
     "mib": "MIB",
@@ -137,26 +115,43 @@ class _WithFile(Settings):
     )
 
 
-def settings_model(name: str, shown: Collection[str] = SHOWN) -> type[_WithFile]:
-    """Return the settings model with help sections; settings not in `shown` work but are not in the help."""
+def _plugin_settings() -> tuple[type[PluginSettings], ...]:
+    """The settings of plug-ins; none if one is broken, as every command says."""
+    try:
+        return plugin_settings()
+    except SettingsError:
+        return ()
+
+
+def settings_model(name: str, shown: Collection[str] = (), *, like: str = "") -> type[_WithFile]:
+    """The settings of a command, each with its heading in the help, which lists those in `shown`, or all.
+
+    `like`: the command whose choice of plug-ins' settings is listed too. What is not listed works as well.
+    """
+    sections, listed, parts = dict(SECTIONS), {*shown}, _plugin_settings()
+    for part in parts:
+        sections[part.section] = (*sections[part.section], *part.model_fields)
+        listed.update(part.listed_by.get(like, ()))
     groups = {
         name: Group(section, sort_key=number)
-        for number, (section, names) in enumerate(SECTIONS.items(), 10)
+        for number, (section, names) in enumerate(sections.items(), 10)
         for name in names
     }
+    # The fields of the last base come first.
+    model = create_model(name, __base__=(*reversed(parts), _WithFile))
     fields: dict[str, Any] = {}
-    for key, field in _WithFile.model_fields.items():
+    for key, field in model.model_fields.items():
         place = Parameter(
             group=groups[key],
             negative=(),
             env_var_split=_split,
-            show=key in shown,
+            show=not shown or key in listed,
             show_default=_default,
             metavar=UNITS.get(key.rpartition("_")[2]),
         )
         kind = _provider_type() if key == "provider" else field.annotation
         fields[key] = (Annotated[(kind, *field.metadata, place)], field)
-    return create_model(name, __base__=_WithFile, **fields)
+    return cast("type[_WithFile]", create_model(name, __base__=model, **fields))
 
 
 def _provider_type() -> Any:
@@ -219,10 +214,10 @@ SANDBOX_SETTINGS = ("suite", "provider", "provider_option", "isolation", "image"
 """Settings of every command that opens sandboxes."""
 
 ServerOptions = settings_model("ServerOptions")
-TasksOptions = settings_model("TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network", "web"))
-DoctorOptions = settings_model(
-    "DoctorOptions", (*SANDBOX_SETTINGS, "docker_runtime", "web", "web_proxy", "dense", "tokens")
+TasksOptions = settings_model(
+    "TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network"), like="tasks"
 )
+DoctorOptions = settings_model("DoctorOptions", (*SANDBOX_SETTINGS, "dense", "tokens"), like="doctor")
 PlayOptions = settings_model("PlayOptions", SANDBOX_SETTINGS)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
@@ -238,7 +233,7 @@ PLAY_DEFAULTS = PlayOptions.model_validate({})
 
 
 def _known_names() -> set[str]:
-    return {*_WithFile.model_fields, *SERVE_NAMES}
+    return {*ServerOptions.model_fields, *SERVE_NAMES}
 
 
 def _from_variables(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

@@ -1,13 +1,20 @@
-"""What commands print on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON."""
+"""What commands print on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON.
+
+Also how a shell finds the programs of this environment, for what is to be typed next.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+PROGRAM = "decathlon-mcp"
 _ESCAPED = re.compile("[\x7f-\x9f\ud800-\udfff]")
 """Control characters that JSON allows and a terminal obeys; lone surrogates, which UTF-8 does not have."""
 
@@ -60,3 +67,23 @@ def age(started_at: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def this_command(program: str = PROGRAM, *, anywhere: bool = False) -> str:
+    """A program of this environment, by its name if it is on the PATH, or else by its path.
+
+    For a shell in this folder, or `anywhere` on this machine.
+    """
+    path = Path(sys.executable).with_name(program)
+    found = shutil.which(program)
+    is_found = found is not None and Path(found).absolute() == path
+    return program if is_found else shell_path(path, anywhere=anywhere)
+
+
+def shell_path(path: Path, *, anywhere: bool = False) -> str:
+    """A path for a shell in this folder, or `anywhere`, as short as it can be written."""
+    if not anywhere and path.is_relative_to(Path.cwd()):
+        return shlex.quote(str(path.relative_to(Path.cwd())))
+    if path.is_relative_to(Path.home()):
+        return f"~/{shlex.quote(str(path.relative_to(Path.home())))}"
+    return shlex.quote(str(path))

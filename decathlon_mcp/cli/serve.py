@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from anyio import CancelScope
 from decathlon_client.stdin import StdinPump, stop_on_signal
@@ -30,6 +30,9 @@ from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.instance import Successor
 from decathlon_mcp.telemetry.logs import configure_logging, fields
+
+if TYPE_CHECKING:
+    from decathlon_mcp.http.application import Page
 
 log = logging.getLogger("decathlon.cli")
 
@@ -96,31 +99,9 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
             tasks.start_soon(run_alone, log_problems, episodes, settings.max_sandboxes)
         else:
             await require_ready(episodes, settings.max_sandboxes)
-        # Imported late: it takes a second, and a missing engine is reported before that.
-        from decathlon_mcp.http.application import http_app, page_for
-        from decathlon_mcp.http.protocol import ConnectionLimits
-        from decathlon_mcp.http.server import serve_http
-
-        tokens = Tokens.read(settings.tokens)
         with _listener(address) as (listener, address), _ready_file(address.ready_file) as write_url:
-            max_body_bytes = settings.max_body_mib << 20
-            hosts = hosts_for(
-                address.host, address.allowed_host, tokens, address.allowed_origin, address.public_url
-            )
-            page = None
-            if address.page:
-                page = page_for(episodes, settings.state, tokens, hosts, address.public_url)
-            app = http_app(
-                episodes,
-                tokens=tokens,
-                hosts=hosts,
-                public_url=address.public_url,
-                max_body_bytes=max_body_bytes,
-                page=page,
-            )
-            url = address.url(listener.getsockname()[1])
 
-            def announce() -> None:
+            def announce(url: str, page: Page | None) -> None:
                 write_url(url)
                 if supervised is not None:
                     ready_file = _absolute(address.ready_file)
@@ -131,22 +112,51 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                     sys.stderr.write(_banner(episodes, url, place))
                     sys.stderr.flush()
 
-            handed_over = await serve_http(
-                app,
-                listener,
-                drain=episodes.drain,
-                hurry=episodes.hurry,
-                on_ready=announce,
-                limits=ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections),
-                metrics=episodes.metrics,
-                hand_over=settings.hand_over,
-            )
-            if handed_over:
+            if await serve_at(listener, address, episodes, settings, announce):
                 await episodes.hand_over()
                 if episodes.spans is not None:
                     await episodes.spans.end()
                 _leave(address.ready_file)
     return 0
+
+
+async def serve_at(
+    listener: socket.socket,
+    address: ListenAddress,
+    episodes: EpisodeRegistry,
+    settings: Settings,
+    announce: Callable[[str, Page | None], None],
+) -> bool:
+    """Serve these episodes at a socket until SIGTERM or SIGINT; whether they are to be handed over.
+
+    `announce` is called with the URL and the page once the server answers. Raises SettingsError.
+    """
+    # Imported late: it takes a second, and a missing engine is reported before that.
+    from decathlon_mcp.http.application import http_app, page_for
+    from decathlon_mcp.http.protocol import ConnectionLimits
+    from decathlon_mcp.http.server import serve_http
+
+    tokens = Tokens.read(settings.tokens)
+    max_body_bytes = settings.max_body_mib << 20
+    hosts = hosts_for(address.host, address.allowed_host, tokens, address.allowed_origin, address.public_url)
+    page = page_for(episodes, settings.state, tokens, hosts, address.public_url) if address.page else None
+    return await serve_http(
+        http_app(
+            episodes,
+            tokens=tokens,
+            hosts=hosts,
+            public_url=address.public_url,
+            max_body_bytes=max_body_bytes,
+            page=page,
+        ),
+        listener,
+        drain=episodes.drain,
+        hurry=episodes.hurry,
+        on_ready=lambda: announce(address.url(listener.getsockname()[1]), page),
+        limits=ConnectionLimits.for_bodies(max_body_bytes, behind_proxy=address.public_url is not None),
+        metrics=episodes.metrics,
+        hand_over=settings.hand_over,
+    )
 
 
 def _successor(address: ListenAddress, settings: Settings) -> Successor:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio.to_thread
 from rich.console import Console
@@ -20,22 +21,23 @@ from decathlon_mcp.app import read_catalogue, sandbox_factories
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, Filters, TaskSampler, filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
-from decathlon_mcp.catalogue.recordings import recording_summary
 from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
 from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
 from decathlon_mcp.cli.output import print_json, print_lines
 from decathlon_mcp.cli.readiness import check_readiness, format_finding
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.episodes.suite_probe import GraderFinding
-from decathlon_mcp.errors import SettingsError, SuiteError
+from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.sharing import SharedResource
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
-from decathlon_mcp.web.recording import RecordingError, Summary
 
+TaskNote: TypeAlias = tuple[str, JsonObject]
+"""What a plug-in tells of a task: a text, and members of its JSON."""
 MAX_NAMES = 8
 """Names that a summary line shows of each kind of missing requirement."""
 
@@ -121,21 +123,21 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
     names = [name for name, _, _ in filter_tasks(catalogue, filters)]
     missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), graders)] for name in names}
     ways = {name: way_to_run(*catalogue.entry(name), missing[name]) for name in names}
-    recorded = await anyio.to_thread.run_sync(_recorded, settings, catalogue, names)
+    notes = await anyio.to_thread.run_sync(_notes, settings, catalogue, names)
     if as_json:
         tasks = [
             {
                 **task,
                 **_missing_to_json(missing[task["id"]]),
                 "how": ways[task["id"]].to_json(),
-                **_recorded_to_json(recorded.get(task["id"])),
+                **{name: value for _, members in notes[task["id"]] for name, value in members.items()},
             }
             for task in list_tasks(catalogue, names)
         ]
         findings = [result.to_json() for result in problems]
         print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "findings": findings})
     else:
-        _print_missing(missing, ways, recorded, problems)
+        _print_missing(missing, ways, notes, problems)
         for line in _suite_lines(catalogue):
             Console(highlight=False).print(line, soft_wrap=True)
     if not names:
@@ -182,22 +184,12 @@ def _missing_requirements(
         yield broken_file(suite, error, task.id)
 
 
-def _recorded(settings: Settings, catalogue: Catalogue, names: Iterable[str]) -> dict[str, Summary]:
-    """The recordings of the web that these tasks have. Blocks. Raises SettingsError."""
-    found: dict[str, Summary] = {}
-    for name in names:
-        suite, task = catalogue.entry(name)
-        try:
-            summary = recording_summary(settings.state, suite, task)
-        except RecordingError as error:
-            raise SettingsError(str(error)) from None
-        if summary is not None:
-            found[name] = summary
-    return found
-
-
-def _recorded_to_json(summary: Summary | None) -> JsonObject:
-    return {} if summary is None else {"recorded": {"hit_rate": summary.rate, "runnable": summary.runnable}}
+def _notes(settings: Settings, catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[TaskNote]]:
+    """What plug-ins tell of these tasks. Blocks. Raises SettingsError."""
+    tellers = [load(part) for plugin in plugins() for part in plugin.task_notes]
+    entries = {name: catalogue.entry(name) for name in names}
+    notes = {name: [teller(settings, *entry) for teller in tellers] for name, entry in entries.items()}
+    return {name: [note for note in told if note is not None] for name, told in notes.items()}
 
 
 def _missing_to_json(requirements: list[MissingRequirement]) -> JsonObject:
@@ -221,14 +213,14 @@ def summarize_missing(requirements: Iterable[MissingRequirement]) -> Iterator[st
 def _print_missing(
     missing: dict[str, list[MissingRequirement]],
     ways: dict[str, WayToRun],
-    recorded: Mapping[str, Summary],
+    notes: Mapping[str, list[TaskNote]],
     problems: Iterable[Finding],
 ) -> None:
     console = Console(highlight=False)
     for name, requirements in missing.items():
         mark = ("✗   ", "bold red") if requirements else ("ok  ", "green")
-        rate = f"; recorded: {recorded[name].rate_text}" if name in recorded else ""
-        console.print(Text.assemble(mark, (name, "bold"), f": {ways[name].text}{rate}"), soft_wrap=True)
+        text = "; ".join([ways[name].text, *(note for note, _ in notes[name])])
+        console.print(Text.assemble(mark, (name, "bold"), f": {text}"), soft_wrap=True)
         for requirement in requirements:
             page = "" if requirement.kind == "broken" else f"\n      → {requirement.page}"
             console.print(Text.assemble(f"      {requirement.message}", (page, "yellow")), soft_wrap=True)

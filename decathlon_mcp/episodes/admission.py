@@ -26,6 +26,8 @@ from decathlon_mcp.background import Flag, LazyTimer
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.suites.sharing import SharedResource
 
+SHARE_PER_TOKEN = 0.75
+"""The largest part of the sandboxes, of the queue and of the sessions that one of several tokens may take."""
 DENSE_FLOOR_MIB = 1024
 """Floor with `--dense`: four set-ups at once, of four servers with 60 MiB each."""
 STALLED_SECONDS = 300.0
@@ -87,7 +89,7 @@ class Admission:
         max_sandboxes: int,
         max_opening: int,
         max_queue: int,
-        share_per_token: float = 1.0,
+        share_per_token: float = SHARE_PER_TOKEN,
         memory: MemoryFloor | None = None,
         room: Callable[[], float] | None = None,
     ) -> None:
@@ -366,7 +368,7 @@ class MemoryFloor:
             if anyio.current_time() - self._passed_at > STALLED_SECONDS:
                 raise AtCapacityError(
                     f"this machine has {(self._read() or 0) >> 20} MiB of memory available, and needs "
-                    f"{self.floor_bytes >> 20} MiB (--min-available-mib) for another sandbox; "
+                    f"{self.floor_bytes >> 20} MiB for another sandbox; "
                     "end episodes, or start fewer at once",
                     retryAfterSeconds=30.0,  # an episode has to end first
                 )

@@ -31,6 +31,9 @@ MAX_ENDED_EPISODES = 2_000
 MAX_ENDED_IN_MEMORY = 200
 """The same on a server with a store, which has those that are dropped. One takes 20 KB of memory."""
 
+MAX_LOG_BYTES = 256 << 20
+"""Limit on the calls in one episode's trajectory; evaluators get about the same again as `traj_log.json`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryOptions:
@@ -47,10 +50,6 @@ class RegistryOptions:
     """Folder for the archives of running episodes."""
     disk: DiskSpace
     """The file system of both."""
-    max_log_bytes: int
-    """Limit on the lines of calls in one episode's trajectory."""
-    max_sessions: int
-    """How many MCP sessions each kind of address may have."""
     keeps_workspace: bool = False
     """Whether what a later grading needs is kept in `journals`."""
     hooks: Sequence[EpisodeHooks] = ()
@@ -194,7 +193,7 @@ class EpisodeDirectory:
         """The trajectory of a new episode, with room for its verdict, so that a full disk is found now."""
         options, folder = self._options, self.folder(handle)
         try:
-            trajectory = Trajectory.create(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
+            trajectory = Trajectory.create(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk)
             on_error.callback(shutil.rmtree, folder, ignore_errors=True)
             on_error.callback(trajectory.close)
             KeptFiles(folder).reserve_verdict()
@@ -210,7 +209,7 @@ class EpisodeDirectory:
     def reopen_trajectory(self, handle: str) -> Trajectory:
         """The trajectory of an episode of a dead server. Raises OSError."""
         options, folder = self._options, self.folder(handle)
-        trajectory = Trajectory.reopen(folder, max_calls_bytes=options.max_log_bytes, disk=options.disk)
+        trajectory = Trajectory.reopen(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk)
         KeptFiles(folder).reserve_again()
         return trajectory
 

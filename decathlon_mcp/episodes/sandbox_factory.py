@@ -21,7 +21,6 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.driver_client.driver import (
     BOOT_COMMAND,
-    DEFAULT_REPLY_BYTES,
     DriverClient,
     Survival,
     connect,
@@ -31,7 +30,7 @@ from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, StoredEp
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew, SandboxSources
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.cache import LocalTools, ToolLists
-from decathlon_mcp.episodes.web import EpisodeWeb, RecordedWeb
+from decathlon_mcp.episodes.web import EpisodeWeb, Web
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.fault import FaultFinder, ProviderHealth
@@ -54,7 +53,7 @@ class SandboxFactory:
     `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
     the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
     cut, as Toolathlon does. `coerces_arguments`: see `tools.coercion`. `grades_truncated`: whether an attempt
-    that a limit ended is graded. `reply_bytes`: longest reply of a tool, after that. `survival`: how long
+    that a limit ended is graded. `survival`: how long
     sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
     `local_tools` holds the definitions that all episodes of the suite share. `sources` may have sandboxes
     that were opened ahead. `servers`: when the task's servers start. `tool_lists`: the suite's cached ones;
@@ -73,14 +72,13 @@ class SandboxFactory:
     cuts_overlong: bool = False
     coerces_arguments: bool = False
     grades_truncated: bool = True
-    reply_bytes: int = DEFAULT_REPLY_BYTES
     survival: Survival = field(default_factory=Survival)
     dense: bool = False
     local_tools: LocalTools = field(default_factory=LocalTools)
     servers: ServerStart = "lazy"
     tool_lists: ToolLists | None = None
     sources: SandboxSources = field(default_factory=SandboxSources)
-    web: RecordedWeb | None = None
+    web: Web | None = None
     health: ProviderHealth = field(default_factory=ProviderHealth)
 
     def network_for(self, task: Task) -> Network:
@@ -178,9 +176,7 @@ class SandboxFactory:
         async with AsyncExitStack() as stack:
             async with opening or nullcontext():
                 sandbox = await stack.enter_async_context(self.provider.open(spec))
-            driver = await stack.enter_async_context(
-                connect(sandbox, reply_bytes=self.reply_bytes, survival=self.survival)
-            )
+            driver = await stack.enter_async_context(connect(sandbox, survival=self.survival))
             yield sandbox, driver
 
     def fault_finder(self, public_id: str) -> FaultFinder:
@@ -248,7 +244,6 @@ class SandboxFactory:
                 driver = await stack.enter_async_context(
                     connect(
                         sandbox,
-                        reply_bytes=self.reply_bytes,
                         survival=self.survival,
                         taken_back=True,
                         unanswered=unanswered,

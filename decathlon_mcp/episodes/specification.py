@@ -79,11 +79,12 @@ class EpisodeLimits:
     grace_seconds: float
     episode_seconds: float
     servers_seconds: float
-    preprocess_seconds: float
     set_up_seconds: float
     evaluation_seconds: float
     workspace_bytes: int
     max_calls: int | None = None
+    # Upstream's preprocess scripts take seconds; a suite.yaml can say more.
+    preprocess_seconds: float = 600
 
     def for_task(self, task: Task, max_calls: int | None = None) -> Self:
         """These limits with the task's own deadlines; `max_calls` replaces the default if given."""

@@ -1,235 +1,73 @@
-"""The recorded web of an episode: connects its sandboxes to the recording proxy, and counts their requests.
-
-A sandbox has no network. Two ways lead out of it, both over the connection to its driver:
-
-- a port of its loopback, which the variables for a proxy name;
-- ports 80 and 443 of its loopback, to which every host name leads, for programs that ignore these variables.
-
-Sandboxes that share the loopback of the machine (provider `local`) have the first way only.
-"""
+"""The web: what sandboxes can have in place of a network, for tasks that need the internet. A plug-in's."""
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from functools import partial
-from pathlib import Path
+from typing import Literal, Protocol
 
-import anyio
-import anyio.to_thread
-from anyio.abc import ByteStream, SocketAttribute
-
-from decathlon_mcp.background import background_tasks
-from decathlon_mcp.catalogue.recordings import (
-    no_recording,
-    recording_id,
-)
 from decathlon_mcp.driver_client.driver import DriverClient
-from decathlon_mcp.driver_client.tunnels import relay
-from decathlon_mcp.errors import DriverError, SetUpError
 from decathlon_mcp.grading.verdict import WebUse
-from decathlon_mcp.payloads import source
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.web.control import Listener, SessionSpec
-from decathlon_mcp.web.exchanges import Mode, Part
-from decathlon_mcp.web.proxy import WebProxy
-from decathlon_mcp.web.recording import (
-    FOLDER,
-    Recording,
-    RecordingError,
-)
-
-log = logging.getLogger("decathlon.web")
-
-PROXY_PORT = 8899
-"""Port of a sandbox's loopback that leads to the proxy."""
-TRUST_FOLDER = ".decathlon-web"
-"""Folder with the authority's certificate, in the suite's root in a sandbox and outside of the workspace."""
-PREPARE_SECONDS = 120.0
-NOT_PROXIED = "localhost,127.0.0.1"
-"""What programs reach directly: task servers and services at the sandbox's own ports."""
-BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT")
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedWeb:
-    """The recorded web of a server. `state`: the state folder."""
+class EpisodeWeb(Protocol):
+    """The web of one episode's sandboxes."""
 
-    proxy: WebProxy
-    mode: Mode
-    state: Path
-    max_recording_bytes: int
-
-    @asynccontextmanager
-    async def episode(
-        self, suite: Suite, task: Task, episode: str, launch_time: datetime
-    ) -> AsyncGenerator[EpisodeWeb]:
-        """The web of one episode; its sessions end on exit. Raises SetUpError without a recording."""
-        belongs_to = recording_id(suite, task)
-        path = belongs_to.path(self.state / FOLDER)
-        if self.mode != "replay":
-            create = partial(Recording.create, max_bytes=self.max_recording_bytes)
-            try:
-                recording = await anyio.to_thread.run_sync(
-                    create, self.state / FOLDER, belongs_to, launch_time
-                )
-                recording.close()
-            except RecordingError as error:
-                raise SetUpError(f"the recording cannot be written: {error}") from error
-        elif not path.is_file():
-            raise SetUpError(no_recording(self.state, suite, task))
-        web = EpisodeWeb(self.proxy, self.mode, episode, str(path))
-        try:
-            yield web
-        finally:
-            with anyio.CancelScope(shield=True):
-                await web.close()
-
-
-class EpisodeWeb:
-    """The web of one episode's sandboxes. `episode` names it in its recording."""
-
-    def __init__(self, proxy: WebProxy, mode: Mode, episode: str, recording: str) -> None:
-        self._proxy = proxy
-        self._mode: Mode = mode
-        self._episode = episode
-        self._recording = recording
-        self._sandboxes = 0
-
-    @asynccontextmanager
-    async def connected(
+    def connected(
         self,
         sandbox: Sandbox,
         driver: DriverClient,
-        role: Part,
+        role: Literal["preprocess", "agent", "grader"],
         *,
         shares_loopback: bool,
         has_own_files: bool,
         taken_back: bool = False,
-    ) -> AsyncGenerator[None]:
-        """Connect a sandbox to the proxy while the body runs, and make its programs use and trust it.
+    ) -> AbstractAsyncContextManager[None]:
+        """Give a sandbox the web while the body runs.
 
-        `has_own_files`: it has file systems of its own, in which the authority can be installed.
-        `taken_back`: an earlier server process has done that. Raises SetUpError.
+        `has_own_files`: it has file systems of its own, in which programs can be configured. `taken_back`: an
+        earlier server process has done that. Raises SetUpError.
         """
-        self._sandboxes += 1
-        session = f"{self._episode}-{role}-{self._sandboxes}"
-        spec = SessionSpec(session, self._episode, role, self._mode, self._recording)
-        try:
-            await self._proxy.open(spec)
-        except OSError as error:
-            raise SetUpError(f"the recorded web is not available: {error}") from error
-        folder = sandbox.root / TRUST_FOLDER
-        async with AsyncExitStack() as stack:
-            if shares_loopback:
-                port = await stack.enter_async_context(self._listening(session))
-            else:
-                await self._forward(driver, session)
-                port = PROXY_PORT
-            if not taken_back:
-                resolves = not shares_loopback and await _resolves(driver)
-                await self._install(sandbox, driver, system=has_own_files, resolver=resolves)
-            driver.set_environment(proxy_variables(port, str(folder)))
-            yield
+        ...
 
     async def use(self) -> WebUse | None:
-        """How the requests were answered, for the verdict; None if the proxy does not answer."""
-        try:
-            report = await self._proxy.counts(self._episode)
-        except OSError as error:
-            log.warning("requests could not be counted", extra=fields(episode=self._episode, why=str(error)))
-            return None
-        return WebUse(mode=self._mode, problem=report.problem, **asdict(report.counts))
-
-    async def close(self) -> None:
-        """End the sessions; the recording notes how many requests it answered."""
-        try:
-            report = await self._proxy.close(self._episode)
-        except OSError as error:
-            log.warning("the sessions of the web did not end", extra=fields(why=str(error)))
-            return
-        if report.problem:
-            log.warning(
-                "not everything was recorded", extra=fields(episode=self._episode, why=report.problem)
-            )
-        if report.missed:
-            log.info(
-                "requests had no answer", extra=fields(episode=self._episode, missed=dict(report.missed))
-            )
-
-    async def _forward(self, driver: DriverClient, session: str) -> None:
-        await driver.forward({PROXY_PORT: partial(self._proxy.connect, session, "proxy")})
-        by_name: tuple[tuple[int, Listener], ...] = ((80, "http"), (443, "https"))
-        for port, listener in by_name:
-            try:
-                await driver.forward({port: partial(self._proxy.connect, session, listener)})
-            except DriverError as error:
-                # A user without the privilege, or a program of the image that listens there.
-                log.info("programs without a proxy setting have no web", extra=fields(why=error.message))
-
-    @asynccontextmanager
-    async def _listening(self, session: str) -> AsyncGenerator[int]:
-        """Listen on the machine's loopback for a sandbox that shares it; yields the port."""
-
-        async def handle(client: ByteStream) -> None:
-            async with client:
-                try:
-                    target = await self._proxy.connect(session, "proxy")
-                except OSError as error:
-                    log.warning("no connection to the web proxy", extra=fields(why=str(error)))
-                    return
-                await relay(client, target)
-
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-        async with listener, background_tasks() as tasks:
-            tasks.start_soon(listener.serve, handle)
-            yield listener.extra(SocketAttribute.local_port)
-
-    async def _install(self, sandbox: Sandbox, driver: DriverClient, *, system: bool, resolver: bool) -> None:
-        order = {
-            "authority": self._proxy.authority,
-            "folder": str(sandbox.root / TRUST_FOLDER),
-            # Where images keep Python environments, and where uv keeps its tools.
-            "search": ["/usr/lib", "/usr/local", "/opt", "/root", "/home", str(sandbox.root)],
-            "system": system,
-            "resolver": resolver,
-        }
-        result = await driver.run(
-            ["python3", "-c", source("web_trust"), json.dumps(order)],
-            cwd="/",
-            timeout_seconds=PREPARE_SECONDS,
-            channel=True,
-        )
-        if result.exit_code != 0:
-            output = result.stderr.strip()[-2000:] or "it took too long"
-            raise SetUpError(f"the sandbox cannot be made to trust the web proxy: {output}")
-        log.debug(
-            "trusts the web proxy", extra=fields(sandbox=sandbox.spec.name, result=result.channel or "")
-        )
+        """How the requests were answered, for the verdict; None if that is not known."""
+        ...
 
 
-def proxy_variables(port: int, folder: str) -> Mapping[str, str]:
-    """Environment variables by which programs use the proxy, and trust its authority."""
-    proxy = f"http://127.0.0.1:{port}"
-    variables = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), proxy)
-    variables |= dict.fromkeys(("NO_PROXY", "no_proxy"), NOT_PROXIED)
-    variables |= dict.fromkeys(BUNDLE_VARIABLES, f"{folder}/bundle.pem")
-    # Node adds the certificate to its own list. From version 24 (22.21) on, it reads the variables for a
-    # proxy if the second is set.
-    return {**variables, "NODE_EXTRA_CA_CERTS": f"{folder}/authority.pem", "NODE_USE_ENV_PROXY": "1"}
+class Web(Protocol):
+    """The web of a server."""
+
+    @property
+    def reaches_sites(self) -> bool:
+        """Whether requests may reach the sites, so that they can change what others see."""
+        ...
+
+    def missing(self, suite: Suite, task: Task) -> str:
+        """Why a task that needs the internet cannot be played; empty if it can. Blocks."""
+        ...
+
+    def launch_time(self, suite: Suite, task: Task) -> datetime | None:
+        """The only launch time at which a task can be played; None if every one is possible. Blocks."""
+        ...
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Run what episodes use. Raises SettingsError."""
+        ...
+
+    def episode(
+        self, suite: Suite, task: Task, episode: str, launch_time: datetime
+    ) -> AbstractAsyncContextManager[EpisodeWeb]:
+        """Open the web of one episode. Raises SetUpError."""
+        ...
 
 
-async def _resolves(driver: DriverClient) -> bool:
-    try:
-        await driver.resolve()
-    except DriverError as error:
-        log.info("host names are not resolved in the sandbox", extra=fields(why=error.message))
-        return False
-    return True
+def create_web(settings: Settings) -> Web | None:
+    """The web of a server with these settings; None if its sandboxes have a network. Raises SettingsError."""
+    made = (load(plugin.web)(settings) for plugin in plugins() if plugin.web)
+    return next((web for web in made if web is not None), None)

@@ -80,7 +80,10 @@ def _check_truncation(job: GradingJob) -> None:
     """Raise ForfeitedError for an attempt that a limit ended, if these are not graded."""
     cause = job.attempt.truncated_by
     if cause is not None and not job.grades_truncated and cause in UNGRADED:
-        why = "attempts that a limit ended are not graded here; `--at-limit grade` grades them"
+        why = (
+            "attempts that a limit ended are not graded here; "
+            "`grades_truncated: true` in suite.yaml grades them"
+        )
         raise ForfeitedError(f"{UNGRADED[cause]}: {why}")
 
 

@@ -103,7 +103,7 @@ class Page(Protocol):
         """Whether a request is the page's."""
         ...
 
-    def shown_address(self, url: str, *, to_person: bool) -> str:
+    def shown_address(self, url: str, *, to_person: bool, path: str = "/") -> str:
         """Where people look, on a server at this URL. `to_person`: with the key, which no log may have."""
         ...
 

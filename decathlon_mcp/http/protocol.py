@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -67,9 +68,13 @@ class ConnectionLimits:
     per_peer: int = MAX_CONNECTIONS_PER_PEER
 
     @classmethod
-    def for_bodies(cls, max_bytes: int, *, per_peer: int) -> Self:
+    def for_bodies(cls, max_bytes: int, *, behind_proxy: bool = False) -> Self:
         """The default limits, with time for bodies of up to that size."""
-        return cls(body_seconds=60 + max_bytes / MIN_RATE, per_peer=per_peer)
+        return cls(
+            body_seconds=60 + max_bytes / MIN_RATE,
+            # All clients of a proxy have its address. The limit on all connections remains.
+            per_peer=sys.maxsize if behind_proxy else MAX_CONNECTIONS_PER_PEER,
+        )
 
 
 class Connections:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from decathlon_mcp.protocol.requests import RequestContext
 
 AddressKind = Literal["task", "episode", "lobby"]
+MAX_SESSIONS = 10_000
+"""Open sessions at each kind of address, ten for each of the most episodes that a machine can have."""
 MAX_AGENT_SESSIONS = 1_000
 """Open sessions at the address of one episode's agent, which needs no token. Some clients open a session for
 every call and never end it; a session without requests ends after the idle time."""
@@ -192,7 +194,7 @@ class Session:
 class Sessions:
     """The open sessions of one kind of address.
 
-    At most `max_sessions` are open; on a server with several tokens, each may have the part `share_per_token`
+    At most `MAX_SESSIONS` are open; on a server with several tokens, each may have the part `share_per_token`
     of them. `on_close` is called when one has ended.
     """
 
@@ -202,7 +204,7 @@ class Sessions:
         self._registry = registry
         self._kind: AddressKind = kind
         self._on_close = on_close
-        self._max = registry.options.max_sessions
+        self._max = MAX_SESSIONS
         self._max_per_token = share_of(self._max, registry.admission.share_per_token)
         self._open: dict[str, Session] = {}
         self._saved: dict[str, tuple[str | None, str]] = {}

@@ -88,15 +88,18 @@ class SuiteProfile:
     preprocess_launch_time_format: str | None = None
     """Of preprocess's `--launch_time`; None: the same."""
     names: Names = "decathlon"
+    coerces_arguments: bool = False
+    """Whether arguments that are JSON in a string become the objects, arrays, numbers and booleans that the
+    tool's schema asks for, as in Toolathlon since June 2026. Verdicts say so."""
     cuts_overlong: bool = False
-    """Whether replies that are too long for a conversation are cut. `--overlong` overrides it."""
+    """Whether replies that are too long for a conversation are cut."""
     overlong_characters: int = 100_000
     """Length to which overlong replies are cut."""
     saves_overlong: bool = True
     """Whether the whole text of an overlong reply is saved in the workspace, as in Toolathlon. If not, what
     is cut off is dropped, as in toolathlon_gym."""
     grades_truncated: bool = True
-    """Whether an attempt that a limit ended is graded; if not, its reward is 0. `--at-limit` overrides it."""
+    """Whether an attempt that a limit ended is graded; if not, its reward is 0."""
     local_code: Pairs[str] = ()
     """The suite's own code of each local tool, by its name in `task_config.json`: `module:name`, or
     `module:name(workspace)` for a function that makes the tools."""

@@ -32,7 +32,7 @@ async def served(
     settings: dict[str, Any] = {
         "suite": (str(suite),),
         "provider": "docker",
-        "docker_network": docker_network,
+        "provider_option": (f"network={docker_network}",),
     }
     with arxiv(docker_engine, test_image, docker_network, PAPERS, authority):
         async with serving(tmp_path / "state", **settings) as served:

@@ -15,7 +15,7 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.episodes.suite_probe import ZONE_SCRIPT, read_zone
 from decathlon_mcp.errors import BadRequestError, SuiteError, UnknownTaskError
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.suite import Suite
 from tests.suites.conftest import Checkout
 
@@ -111,10 +111,10 @@ def test_a_launch_time_that_no_clock_shows_is_refused(tmp_path: Path) -> None:
 
 def test_sandboxes_with_an_image_are_in_utc_until_one_was_looked_into(tmp_path: Path) -> None:
     played = suite(tmp_path / "one", "a")
-    with_image = host_info([played], Settings.model_validate({"provider": "docker", "state": tmp_path}))
+    with_image = host_info([played], read_settings({"provider": "docker", "state": tmp_path}))
     assert with_image.zones == {played.name: UTC}
     local = {"provider": "local", "isolation": "none", "state": tmp_path}
-    assert host_info([played], Settings.model_validate(local)).zones == {}
+    assert host_info([played], read_settings(local)).zones == {}
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,7 @@ async def isolated_cheat_server(
 ) -> AsyncGenerator[CheatServer]:
     state = tmp_path_factory.mktemp("state")
     async with (
-        # As with Toolathlon's suites, where the driver cuts replies.
-        serving(
-            state, suite=(SUITE,), provider=provider, image=image, overlong="cut", **LOW_LIMITS
-        ) as served,
+        serving(state, suite=(SUITE,), provider=provider, image=image, **LOW_LIMITS) as served,
         cheat_server(served) as server,
     ):
         yield server

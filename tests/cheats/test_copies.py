@@ -62,7 +62,7 @@ async def server_of_copies(
 ) -> AsyncGenerator[CheatServer]:
     """A server whose cheats play in copies of one episode."""
     state = tmp_path_factory.mktemp("state")
-    settings: dict[str, Any] = {"provider": "gvisor", "image": unpacked_image, "overlong": "cut"}
+    settings: dict[str, Any] = {"provider": "gvisor", "image": unpacked_image}
     async with (
         serving(state, suite=(SUITE,), **settings, **LOW_LIMITS) as served,
         cheat_server(served) as server,

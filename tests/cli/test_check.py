@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.app import bootstrap
-from decathlon_mcp.catalogue.recordings import recording_id
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import NotRunnableError
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.plugins.web.exchanges import Counts
+from decathlon_mcp.plugins.web.recording import FOLDER, Recording, Rollout
+from decathlon_mcp.plugins.web.task_recordings import recording_id
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 from decathlon_mcp.suites.loading import load_suite
-from decathlon_mcp.web.exchanges import Counts
-from decathlon_mcp.web.recording import FOLDER, Recording, Rollout
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def record(path: Path, name: str, state: Path) -> None:
 
 
 async def messages_at_a_start(suite: Path, state: Path) -> list[str]:
-    settings = Settings.model_validate({"suite": (str(suite),), "provider": "local", "state": state})
+    settings = read_settings({"suite": (str(suite),), "provider": "local", "state": state})
     async with bootstrap(settings) as episodes:
         await require_ready(episodes, settings.max_sandboxes)
         with pytest.raises(NotRunnableError) as raised:

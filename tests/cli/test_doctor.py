@@ -19,7 +19,7 @@ from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
 from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.slow
@@ -170,7 +170,7 @@ async def test_a_warning_is_marked_and_keeps_no_server_from_starting(
         return [Finding("isolation", True, "weak", "choose another")]
 
     monkeypatch.setattr(LocalProvider, "check", check)
-    settings = Settings.model_validate({"isolation": "none", "state": tmp_path / "state"})
+    settings = read_settings({"isolation": "none", "state": tmp_path / "state"})
     assert await doctor(settings, "127.0.0.1", 0, as_json=False) == 0
     output = capsys.readouterr().out
     assert "\n!   local isolation: weak\n    → choose another\n" in output

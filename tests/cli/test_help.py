@@ -11,7 +11,7 @@ import pytest
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli.options import SECTIONS
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import Settings, all_settings, plugin_settings
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell
@@ -55,7 +55,7 @@ def test_bash_completes_commands_options_and_their_values(shell: Shell, tmp_path
         complete_line .venv/bin/decathlon-mcp serve --provider d
     """
     done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["episode episodes", "--provider --provider-option", "docker"]
+    assert done.stdout.splitlines() == ["episodes episode", "--provider --provider-option", "docker"]
 
 
 def test_completion_is_installed_in_the_home_folder(shell: Shell, tmp_path: Path) -> None:
@@ -73,13 +73,14 @@ def test_without_a_command_the_help_is_printed(shell: Shell) -> None:
 def test_every_setting_has_a_section() -> None:
     placed = [name for names in SECTIONS.values() for name in names]
     assert sorted(placed) == sorted({*Settings.model_fields, "config"})
+    assert all(part.section in SECTIONS for part in plugin_settings())
 
 
 def test_help_of_serve_shows_every_setting_in_its_section_with_its_default(shell: Shell) -> None:
     output = shell.run("serve", "--help").stdout
     for section in ("Address", *SECTIONS):
         assert f"╭─ {section} ─" in output
-    for name in (*Settings.model_fields, "host", "port"):
+    for name in (*all_settings().model_fields, "host", "port"):
         assert f"--{name.replace('_', '-')} " in output
     for default in ("[default: starter]", "[default: 8765]", "[default: 1800]", "[default: 64]"):
         assert default in output

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from decathlon_mcp.web.exchanges import Counts, WebRequest, WebResponse
-from decathlon_mcp.web.matching import request_key
-from decathlon_mcp.web.recording import FOLDER, Recording, RecordingId, Rollout
+from decathlon_mcp.plugins.web.exchanges import Counts, WebRequest, WebResponse
+from decathlon_mcp.plugins.web.matching import request_key
+from decathlon_mcp.plugins.web.recording import FOLDER, Recording, RecordingId, Rollout
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from benchmarks.replays import PAGE, measure, page_with, read_rows
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.plugins.replay.replay import DIFFERENT, EQUAL, NOT_PLAYED, ReplayOptions, replay
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.starter import oracle_ids
 from tests.probe.serving import SUITE, Served, folder_of, serving
 
@@ -40,7 +40,7 @@ class Replays:
         self._capsys = capsys
 
     async def run(self, episode: str, status: int, **options: Any) -> str:
-        settings = Settings.model_validate({"state": self.served.state})
+        settings = read_settings({"state": self.served.state})
         found = await replay(settings, episode, self.served.url, ReplayOptions(**options), embedded=False)
         output = self._capsys.readouterr()
         assert found == status, output
@@ -170,7 +170,7 @@ async def test_another_revision_of_the_suite_is_said(served: Served, replays: Re
 async def test_without_a_server_it_plays_in_its_own_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = Settings.model_validate(
+    settings = read_settings(
         {"suite": (SUITE,), "provider": "local", "isolation": "none", "state": tmp_path, "drain_seconds": 5}
     )
     options = {name: getattr(settings, name) for name in ("provider", "isolation", "state", "drain_seconds")}

@@ -30,7 +30,7 @@ from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens, new_token
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from tests.cli.conftest import COMMAND, Shell, forking, shell
 from tests.clients.relay import relayed
 from tests.probe.clients import ERAS, refused
@@ -495,7 +495,7 @@ class RestartableServer:
     """A server that can be stopped and started again at the same address."""
 
     def __init__(self, folder: Path) -> None:
-        self._settings = Settings.model_validate(
+        self._settings = read_settings(
             {"suite": (SUITE,), "provider": "local", "state": folder / "state", "drain_seconds": 5}
         )
         self._port = 0

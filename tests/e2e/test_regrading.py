@@ -17,7 +17,7 @@ from decathlon_mcp.app import bootstrap
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskError
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.plugins.regrade.regrading import Regraded, Regrader, read_kept
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.types import public_id
 from tests.probe.clients import Player, playing
 from tests.probe.serving import SUITE, folder_of, serving
@@ -78,7 +78,7 @@ class Checkout:
     async def regrade(self, verdict: dict[str, Any], **settings: Any) -> Regraded:
         folder = self.folder(verdict)
         values = {**self.settings, "state": self.state, **settings}
-        async with bootstrap(Settings.model_validate(values)) as registry:
+        async with bootstrap(read_settings(values)) as registry:
             return await Regrader(registry).regrade(folder, read_kept(folder))
 
 

@@ -39,7 +39,7 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools, ToolRouter
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import trajectory as trajectory_module
 from decathlon_mcp.storage.trajectory import Trajectory
@@ -140,7 +140,7 @@ class FolderDriver:
 
 def episode_of(folder: Path, trajectory: Trajectory) -> Episode:
     factory = sandbox_factory(folder, FakeProvider())
-    settings = Settings.model_validate({"state": folder / "state"})
+    settings = read_settings({"state": folder / "state"})
     registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, folder)
     task = factory.suite.tasks["find-answer"]
     spec = EpisodeSpec(

@@ -20,7 +20,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.loading import load_suite
 from tests.fakes.driver import FakeCall, FakeRun, ProcessExit
 from tests.fakes.provider import FakeProvider
@@ -61,7 +61,7 @@ def sandbox_factory(
     loaded = load_suite(suite)
     common = tmp_path / "common.tar"
     loaded.common_archive(common)
-    factory = create_sandbox_factory(loaded, provider, common, Settings.model_validate(settings))
+    factory = create_sandbox_factory(loaded, provider, common, read_settings(settings))
     factory = replace(factory, image="fake")
     return replace(factory, tool_lists=create_tool_lists(factory, tmp_path / "state")) if caches else factory
 
@@ -85,7 +85,7 @@ async def running_registry(
     registry = create_registry(
         Catalogue([factory.suite]),
         {factory.suite.name: factory},
-        Settings.model_validate(values),
+        read_settings(values),
         scratch,
     )
     async with provider, registry.running():

@@ -1,4 +1,4 @@
-"""Arguments that are JSON in a string, with `--coerce-arguments`."""
+"""Arguments that are JSON in a string, with `coerces_arguments` in suite.yaml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from decathlon_mcp.episodes.tools.coercion import MAX_STEPS, QUICK_STEPS, coerce
 from decathlon_mcp.json_limits import MAX_DEPTH
 from decathlon_mcp.types import JsonObject
 from tests.episodes.calling import make_call
-from tests.episodes.environment import running_registry
+from tests.episodes.environment import running_registry, suite_with
 from tests.fakes.driver import FakeCall, FakeTool
 from tests.fakes.provider import FakeProvider
 
@@ -138,7 +138,8 @@ async def test_a_server_gets_coerced_arguments_only_with_the_option(
 
     schema: JsonObject = {"type": "object", "properties": {"rows": {"type": "array"}}}
     provider = FakeProvider(tools={"probe": {"note": FakeTool(note, schema)}})
-    async with running_registry(tmp_path, provider, coerce_arguments=coerces) as registry:
+    suite = suite_with(tmp_path, coerces_arguments=coerces)
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
         episode = registry.start("find-answer", Principal())
         await episode.ready()
         text = json.dumps(["x"] * size)

@@ -90,7 +90,8 @@ async def test_an_episode_opens_when_there_is_memory_again(
     available = 0
     monkeypatch.setattr(admission, "available_bytes", lambda: available)
     provider = FakeProvider(tools=TOOLS)
-    async with running_registry(tmp_path, provider, min_available_mib=1) as registry:
+    monkeypatch.setattr("decathlon_mcp.app.DENSE_FLOOR_MIB", 1)
+    async with running_registry(tmp_path, provider, dense=True) as registry:
         episode = registry.start("find-answer", PLAYER)
         while not registry.admission.memory.waiting:  # noqa: ASYNC110
             await anyio.sleep(0.01)
@@ -105,7 +106,8 @@ async def test_an_episode_ends_if_there_is_no_memory_for_long(
     monkeypatch.setattr(admission, "MEMORY_INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(admission, "STALLED_SECONDS", 0.05)
     monkeypatch.setattr(admission, "available_bytes", lambda: 5 << 20)
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), min_available_mib=6) as registry:
+    monkeypatch.setattr("decathlon_mcp.app.DENSE_FLOOR_MIB", 6)
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), dense=True) as registry:
         with pytest.raises(AtCapacityError, match=r"has 5 MiB of memory available, and needs 6") as refused:
             await registry.start("find-answer", PLAYER).ready()
         assert refused.value.retryable

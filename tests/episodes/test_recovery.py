@@ -43,7 +43,7 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.instance import create_state_folder, instance_lock
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
@@ -88,7 +88,7 @@ async def recovered(
     which is on `machine`. `write`: writes its trajectory, which is then damaged by `damage`.
     """
     state = tmp_path / "state"
-    settings = Settings.model_validate({"state": state})
+    settings = read_settings({"state": state})
     create_state_folder(state)
     provider = FakeProvider(tools=tools, run=exits_with(0), machine=machine)
     factory = replace(sandbox_factory(tmp_path, provider, suite=path), survival=Survival(60, 2))
@@ -590,7 +590,7 @@ async def test_a_server_whose_sandbox_cannot_be_removed_is_not_forgotten_and_hol
     for name in ("first", "second"):
         (state / "servers" / name).write_text('{"survives": true}')
     (scratch := state / "scratch" / "own").mkdir(parents=True)
-    settings, provider = Settings.model_validate({"state": state}), FakeProvider()
+    settings, provider = read_settings({"state": state}), FakeProvider()
     with instance_lock(state, survives=True) as lock, Store.open(state, lock.name) as store:
         registry = create_registry(Catalogue([]), {}, settings, scratch, store)
         async with provider, registry.running():

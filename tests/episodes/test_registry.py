@@ -153,11 +153,13 @@ async def test_the_call_that_exceeds_the_limit_closes_the_attempt(tmp_path: Path
 
 
 @pytest.mark.parametrize("by", ["calls", "client"])
-async def test_with_at_limit_fail_a_truncated_attempt_is_not_graded_and_its_reward_is_0(
+async def test_in_a_suite_that_grades_none_a_truncated_attempt_is_not_graded_and_its_reward_is_0(
     tmp_path: Path, by: str
 ) -> None:
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, at_limit="fail") as registry:
+    async with running_registry(
+        tmp_path, provider, suite=suite_with(tmp_path, grades_truncated=False)
+    ) as registry:
         episode = registry.start("find-answer", ADA, max_calls=1)
         await make_call(episode, "probe__echo", CallParams.of({"text": "one"}))
         if by == "client":
@@ -168,7 +170,7 @@ async def test_with_at_limit_fail_a_truncated_attempt_is_not_graded_and_its_rewa
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward, verdict.success) == ("forfeited", 0.0, False)
         assert (verdict.claimed, verdict.truncated) == (False, True)
-        assert verdict.detail.endswith("`--at-limit grade` grades them")
+        assert verdict.detail.endswith("`grades_truncated: true` in suite.yaml grades them")
         assert verdict.signature is not None
         folder = episode.history.files.folder
         assert json.loads((folder / "traj_log.json").read_text())["status"] == "max_turns_reached"

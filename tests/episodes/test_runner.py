@@ -32,7 +32,7 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
@@ -565,7 +565,7 @@ async def test_a_runner_cancelled_at_any_moment_leaves_nothing(tmp_path: Path, t
     factory = sandbox_factory(tmp_path, provider)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    settings = Settings.model_validate({"state": tmp_path / "state"})
+    settings = read_settings({"state": tmp_path / "state"})
     registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, scratch)
     kept_tools = KeptTools(tmp_path / "tools")
     async with provider:

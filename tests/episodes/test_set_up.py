@@ -104,7 +104,8 @@ async def test_a_failed_preprocess_that_the_suite_ignores_is_in_the_trajectory_a
 
 async def test_a_preprocess_that_takes_too_long_is_reported_with_its_deadline(tmp_path: Path) -> None:
     provider = FakeProvider(tools=TOOLS, run=lambda request: RunReply(timed_out=True))
-    error = await set_up_error(tmp_path, provider, "made-answer", preprocess_seconds=7)
+    suite = suite_with(tmp_path, deadlines={"preprocess_seconds": 7})
+    error = await set_up_error(tmp_path, provider, "made-answer", suite=suite)
     assert error.message == "preprocess took longer than 7 s"
 
 

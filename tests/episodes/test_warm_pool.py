@@ -28,7 +28,7 @@ from decathlon_mcp.plugins.pool import pool as warm_pool
 from decathlon_mcp.plugins.pool.pool import SandboxPool
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local import LocalProvider
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.instance import create_state_folder
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
@@ -427,7 +427,7 @@ async def test_local_sandboxes_are_not_opened_ahead(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         provider = await stack.enter_async_context(LocalProvider("owner", tmp_path / "sandboxes"))
         await stack.enter_async_context(pool.running())
-        factory = create_sandbox_factory(suite, provider, common, Settings.model_validate({}))
+        factory = create_sandbox_factory(suite, provider, common, read_settings({}))
         factory = replace(factory, sources=SandboxSources([pool]))
         spec = factory.first_spec(suite.tasks["find-answer"])
         await factory.expect(spec)

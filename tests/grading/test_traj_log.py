@@ -221,7 +221,7 @@ NOT_EVALUATED = "only SUCCESS counts as pass; pass is null"
             "max_turns_reached",
             {"pass": None, "details": f"Task status: max_turns_reached, {NOT_EVALUATED}. why"},
         ),
-        # With `--at-limit grade`.
+        # With `grades_truncated: true`.
         (
             "toolathlon",
             {"claimed": False, "truncated_by": "client"},

@@ -10,12 +10,12 @@ import anyio
 from decathlon_mcp.app import bootstrap
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.server import serve_http
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from tests.probe.serving import SUITE
 
 
 async def main(descriptor: int, state: str) -> None:
-    settings = Settings.model_validate({"suite": (SUITE,), "provider": "local", "state": state})
+    settings = read_settings({"suite": (SUITE,), "provider": "local", "state": state})
     async with bootstrap(settings, survives=True) as registry:
         listener = socket.socket(fileno=descriptor)
         await serve_http(http_app(registry), listener, drain=registry.drain, on_ready=lambda: None)

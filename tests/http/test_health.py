@@ -27,7 +27,7 @@ from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from tests.episodes.environment import sandbox_factory
 from tests.episodes.test_disk import DISK_MIB, FLOOR_MIB, disk, fill
 from tests.fakes.provider import FakeProvider
@@ -290,7 +290,7 @@ async def test_a_server_is_ready_once_it_has_started_and_recovered(
 @asynccontextmanager
 async def registry_served(tmp_path: Path) -> AsyncGenerator[tuple[EpisodeRegistry, str]]:
     """A registry that is served but does not run yet, and the URL."""
-    settings = Settings.model_validate({"state": tmp_path})
+    settings = read_settings({"state": tmp_path})
     factory = sandbox_factory(tmp_path, FakeProvider())
     suites = {factory.suite.name: factory}
     registry = create_registry(Catalogue([factory.suite]), suites, settings, tmp_path)

@@ -28,7 +28,7 @@ RESULTS: dict[str, dict[str, Any]] = {
 ODD = 'return {"content": [], **json.loads(open(workspace_path("odd.json")).read())}'
 
 
-@pytest.fixture(scope="module", params=["cut", "raw"])
+@pytest.fixture(scope="module", params=["true", "false"])
 async def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[Served]:
@@ -39,9 +39,9 @@ async def served(
     text = server.read_text().replace("return odd()", ODD)
     server.write_text(text.replace('"again": "tomorrow"', '"again": "x" * 1_200_000'))
     state = tmp_path_factory.mktemp("state")
-    async with serving(
-        state, suite=(str(suite),), provider="local", survives=True, overlong=request.param
-    ) as served:
+    with (suite / "suite.yaml").open("a") as file:
+        file.write(f"cuts_overlong: {request.param}\n")
+    async with serving(state, suite=(str(suite),), provider="local", survives=True) as served:
         yield served
 
 
@@ -61,7 +61,7 @@ async def test_a_large_reply_does_not_end_the_session_of_the_python_sdk(served: 
             for name, members in RESULTS.items():
                 await write(client.call_tool, members)
                 result: Any = await client.call_tool("probe__odd")
-                if name != "content":  # which `--overlong cut` has shortened
+                if name != "content":  # which is shortened with `cuts_overlong`
                     # Without a session the answer is a JSON body, which has no such limit.
                     assert result.is_error == (era == "handshake")
                 if result.is_error:

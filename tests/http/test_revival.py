@@ -251,8 +251,11 @@ async def test_sessions_that_nobody_revives_expire(tmp_path: Path, http: httpx2.
                 await anyio.sleep(0.05)
 
 
-async def test_limit_of_sessions_applies_to_revived_ones(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with restartable(tmp_path, max_sessions=2) as server:
+async def test_limit_of_sessions_applies_to_revived_ones(
+    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
+    async with restartable(tmp_path) as server:
         old = await RawSession.open(http, server.served.lobby)
         await server.restart()
         for _ in range(2):

@@ -59,11 +59,10 @@ async def test_the_only_token_of_a_server_may_take_everything(tmp_path: Path) ->
                 assert reply.structured_content["phase"] == "ready"
 
 
-async def test_one_token_cannot_take_all_sessions(tmp_path: Path) -> None:
+async def test_one_token_cannot_take_all_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = tokens_of(tmp_path, "ada", "bob")
-    async with serving(
-        tmp_path, tokens=tokens, provider="local", max_sessions=4, share_per_token=0.5
-    ) as served:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
+    async with serving(tmp_path, tokens=tokens, provider="local") as served:
         async with httpx2.AsyncClient() as http:
             opened = [await open_session(http, served.lobby, "ada") for _ in range(3)]
             assert [SESSION_HEADER in response.headers for response in opened] == [True, True, False]

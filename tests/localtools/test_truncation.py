@@ -85,28 +85,26 @@ async def test_results_of_local_tools_are_never_truncated(served: Served) -> Non
         assert len(await player.text("local__shout", text="a" * 1000, times=150)) == 150_000
 
 
-@pytest.mark.parametrize("use_profile", [True, False])
-async def test_nothing_is_truncated_with_overlong_raw_or_by_other_profiles(
-    tmp_path: Path, use_profile: bool
-) -> None:
-    settings: dict[str, Any] = {"suite": (SUITE,), "overlong": "raw"}
-    async with serving(tmp_path, provider="local", **({} if use_profile else settings)) as served:
-        if use_profile:
-            async with playing(served, "find-answer", "task") as player:
-                assert await player.text("probe__big", characters=150_000) == "x" * 150_000
-            return
-        async with playing(served, "play", "task") as player:
-            result = await player.call("long__structured", characters=150_000)
-            assert result.content[0].text == "é" * 150_000
-            assert result.structured_content == {"text": "é" * 150_000}
-
-
-async def test_overlong_cut_truncates_with_every_profile(tmp_path: Path) -> None:
+async def test_nothing_is_truncated_by_other_profiles(tmp_path: Path) -> None:
     async with (
-        serving(tmp_path, provider="local", overlong="cut") as served,
+        serving(tmp_path, provider="local") as served,
         playing(served, "find-answer", "task") as player,
     ):
-        parse_notice(await player.text("probe__big", characters=150_000))
+        assert await player.text("probe__big", characters=150_000) == "x" * 150_000
+
+
+async def test_nothing_is_truncated_if_the_suite_says_so(tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    shutil.copytree(SUITE, suite)
+    file = suite / "suite.yaml"
+    file.write_text(file.read_text().replace("cuts_overlong: true", "cuts_overlong: false"))
+    async with (
+        serving(tmp_path / "state", suite=(str(suite),), provider="local") as served,
+        playing(served, "play", "task") as player,
+    ):
+        result = await player.call("long__structured", characters=150_000)
+        assert result.content[0].text == "é" * 150_000
+        assert result.structured_content == {"text": "é" * 150_000}
 
 
 async def test_with_toolathlon_gyms_limit_the_end_of_a_reply_is_dropped(tmp_path: Path) -> None:

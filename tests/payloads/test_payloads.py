@@ -17,6 +17,7 @@ PAYLOADS = [
     *((path.stem, PACKAGE) for path in Path(payloads.__file__).parent.glob("[!_]*.py")),
     ("program_starter", "decathlon_mcp.plugins.agents"),
     ("script_player", "decathlon_mcp.plugins.exports"),
+    ("trust", "decathlon_mcp.plugins.web"),
 ]
 
 
@@ -51,6 +52,6 @@ def test_a_payload_uses_the_drivers_name_of_the_channels_variable(name: str, pac
     assert {*re.findall(r"DECATHLON_\w+", payloads.source(name, package))} <= {wire.CHANNEL_VARIABLE}
 
 
-@pytest.mark.parametrize("name", ["local_tools_server", "rubric_function", "token_values", "web_trust"])
+@pytest.mark.parametrize("name", ["local_tools_server", "rubric_function", "token_values"])
 def test_a_payload_with_a_channel_reads_its_variable(name: str) -> None:
     assert f'"{wire.CHANNEL_VARIABLE}"' in payloads.source(name)

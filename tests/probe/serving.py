@@ -20,7 +20,7 @@ from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.http.server import serve_http
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.types import public_id
 
 SUITE = str(Path(__file__).parent / "suite")
@@ -79,7 +79,7 @@ async def serving(
     values = {**defaults, **settings}
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    configured = Settings.model_validate(values)
+    configured = read_settings(values)
     async with bootstrap(configured, survives=page or survives) as episodes, background_tasks() as tasks:
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
 

@@ -32,7 +32,7 @@ from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.local import LocalProvider
 from decathlon_mcp.sandboxes.local_plugin import NAMESPACES_FOLDER
 from decathlon_mcp.sandboxes.snapshots import SnapshotProvider, snapshots_of
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 
 
 async def main(
@@ -47,7 +47,7 @@ async def main(
         provider = create_provider(owner, folder, next(iter(str(spec["image"] or "") for spec in specs), ""))
     else:
         name, options = plugin
-        settings = Settings.model_validate({"provider": name, "provider_option": options, "state": folder})
+        settings = read_settings({"provider": name, "provider_option": options, "state": folder})
         provider = plugins.create_provider(name, owner, settings)
     saved = Path(folder).with_name("saved-by-server")
     async with provider, AsyncExitStack() as stack, anyio.create_task_group() as tasks:

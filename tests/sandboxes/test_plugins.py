@@ -24,7 +24,7 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.hooks import GROUP, plugins
 from decathlon_mcp.sandboxes.plugins import context_of, create_provider, load_provider
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import Settings, read_settings
 from tests.docs.pages import block
 from tests.probe.serving import SUITE
 
@@ -99,7 +99,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 def settings(**values: Any) -> Settings:
-    return Settings.model_validate({"suite": (SUITE,), **values})
+    return read_settings({"suite": (SUITE,), **values})
 
 
 @pytest.mark.anyio

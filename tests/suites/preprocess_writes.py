@@ -37,7 +37,7 @@ from decathlon_mcp.driver_client.driver import Moment
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
@@ -226,7 +226,7 @@ async def scan(checkout: Path, image: str, python: str, at_once: int) -> list[Js
         common = folder / "common.tar"
         suite.common_archive(common)
         async with DockerProvider("preprocess-writes") as provider:
-            factory = create_sandbox_factory(suite, provider, common, Settings.model_validate({}))
+            factory = create_sandbox_factory(suite, provider, common, read_settings({}))
             factory = replace(factory, image=image)
 
             async def report(task: Task) -> None:

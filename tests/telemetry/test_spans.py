@@ -19,7 +19,7 @@ from decathlon_mcp.app import bootstrap
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.plugins.spans.exporting import FLUSH_SECONDS, exported_spans
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import Settings, read_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ SERVER = (
 
 
 def settings_in(state: Path, **settings: Any) -> Settings:
-    return Settings.model_validate({"state": state, "isolation": "none", **settings})
+    return read_settings({"state": state, "isolation": "none", **settings})
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.web.recording import FOLDER, Recording, find_recordings
+from decathlon_mcp.plugins.web.recording import FOLDER, Recording, find_recordings
 from tests.probe.clients import Player, playing
 from tests.probe.serving import Served, serving
 from tests.web.browser.shop import PINNED, SHOP, STOCK, ShopHandler

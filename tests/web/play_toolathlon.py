@@ -23,7 +23,7 @@ from typing import Any
 
 import anyio
 
-from decathlon_mcp.web.recording import FOLDER, Recording, find_recordings
+from decathlon_mcp.plugins.web.recording import FOLDER, Recording, find_recordings
 from tests.arxiv.arxiv_server import Handler
 from tests.arxiv.container import NAMES
 from tests.probe.clients import Player, playing

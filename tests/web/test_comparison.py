@@ -9,8 +9,8 @@ from threading import Thread
 
 import pytest
 
-from decathlon_mcp.web.comparison import compare
-from decathlon_mcp.web.recording import Exchange
+from decathlon_mcp.plugins.web.comparison import compare
+from decathlon_mcp.plugins.web.recording import Exchange
 
 
 class Site(BaseHTTPRequestHandler):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.web.proxy import AUTHORITY_FOLDER
-from decathlon_mcp.web.recording import FOLDER, Recording, find_recordings
+from decathlon_mcp.plugins.web.proxy import AUTHORITY_FOLDER
+from decathlon_mcp.plugins.web.recording import FOLDER, Recording, find_recordings
 from tests.probe.clients import playing
 from tests.probe.serving import Served, folder_of, serving
 from tests.web.running import needs_mitmdump

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.web.exchanges import Counts
+from decathlon_mcp.plugins.web.exchanges import Counts
 from tests.web.running import Running, needs_mitmdump, real_proxy
 from tests.web.sites import Sites, sites
 

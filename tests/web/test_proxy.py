@@ -10,18 +10,19 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.app import host_info, recorded_web
+from decathlon_mcp.app import host_info
+from decathlon_mcp.episodes.web import create_web
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.settings import Settings
-from decathlon_mcp.web.control import Configuration, SessionSpec
-from decathlon_mcp.web.exchanges import Counts
-from decathlon_mcp.web.proxy import (
+from decathlon_mcp.plugins.web.control import Configuration, SessionSpec
+from decathlon_mcp.plugins.web.exchanges import Counts
+from decathlon_mcp.plugins.web.proxy import (
     AUTHORITY_FOLDER,
     ProxyOptions,
     WebProxy,
     find_program,
     running_proxy,
 )
+from decathlon_mcp.settings import read_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -103,7 +104,7 @@ def test_a_missing_program_is_an_error_with_the_command_that_installs_it(
 
 
 def test_the_recorded_web_is_not_for_sandboxes_with_a_network() -> None:
-    settings = Settings.model_validate({"web": "replay", "network": "outbound"})
+    settings = read_settings({"web": "replay", "network": "outbound"})
     with pytest.raises(SettingsError, match="leave out --network outbound"):
         host_info([], settings)
 
@@ -116,7 +117,9 @@ def test_the_recorded_web_is_not_for_sandboxes_with_a_network() -> None:
     ],
 )
 async def test_settings_of_the_recorded_web_are_checked(values: dict[str, object], message: str) -> None:
-    settings = Settings.model_validate({"web": "record", "web_proxy": PROGRAM, **values})
+    settings = read_settings({"web": "record", "web_proxy": PROGRAM, **values})
+    web = create_web(settings)
+    assert web is not None
     with pytest.raises(SettingsError, match=message):
-        async with recorded_web(settings):
+        async with web.running():
             pass

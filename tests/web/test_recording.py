@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.web.exchanges import Counts, Headers, WebRequest, WebResponse
-from decathlon_mcp.web.matching import RequestKey, request_key
-from decathlon_mcp.web.recording import (
+from decathlon_mcp.plugins.web.exchanges import Counts, Headers, WebRequest, WebResponse
+from decathlon_mcp.plugins.web.matching import RequestKey, request_key
+from decathlon_mcp.plugins.web.recording import (
     Recording,
     RecordingError,
     RecordingFullError,
@@ -128,7 +128,7 @@ def test_requests_without_a_response_are_counted_until_there_is_one(recording: R
 def test_of_too_many_requests_without_a_response_the_failures_stay(
     recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decathlon_mcp.web.recording.MAX_UNANSWERED", 3)
+    monkeypatch.setattr("decathlon_mcp.plugins.web.recording.MAX_UNANSWERED", 3)
     recording.add_unanswered("agent", key("failed"), 1, "refused")
     for number in range(5):
         recording.add_unanswered("agent", key(f"{number}"), 1)

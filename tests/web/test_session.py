@@ -9,9 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.web.exchanges import Counts, Mode, Part, WebRequest, WebResponse
-from decathlon_mcp.web.recording import Recording, RecordingId
-from decathlon_mcp.web.session import (
+from decathlon_mcp.plugins.web.exchanges import Counts, Mode, Part, WebRequest, WebResponse
+from decathlon_mcp.plugins.web.recording import Recording, RecordingId
+from decathlon_mcp.plugins.web.session import (
     MISSED_STATUS,
     UNREACHABLE_STATUS,
     PendingExchange,

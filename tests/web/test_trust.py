@@ -16,8 +16,8 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver_client.driver import BOOT_COMMAND, connect
-from decathlon_mcp.episodes.web import proxy_variables
 from decathlon_mcp.payloads import source
+from decathlon_mcp.plugins.web.episodes import proxy_variables
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.local import LocalProvider
 from tests.arxiv.authority import Authority
@@ -34,7 +34,7 @@ def install(folder: Path, order: dict[str, Any]) -> dict[str, Any]:
     with os.fdopen(read) as channel:
         try:
             subprocess.run(
-                [sys.executable, "-c", source("web_trust"), json.dumps(order)],
+                [sys.executable, "-c", source("trust", "decathlon_mcp.plugins.web"), json.dumps(order)],
                 env={**os.environ, "SSL_CERT_FILE": str(bundle), "DECATHLON_CHANNEL": str(write)},
                 pass_fds=(write,),
                 timeout=60,
@@ -61,7 +61,7 @@ def test_the_authority_is_added_to_what_the_sandbox_trusts(tmp_path: Path) -> No
 
 def test_bundles_of_python_environments_are_found(tmp_path: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "payload"}
-    exec(compile(source("web_trust"), "web_trust", "exec"), namespace)
+    exec(compile(source("trust", "decathlon_mcp.plugins.web"), "web_trust", "exec"), namespace)
     bundles = [
         tmp_path / "venv/lib/python3.12/site-packages" / name
         for name in ("certifi/cacert.pem", "pip/_vendor/certifi/cacert.pem")

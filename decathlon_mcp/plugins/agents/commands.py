@@ -29,9 +29,7 @@ from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import default_state
 
-AgentOptions = settings_model(
-    "AgentOptions", (*SANDBOX_SETTINGS, "network", "language", "max_calls", "limits", "at_limit")
-)
+AgentOptions = settings_model("AgentOptions", (*SANDBOX_SETTINGS, "network", "language", "max_calls"))
 AgentSettings = Annotated[AgentOptions, Parameter(name="*")]
 AGENT_DEFAULTS = AgentOptions.model_validate({})
 

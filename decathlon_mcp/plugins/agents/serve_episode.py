@@ -23,8 +23,7 @@ from starlette.types import ASGIApp
 
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
-from decathlon_mcp.cli.episode import NO_VERDICT, NOT_PASSED
-from decathlon_mcp.cli.output import print_json, printed
+from decathlon_mcp.cli.output import print_json, printed, shell_path, this_command
 from decathlon_mcp.cli.serve import ListenAddress
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -33,7 +32,6 @@ from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.protocol import ConnectionLimits
-from decathlon_mcp.own_command import shell_path, this_command
 from decathlon_mcp.plugins.agents.configuration import choose_variables
 from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher
 from decathlon_mcp.plugins.agents.player import RUNNING, STATUS_LABEL, AgentPlayer, ProgramFailedError
@@ -42,6 +40,7 @@ from decathlon_mcp.plugins.agents.programs import Program, find_program
 from decathlon_mcp.plugins.agents.reach import read_endpoints
 from decathlon_mcp.plugins.agents.verdict_socket import ask_for_verdict, giving_verdict
 from decathlon_mcp.plugins.play.play import connect, redirect_logs
+from decathlon_mcp.plugins.shell.shell import NO_VERDICT, NOT_PASSED
 from decathlon_mcp.sandboxes.bubblewrap.host_provider import why_unavailable
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.sandboxes.local_plugin import answer_folders
@@ -270,7 +269,7 @@ async def _served(
     assert isinstance(endpoint, EmbeddedEndpoint)
     max_body_bytes = settings.max_body_mib << 20
     app = http_app(endpoint.registry, hosts=hosts, max_body_bytes=max_body_bytes)
-    limits = ConnectionLimits.for_bodies(max_body_bytes, per_peer=settings.max_peer_connections)
+    limits = ConnectionLimits.for_bodies(max_body_bytes)
     async with app.router.lifespan_context(app):
         yield endpoint.registry, app, limits
 

@@ -4,6 +4,7 @@ from decathlon_mcp.hooks import Plugin
 
 PLUGIN = Plugin(
     name="branches",
+    settings="decathlon_mcp.plugins.branches.settings:BranchSettings",
     episodes=("decathlon_mcp.plugins.branches.branches:create",),
     saved_states=("decathlon_mcp.plugins.branches.states:remove_states_of_ended",),
 )

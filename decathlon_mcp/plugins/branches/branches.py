@@ -20,6 +20,7 @@ from decathlon_mcp.plugins.branches.copies import begin_as_copy
 from decathlon_mcp.plugins.branches.prepared import PREPARED_FOLDER, PreparedTasks
 from decathlon_mcp.plugins.branches.replay import check_source, play_again, refuse_shared
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, why_not_saved
+from decathlon_mcp.plugins.branches.settings import BranchSettings
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
 from decathlon_mcp.sandboxes.plugins import saving_providers
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
@@ -88,17 +89,22 @@ class Branches(EpisodeHooks):
 
 def create(settings: Settings, options: RegistryOptions, factories: Mapping[str, SandboxFactory]) -> Branches:
     """What a server with these settings has. Raises SettingsError."""
+    configured = settings.of(BranchSettings)
+    if configured.prepared and configured.snapshot_mib == 0:
+        raise SettingsError(
+            "--prepared saves states of sandboxes, for which --snapshot-mib 0 leaves no space"
+        )
     for factory in factories.values():
-        if settings.prepared and snapshots_of(factory.provider) is None:
+        if configured.prepared and snapshots_of(factory.provider) is None:
             raise SettingsError(
                 f"--prepared: sandboxes of the provider {factory.provider.name} cannot be saved; "
                 f"use {saving_providers()}"
             )
     states = SavedStates(
         options.journals,
-        max_bytes=settings.snapshot_mib << 20,
-        kept=settings.snapshots_kept,
+        max_bytes=configured.snapshot_mib << 20,
+        kept=configured.snapshots_kept,
         disk=options.disk,
     )
-    prepared = PreparedTasks(options.scratch / PREPARED_FOLDER, states, are_saved=settings.prepared)
+    prepared = PreparedTasks(options.scratch / PREPARED_FOLDER, states, are_saved=configured.prepared)
     return Branches(states, prepared)

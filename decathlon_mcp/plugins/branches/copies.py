@@ -84,7 +84,6 @@ async def open_copy(
         driver = await stack.enter_async_context(
             connect(
                 sandbox,
-                reply_bytes=factory.reply_bytes,
                 survival=factory.survival.of_copy(state.generation),
                 taken_back=True,
             )

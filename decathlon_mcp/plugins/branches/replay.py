@@ -52,7 +52,7 @@ def shared_with_others(factory: SandboxFactory, task: Task) -> list[str]:
     """
     web = factory.web
     is_outbound = factory.network_for(task) == "outbound" or (
-        web is not None and web.mode != "replay" and factory.uses_web(task)
+        web is not None and web.reaches_sites and factory.uses_web(task)
     )
     services = factory.suite.services(task)
     return [

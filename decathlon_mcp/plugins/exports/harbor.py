@@ -27,7 +27,7 @@ from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.docker.container import nesting_profile
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.settings import Settings, all_settings
 from decathlon_mcp.starter import oracle, oracle_ids, suite_path
 from decathlon_mcp.storage.keys import key_file_content
 from decathlon_mcp.suites.suite import Suite
@@ -175,7 +175,7 @@ def _sidecar(
     environment: JsonObject = {
         f"DECATHLON_{name.upper()}": value
         for name in PASSED_ON
-        if (value := getattr(settings, name)) != Settings.model_fields[name].default
+        if (value := getattr(settings, name)) != all_settings().model_fields[name].default
     }
     volumes: list[str] = []
     if not _is_bundled(suite):
@@ -187,7 +187,7 @@ def _sidecar(
         "command": [
             *("serve-episode", task.id, "--launch-time", launch_time.isoformat()),
             # Harbor's own limit comes first.
-            *("--player-seconds", f"{settings.time_limit_seconds:g}", "--allowed-host", SERVICE),
+            *("--player-seconds", f"{settings.episode_seconds:g}", "--allowed-host", SERVICE),
         ],
         "environment": environment,
         "networks": ["default"],

@@ -32,10 +32,10 @@ _NOT_WANTED = re.compile(rb"q=0(\.0*)?")
 ASSET_SECONDS = 365 * 86_400
 
 
-def page_address(key: str, port: int) -> str:
+def page_address(key: str, port: int, path: str = "/") -> str:
     """The address that opens the page of a server on this machine without asking for the key."""
     # Browsers do not send what is behind `#`, so that the key is in no log.
-    return f"http://{PAGE_HOST}:{port}/#key={key}"
+    return f"http://{PAGE_HOST}:{port}{path}#key={key}"
 
 
 class PageApp:
@@ -90,14 +90,14 @@ class PageApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
-    def shown_address(self, url: str, *, to_person: bool) -> str:
+    def shown_address(self, url: str, *, to_person: bool, path: str = "/") -> str:
         """Where people look, on a server at this URL. `to_person`: with the key, which no log may have."""
         if self._key is None:
-            return f"{url}/"
+            return f"{url}{path}"
         port = int(url.rpartition(":")[2])
         if to_person:
-            return page_address(self._key, port)
-        return f"http://{PAGE_HOST}:{port}/ (`decathlon-mcp view --address` prints it with its key)"
+            return page_address(self._key, port, path)
+        return f"http://{PAGE_HOST}:{port}{path} (`decathlon-mcp view --address` prints it with its key)"
 
     def serves(self, scope: Scope) -> bool:
         """Whether a request is for a person: for one of the page's paths, or of a browser at another one."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
-from decathlon_mcp.own_command import this_command
+from decathlon_mcp.cli.output import this_command
 from decathlon_mcp.plugins.history.values import (
     CallEntry,
     Entry,

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from decathlon_mcp.own_command import this_command
+from decathlon_mcp.cli.output import this_command
 from decathlon_mcp.plugins.page.marks import marked
 
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

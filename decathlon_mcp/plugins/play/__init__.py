@@ -1,4 +1,4 @@
-"""People play in a terminal, by hand or from a script: `play`."""
+"""People play tasks: in a browser at the page's `/play`, or from a script. The command `play`."""
 
 from decathlon_mcp.hooks import Plugin
 

@@ -22,7 +22,7 @@ def play(
     script: Annotated[str | None, Parameter(metavar="FILE", env_var=(), allow_leading_hyphen=True)] = None,
     settings: PlaySettings = PLAY_DEFAULTS,
 ) -> int:
-    """Play a task by hand in this terminal, or with `--script` from a file of calls.
+    """Play a task by hand in a browser, or with `--script` from a file of calls.
 
     Parameters
     ----------

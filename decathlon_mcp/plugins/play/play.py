@@ -1,70 +1,107 @@
-"""`play`: play a task by hand in the full-screen player, or from a script."""
+"""`play`: play a task by hand on the page of a server, or from a script."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import sys
+import webbrowser
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO, cast
+from urllib.parse import urlencode
 
+import anyio.to_thread
 from decathlon_client import ClientError, Decathlon, NoVerdictError
+from decathlon_client.address import server_url
 from decathlon_client.script import ScriptError, play_script, read_script
 from decathlon_client.shutdown import shutdown_on_signal
 
+from decathlon_mcp.app import bootstrap
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.output import print_json
+from decathlon_mcp.cli.readiness import require_ready
+from decathlon_mcp.cli.serve import ListenAddress, serve_at
 from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.settings import Settings
+from decathlon_mcp.hooks import plugins
+from decathlon_mcp.http.application import Page
+from decathlon_mcp.http.listening import listen
+from decathlon_mcp.settings import Settings, all_settings
 from decathlon_mcp.storage.instance import create_state_folder
 from decathlon_mcp.telemetry.logs import configure_logging
 
 LOG_FILE = "play.log"
 """Log of the server in this process, in the state folder."""
-PLAYER_MODULES = ("textual", "jsonschema")
-"""Modules of the extra `play`, which only the full-screen player imports."""
 
 
 async def play(settings: Settings | None, task: str | None, url: str | None, script: str | None) -> int:
     """Play a task and return the exit status; with a script, 0 only on a pass.
 
     `settings` are those of a server in this process; None to connect to one, whose URL is `url`, or else that
-    of `DECATHLON_URL`. Raises DecathlonError if the player, the task or the server is not available.
+    of `DECATHLON_URL`. Raises DecathlonError if the task or the server is not available.
     """
-    if script is not None and task is None:
-        raise BadRequestError("a script plays one task: decathlon-mcp play TASK --script FILE")
     if script is None:
-        require_player()
-        # The player draws only when its modules and the server have started, which can take ten seconds.
-        sys.stderr.write(f"starting {'the player' if settings is None else 'a server and the player'} ...\n")
-        sys.stderr.flush()
+        path = "/play" + (f"?{urlencode({'task': task})}" if task else "")
+        return await _open_page(url, path) if settings is None else await _serve_page(settings, task, path)
+    if task is None:
+        raise BadRequestError("a script plays one task: decathlon-mcp play TASK --script FILE")
     d = connect(settings, url)
     try:
         with redirect_logs(settings):
-            if script is not None and task is not None:
-                return await _play_script(d, task, script)
-            from decathlon_client.player.app import play_by_hand
-
-            return await play_by_hand(d, task)
+            return await _play_script(d, task, script)
     except ClientError as error:
         raise DecathlonError(error.message) from error
 
 
-def require_player() -> None:
-    """Raises DecathlonError, with what to do about it, if the full-screen player cannot run."""
-    if any(importlib.util.find_spec(name) is None for name in PLAYER_MODULES):
-        raise DecathlonError("the player needs Textual; in the clone: pip install '.[server,starter,play]'")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise DecathlonError(
-            "the player needs a terminal; without one: decathlon-mcp play TASK --script FILE"
-        )
+async def _open_page(url: str | None, path: str) -> int:
+    """Open the page of a running server, which asks for its key or a token."""
+    try:
+        page = f"{server_url(url, is_root=True).rstrip('/').removesuffix('/mcp')}{path}"
+    except ValueError as error:
+        raise BadRequestError(str(error)) from None
+    sys.stdout.write(f"{page}\n")
+    await anyio.to_thread.run_sync(_open_browser, page)
+    return 0
+
+
+async def _serve_page(settings: Settings, task: str | None, path: str) -> int:
+    """Serve the page of a server in this process until a signal; all attempts end with it."""
+    if not any(plugin.page for plugin in plugins()):
+        raise BadRequestError("this server has no page: play with --script FILE")
+    address = ListenAddress("127.0.0.1", 0, None, (), (), None)
+
+    def announce(url: str, page: Page | None) -> None:
+        assert page is not None
+        # The key gives access to everything in the state folder: a log must not have it.
+        sys.stdout.write(f"{page.shown_address(url, to_person=sys.stdout.isatty(), path=path)}\n")
+        sys.stdout.flush()
+        sys.stderr.write("Ctrl-C ends the server, and the attempts that were not claimed\n")
+        _open_browser(page.shown_address(url, to_person=True, path=path))
+
+    with redirect_logs(settings):
+        async with bootstrap(settings) as episodes:
+            if task is not None:
+                episodes.catalogue.find(task)
+            await require_ready(episodes, settings.max_sandboxes)
+            with listen(address.host, address.port) as listener:
+                await serve_at(listener, address, episodes, settings, announce)
+    return 0
+
+
+def _open_browser(address: str) -> None:
+    """Open an address in a browser with a window; nothing happens if there is none."""
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return
+    # A browser in this terminal, such as w3m, would take the terminal from the command.
+    if type(browser) is not webbrowser.GenericBrowser:
+        browser.open(address)
 
 
 def connect(settings: Settings | None, url: str | None) -> Decathlon:
     """A client, as for `play`. Raises BadRequestError for a URL that cannot be right."""
     if settings is not None:
-        options: dict[str, Any] = {name: getattr(settings, name) for name in Settings.model_fields}
+        options: dict[str, Any] = {name: getattr(settings, name) for name in all_settings().model_fields}
         return Decathlon.embedded(options.pop("suite"), options.pop("provider"), **options)
     try:
         return Decathlon(url)

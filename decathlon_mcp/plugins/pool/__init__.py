@@ -2,4 +2,8 @@
 
 from decathlon_mcp.hooks import Plugin
 
-PLUGIN = Plugin(name="pool", sandbox_sources=("decathlon_mcp.plugins.pool.pool:create",))
+PLUGIN = Plugin(
+    name="pool",
+    settings="decathlon_mcp.plugins.pool.settings:PoolSettings",
+    sandbox_sources=("decathlon_mcp.plugins.pool.pool:create",),
+)

@@ -37,6 +37,7 @@ from decathlon_mcp.driver_client.driver import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew
 from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.plugins.pool.settings import PoolSettings
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import fields
@@ -334,4 +335,5 @@ class SandboxPool:
 
 def create(settings: Settings, admission: Admission) -> SandboxPool | None:
     """The pool of a server, of the size in its settings; None without one."""
-    return SandboxPool(settings.warm, admission) if settings.warm else None
+    size = settings.of(PoolSettings).warm
+    return SandboxPool(size, admission) if size else None

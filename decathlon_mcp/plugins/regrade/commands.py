@@ -12,9 +12,9 @@ from decathlon_mcp.cli.running import run_async
 RegradeOptions = settings_model(
     "RegradeOptions",
     (
-        *(*SANDBOX_SETTINGS, "language", "network", "docker_network", "docker_runtime", "web"),
+        *(*SANDBOX_SETTINGS, "language", "network", "web"),
         *("memory_mib", "cpus", "pids", "workspace_mib"),
-        *("max_sandboxes", "max_opening", "evaluation_seconds", "at_limit"),
+        *("max_sandboxes", "max_opening", "evaluation_seconds"),
     ),
 )
 RegradeSettings = Annotated[RegradeOptions, Parameter(name="*")]

@@ -2,4 +2,8 @@
 
 from decathlon_mcp.hooks import Plugin
 
-PLUGIN = Plugin(name="spans", spans="decathlon_mcp.plugins.spans.exporting:exported_spans")
+PLUGIN = Plugin(
+    name="spans",
+    settings="decathlon_mcp.plugins.spans.settings:SpanSettings",
+    spans="decathlon_mcp.plugins.spans.exporting:create",
+)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Thread
 
 import anyio
@@ -20,6 +20,8 @@ from opentelemetry.trace import Span, StatusCode, Tracer
 
 from decathlon_mcp import __version__
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.plugins.spans.settings import SpanSettings
+from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics, Metrics, TaskKey
 
 FLUSH_SECONDS = 2.0
@@ -109,6 +111,11 @@ class EpisodeSpans(EpisodeMetrics):
                 self._span.set_status(StatusCode.ERROR)
             self._span.end()
             self._span = None
+
+
+def create(settings: Settings) -> AbstractAsyncContextManager[ExportedSpans] | None:
+    """The spans of a server with these settings; None without `--spans`."""
+    return exported_spans() if settings.of(SpanSettings).spans else None
 
 
 @asynccontextmanager

@@ -361,7 +361,7 @@ def default_network(api: Api) -> str:
             raise refusal(
                 error,
                 "the engine created no network for sandboxes",
-                "create one and set --docker-network",
+                "create one and set --provider-option network=NAME",
             ) from error
 
 

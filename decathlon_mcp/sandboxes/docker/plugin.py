@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field
 
 from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
 from decathlon_mcp.sandboxes.docker.events import LIVING_STATES, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.docker.image import images_on_engine
 from decathlon_mcp.sandboxes.docker.provider import DockerProvider, containers_of
-from decathlon_mcp.sandboxes.plugins import NoOptions, Offer, ProviderContext, ProviderPlugin
+from decathlon_mcp.sandboxes.plugins import Offer, ProviderContext, ProviderPlugin
 
 
 class EngineInventory:
@@ -52,22 +55,37 @@ async def inventory(state: Path) -> AsyncGenerator[EngineInventory]:
         yield found
 
 
-def create(context: ProviderContext[NoOptions]) -> DockerProvider:
+class DockerOptions(BaseModel):
+    """See `ProviderPlugin.options`."""
+
+    network: Annotated[str, Field(min_length=1)] = Field(
+        DEFAULT_NETWORK,
+        description="network of sandboxes with outbound access, by default a bridge network on which they "
+        "cannot reach each other",
+    )
+    runtime: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="runtime by its name in the engine, such as `runsc`, by default the engine's"
+    )
+
+
+def create(context: ProviderContext[DockerOptions]) -> DockerProvider:
     """The provider of one server."""
     settings = context.settings
     return DockerProvider(
         context.owner,
-        network=settings.docker_network or DEFAULT_NETWORK,
-        runtime=settings.docker_runtime,
+        network=context.options.network,
+        runtime=context.options.runtime,
         at_once=context.max_opening,
         max_sandboxes=settings.max_sandboxes,
     )
 
 
-def offer(context: ProviderContext[NoOptions]) -> Offer:
+def offer(context: ProviderContext[DockerOptions]) -> Offer:
     """See `ProviderPlugin.offer`."""
-    is_shared = context.settings.docker_network == "host"
-    return Offer(shared_network="choose another --docker-network" if is_shared else "")
+    is_shared = context.options.network == "host"
+    return Offer(shared_network="leave out --provider-option network=host" if is_shared else "")
 
 
-PROVIDER = ProviderPlugin(create, inventory=inventory, offer=offer, service_images=images_on_engine)
+PROVIDER = ProviderPlugin(
+    create, inventory=inventory, options=DockerOptions, offer=offer, service_images=images_on_engine
+)

@@ -346,7 +346,7 @@ def check_runtime(facts: JsonObject, name: str | None) -> list[Finding]:
     if name is not None and name not in runtimes:
         cure = (
             f"add it to the engine's daemon.json (gVisor: `runsc install`) and restart the engine, or choose "
-            f"another --docker-runtime: {', '.join(sorted(runtimes))}"
+            f"another --provider-option runtime=NAME: {', '.join(sorted(runtimes))}"
         )
         return [Finding("runtime", False, f"the engine has no runtime {name}", cure)]
     used = name or str(facts.get("DefaultRuntime"))

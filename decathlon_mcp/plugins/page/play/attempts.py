@@ -19,8 +19,6 @@ from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
-from decathlon_client.forms.schema import Field, Kind
-from decathlon_client.forms.values import empty_draft
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,6 +35,7 @@ from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.plugins.history.values import EpisodeDetails
 from decathlon_mcp.plugins.page import episodes as episode_pages
 from decathlon_mcp.plugins.page.calls import shown
+from decathlon_mcp.plugins.page.play.drafts import empty_draft
 from decathlon_mcp.plugins.page.play.forms import Change, SavedForm, SavedForms, read_inputs, show_form
 from decathlon_mcp.plugins.page.play.reading import (
     JSON_ONLY,
@@ -51,6 +50,7 @@ from decathlon_mcp.plugins.page.play.reading import (
     read_text,
     text_of,
 )
+from decathlon_mcp.plugins.page.play.schema import Field, Kind
 from decathlon_mcp.plugins.page.site import Site, Visit
 from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import JsonObject, as_object

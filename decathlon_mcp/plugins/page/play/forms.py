@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from decathlon_client.forms.schema import Field, Kind, display_value
-from decathlon_client.forms.values import Draft, Path, empty_draft, is_filled
-
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.plugins.page.play.drafts import Draft, Path, empty_draft, is_filled
+from decathlon_mcp.plugins.page.play.schema import Field, Kind, display_value
 
 ROOT = "f"
 MAX_ITEMS = 200

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 import anyio
 import anyio.to_process
-from decathlon_client.forms.schema import Field, Kind, form_from_schema
-from decathlon_client.forms.values import (
+
+from decathlon_mcp.json_limits import JsonLimitError, check_json
+from decathlon_mcp.plugins.page.play.drafts import (
     Draft,
     NotRepresentableError,
     Path,
@@ -23,9 +24,8 @@ from decathlon_client.forms.values import (
     partial_value,
     read_draft,
 )
-
-from decathlon_mcp.json_limits import JsonLimitError, check_json
 from decathlon_mcp.plugins.page.play.forms import MAX_DRAFT_FIELDS, count_fields
+from decathlon_mcp.plugins.page.play.schema import Field, Kind, form_from_schema
 from decathlon_mcp.types import as_object
 
 T = TypeVar("T")

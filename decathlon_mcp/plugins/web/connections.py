@@ -1,0 +1,201 @@
+"""The connections of sandboxes to the proxy: what each may send, hold and wait for.
+
+mitmproxy reads whatever comes, keeps it until a message is complete, and writes without looking at what has
+been read. So the addon puts a reader of its own between mitmproxy and each connection.
+
+`received_bytes` of a connection is what was read of it and does not belong to an answered request. The size
+of a request is subtracted as it was parsed, without what TLS and chunks add: so it is never too low, as long
+as a connection carries one request after the other (HTTP/1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+from weakref import WeakSet
+
+from decathlon_mcp.plugins.web.exchanges import MEBIBYTE
+from decathlon_mcp.plugins.web.session import Session
+
+MAX_CONNECTIONS = 64
+"""Open connections of one sandbox. Browsers open 32 to a proxy."""
+MAX_RESOLVING = 2
+"""Host names that one sandbox looks up at once: each takes a thread, for many seconds at worst."""
+MAX_BODY_BYTES = 8 * MEBIBYTE
+"""Longest body of a request."""
+MAX_HEAD_BYTES = 256 << 10
+"""Longest head of a request with what came before it, such as a TLS handshake, or of a site's response."""
+MAX_RECEIVED_BYTES = 16 * MEBIBYTE
+"""What all connections of one sandbox may have sent of requests that are not answered."""
+MAX_UNREAD_BYTES = 16 * MEBIBYTE
+"""A sandbox that has not read so much of its answers gets no more of them until it has."""
+RECYCLED_BYTES = MAX_HEAD_BYTES // 2
+"""Connections with so many bytes that belong to no request are closed after a response."""
+DRAINED_SECONDS = 0.02
+"""Time between two looks at what a sandbox has read. asyncio has no event for several connections."""
+
+
+class Reader(Protocol):
+    """What mitmproxy uses of `asyncio.StreamReader`."""
+
+    async def read(self, size: int, /) -> bytes:
+        """Some bytes, none at the end of the stream."""
+        ...
+
+
+class Turns:
+    """Lets one connection of a sandbox go on for each round of the event loop, whatever others it has."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def wait(self) -> None:
+        """Wait until it is this connection's turn."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """The connections of one sandbox. `request_seconds`: how long one may take to send a request, or none."""
+
+    session: Session
+    request_seconds: float
+    clients: set[Client] = field(default_factory=set["Client"])
+    turns: Turns = field(default_factory=Turns)
+    resolving: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_RESOLVING))
+    _answers: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @asynccontextmanager
+    async def room(self) -> AsyncGenerator[None]:
+        """One recorded response may be read from the recording, once most of the earlier ones are written."""
+        async with self._answers:
+            while self._unread > MAX_UNREAD_BYTES:  # noqa: ASYNC110
+                await asyncio.sleep(DRAINED_SECONDS)
+            yield
+
+    @property
+    def _unread(self) -> int:
+        return sum(client.answer_bytes + client.buffered() for client in self.clients)
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One connection of a sandbox. `buffered`: bytes that were written to it and are still in memory."""
+
+    sandbox: Sandbox
+    buffered: Callable[[], int]
+    received_bytes: int = 0
+    answer_bytes: int = 0
+    """Size of a recorded response that has not been written yet."""
+    body: bytearray | None = None
+    """The body of a site's response so far, None if it is not recorded."""
+    failure: str = ""
+    """Why the last connection to a site failed."""
+    transports: WeakSet[asyncio.BaseTransport] = field(default_factory=WeakSet[asyncio.BaseTransport])
+    """Its own, and those to sites."""
+    _request_bytes: int = 0
+    """Size of the request that is not answered, as far as it has been parsed."""
+    _site_unparsed: int = 0
+    _state: Literal["idle", "head", "body", "response"] = "head"
+    _since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        """Close what mitmproxy has left open."""
+        # mitmproxy 12.2.3 cancels the reader of a connection to close it. If that waits for the lock of
+        # `ConnectionHandler.server_event` then, it ends without closing: a broken TLS hello does that.
+        for transport in tuple(self.transports):
+            transport.close()
+
+    def head_complete(self, size: int) -> None:
+        """The head of a request has been parsed; it has at least this size."""
+        self._state, self._request_bytes = "body", size
+
+    def request_complete(self, body_size: int) -> None:
+        """A request has been parsed. Its response comes before the next one."""
+        self._request_bytes += body_size
+        self._state, self._site_unparsed = "response", 0
+
+    def response_complete(self) -> None:
+        """The response is being written, or there will be none."""
+        self.received_bytes = max(0, self.received_bytes - self._request_bytes)
+        self._request_bytes, self.answer_bytes, self.body = 0, 0, None
+        self._state, self._since = "idle", asyncio.get_running_loop().time()
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether so much belongs to no request that the connection has to end with its next response."""
+        return self.received_bytes - self._request_bytes > RECYCLED_BYTES
+
+    def received(self, count: int) -> bool:
+        """Count what was read of the sandbox; returns whether the connection may stay open."""
+        if self._state == "idle":
+            self._state, self._since = "head", asyncio.get_running_loop().time()
+        self.received_bytes += count
+        unparsed = self.received_bytes - self._request_bytes
+        limit = MAX_HEAD_BYTES + (MAX_BODY_BYTES if self._state == "body" else 0)
+        total = sum(client.received_bytes for client in self.sandbox.clients)
+        return unparsed <= limit and total <= MAX_RECEIVED_BYTES and not self.is_late()
+
+    def is_late(self) -> bool:
+        """Whether it has taken too long to send a complete request, or has sent nothing for too long."""
+        now = asyncio.get_running_loop().time()
+        if self._state == "response" or self.buffered():
+            self._since = now
+        return now - self._since >= self.sandbox.request_seconds
+
+    def received_from_site(self, count: int) -> bool:
+        """Count what was read of a site; returns whether its connection may stay open."""
+        self._site_unparsed += count
+        return self._site_unparsed <= MAX_HEAD_BYTES
+
+    def collect(self, data: bytes) -> bytes:
+        """Keep a part of a site's body, as long as there is room for it; returns it to be passed on."""
+        self._site_unparsed = 0
+        if self.body is not None:
+            limit = self.sandbox.session.max_response_bytes
+            total = sum(len(client.body or b"") for client in self.sandbox.clients)
+            if len(self.body) + len(data) > limit:
+                self.body = None
+            elif total + len(data) > 2 * limit:
+                self.body = None
+                self.sandbox.session.problem = "too many large responses at once"
+            else:
+                self.body += data
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReader:
+    """What a sandbox sends on one connection, until it breaks a limit: then the stream ends."""
+
+    client: Client
+    reader: Reader
+
+    async def read(self, size: int, /) -> bytes:
+        while True:
+            try:
+                async with asyncio.timeout(self.client.sandbox.request_seconds):
+                    data = await self.reader.read(size)
+                break
+            except TimeoutError:
+                if self.client.is_late():
+                    return b""
+        await self.client.sandbox.turns.wait()
+        return data if self.client.received(len(data)) else b""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteReader:
+    """What a site sends, until it breaks a limit: then the stream ends."""
+
+    client: Client
+    reader: Reader
+
+    async def read(self, size: int, /) -> bytes:
+        data = await self.reader.read(size)
+        await self.client.sandbox.turns.wait()
+        return data if self.client.received_from_site(len(data)) else b""

@@ -1,0 +1,224 @@
+"""`play --script`: calls from a file, verdict on stdout, exit status 0 for a pass."""
+
+from __future__ import annotations
+
+import json
+import os
+import webbrowser
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import anyio
+import httpx2
+import pytest
+from decathlon_client.script import Step, read_steps
+from decathlon_client.values import CLAIM
+
+from decathlon_mcp.cli.app import run as run_words
+from decathlon_mcp.cli.options import PREFIX
+from decathlon_mcp.http.authentication import Tokens, new_token
+from decathlon_mcp.starter import oracle, oracle_ids
+from tests.cli.conftest import COMMAND
+from tests.page.sites import HTML, OWN, sign_in
+from tests.probe.serving import SUITE, serving
+
+RIGHT = '{"tool": "probe__write", "arguments": {"path": "answer.txt", "text": "42"}}\n{"claim_done": {}}\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Exit status and output of a command."""
+
+    status: int
+    out: str
+    err: str
+
+
+Play = Callable[..., Done]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Play:
+    """Run the command in this process, to import its modules only once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+
+    def run(*words: str, given: str = "") -> Done:
+        monkeypatch.setattr("sys.stdin", StringIO(given))
+        status = run_words(["play", *words])
+        content = capsys.readouterr()
+        return Done(status, content.out, content.err)
+
+    return run
+
+
+def test_script_that_solves_its_task_exits_with_zero(play: Play) -> None:
+    done = play(
+        "find-answer",
+        "--suite",
+        SUITE,
+        "--provider",
+        "local",
+        "--state",
+        "state",
+        "--script",
+        "-",
+        given=RIGHT,
+    )
+    assert done.status == 0, done.err
+    verdict = json.loads(done.out)
+    assert (verdict["reward"], verdict["claimed"], verdict["metrics"]["calls"]) == (1.0, True, 1)
+    assert "→ probe__write" in done.err
+    assert "isolates nothing" not in done.err
+
+
+def test_script_that_does_not_solve_its_task_exits_with_one(play: Play, tmp_path: Path) -> None:
+    script = tmp_path / "wrong.jsonl"
+    script.write_text('{"tool": "probe__fail"}\n{"tool": "probe__bare", "expect": "bare"}\n')
+    done = play(
+        "find-answer", "--suite", SUITE, "--provider", "local", "--state", "state", "--script", str(script)
+    )
+    assert done.status == 1
+    verdict = json.loads(done.out)
+    assert (verdict["reward"], verdict["claimed"], verdict["metrics"]["failed_calls"]) == (0.0, False, 1)
+
+
+def test_unexpected_reply_ends_the_script(play: Play) -> None:
+    line = '{"tool": "probe__bare", "expect": "something"}'
+    done = play(
+        "find-answer",
+        "--suite",
+        SUITE,
+        "--provider",
+        "local",
+        "--state",
+        "state",
+        "--script",
+        "-",
+        given=line,
+    )
+    assert (done.status, done.out) == (1, "")
+    assert done.err.splitlines()[-1] == (
+        "decathlon-mcp: probe__bare answered something else than the script expects: 'something'"
+    )
+
+
+@pytest.mark.anyio
+async def test_script_plays_on_a_running_server_with_a_token(tmp_path: Path) -> None:
+    secret, line = new_token("tester", "player")
+    listed = tmp_path / "tokens"
+    listed.write_text(line)
+    listed.chmod(0o600)
+    sanitize = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    with anyio.fail_after(120):
+        async with serving(tmp_path / "served", provider="local", tokens=Tokens.read(listed)) as served:
+            done = await anyio.run_process(
+                [*COMMAND, "play", "find-answer", "--url", served.url, "--script", "-"],
+                input=RIGHT.encode(),
+                env={**sanitize, "DECATHLON_TOKEN": secret},
+                cwd=tmp_path,
+            )
+    assert json.loads(done.stdout)["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nothing", "--provider", "local"), "there is no task 'nothing'"),
+        (("--script", "-"), "a script plays one task: decathlon-mcp play TASK --script FILE"),
+        (("find-answer", "--script", "nowhere.jsonl"), "nowhere.jsonl: No such file or directory"),
+        (("x", "--script", "-", "--url", "nowhere"), "url: not the address of a server, "),
+    ],
+)
+def test_error_is_one_line(play: Play, words: tuple[str, ...], message: str) -> None:
+    done = play(*words)
+    assert (done.status, done.out) == (1, "")
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"decathlon-mcp: {message}")
+
+
+def test_the_variable_selects_a_server_unless_a_suite_is_named(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECATHLON_URL", "http://127.0.0.1:1")
+    done = play("find-answer", "--script", "-", given=RIGHT)
+    assert "no server answers at http://127.0.0.1:1" in done.err
+    suite = ("--suite", SUITE, "--provider", "local", "--state", "state")
+    assert play("find-answer", *suite, "--script", "-", given=RIGHT).status == 0
+    monkeypatch.setenv("DECATHLON_URL", "nowhere")
+    assert "DECATHLON_URL: not the address of a server" in play("find-answer", "--script", "-").err
+
+
+@pytest.mark.anyio
+async def test_by_hand_the_page_opens_at_the_task_with_its_key_in_a_browser(tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.new\nmv {opened}.new {opened}\n')
+    browser.chmod(0o755)
+    sanitize = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    words = [*COMMAND, "play", "find-answer", "--suite", SUITE, "--provider", "local", "--state", "state"]
+    with anyio.fail_after(120):
+        async with await anyio.open_process(
+            words, env={**sanitize, "BROWSER": f"{browser} %s &"}, cwd=tmp_path
+        ) as process:
+            assert process.stdout is not None
+            # Stdout may be a log here, and gets no key.
+            printed = (await process.stdout.receive()).decode().split()[0]
+            key = (tmp_path / "state" / "page-key").read_text().strip()
+            assert printed.endswith("/play?task=find-answer")
+            while not opened.exists():  # noqa: ASYNC110  (another process writes it)
+                await anyio.sleep(0.02)
+            assert opened.read_text().strip() == f"{printed}#key={key}"
+            # As the browser's page does, by the key behind `#`.
+            url = printed.partition("/play")[0].replace("decathlon.localhost", "127.0.0.1")
+            async with httpx2.AsyncClient(base_url=url, headers={**HTML, **OWN}) as client:
+                await sign_in(client, key)
+                assert "find-answer" in (await client.get("/play?task=find-answer")).text
+            process.terminate()
+            assert await process.wait() == 0
+    assert (tmp_path / "state" / "play.log").exists()
+
+
+def test_by_hand_on_a_running_server_its_page_is_named(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webbrowser.get", lambda: (_ for _ in ()).throw(webbrowser.Error()))
+    assert play("--url", "http://127.0.0.1:1/").out == "http://127.0.0.1:1/play\n"
+    assert play("a b", "--url", "http://127.0.0.1:1/mcp").out == "http://127.0.0.1:1/play?task=a+b\n"
+
+
+def test_every_oracle_is_a_valid_script() -> None:
+    for task in oracle_ids():
+        assert oracle(task)[-1].tool == CLAIM
+
+
+def test_steps_may_omit_optional_members() -> None:
+    assert read_steps('{"tool": "a"}\n\n{"claim_done": null}\n{"tool": "claim_done"}') == [
+        Step("a"),
+        Step(CLAIM),
+        Step(CLAIM),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not JSON: "),
+        ("[]", 'line 2: a step is {"tool": NAME'),
+        ('{"tool": "a", "claim_done": {}}', 'line 2: a step is {"tool": NAME'),
+        ('{"name": "a"}', "line 2: there is nothing called name in a step"),
+        ('{"tool": 5}', "line 2: a tool is named by a text"),
+        ('{"tool": "a", "arguments": []}', None),
+        ('{"tool": "a", "arguments": [1]}', "line 2: a tool is named by a text, and its arguments are"),
+        ('{"tool": "a", "expect": 5}', "line 2: what is expected is a text"),
+    ],
+)
+def test_invalid_line_is_named(line: str, message: str | None) -> None:
+    if message is None:
+        assert read_steps(f"\n{line}") == [Step("a")]
+        return
+    with pytest.raises(ValueError, match="line 2") as caught:
+        read_steps(f"\n{line}")
+    assert str(caught.value).startswith(message)
