@@ -29,9 +29,10 @@ from decathlon_mcp.catalogue.pass_rates import read_pass_rates
 from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.driver.client import Survival
 from decathlon_mcp.episodes.admission import DENSE_FLOOR_MIB, Admission, MemoryFloor
+from decathlon_mcp.episodes.directory import RegistryOptions
 from decathlon_mcp.episodes.recovery import Recovery
-from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
-from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
 from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.episodes.state import Ending
@@ -221,7 +222,7 @@ async def bootstrap(
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start_soon(run_for_ever, recovery.reconcile)
         # Not earlier: the episodes of a dead server come first.
-        tasks.start_soon(run_alone, registry.open_ahead)
+        tasks.start_soon(run_alone, open_ahead, registry.directory.factories)
         tasks.start_soon(run_for_ever, database.maintain)
         if settings.keep_days is not None:
             delete_old = partial(_delete_old_episodes, database, settings.state, settings.keep_days)
@@ -372,6 +373,7 @@ def create_registry(
     made = [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources]
     hooks = [load(part)(settings, options, factories) for plugin in found for part in plugin.episodes]
     sources = SandboxSources([source for source in made if source is not None], metrics)
+    hooks = [load(part)(settings, options, factories) for plugin in found for part in plugin.episodes]
     return EpisodeRegistry(
         catalogue,
         TaskSampler(catalogue),
@@ -379,8 +381,7 @@ def create_registry(
         admission=admission,
         sources=sources,
         signer=Signer.at(settings.state),
-        options=options,
-        hooks=[hook for hook in hooks if hook is not None],
+        options=replace(options, hooks=[hook for hook in hooks if hook is not None]),
         metrics=metrics,
         spans=spans,
         store=store,

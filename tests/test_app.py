@@ -190,10 +190,10 @@ def test_a_folder_that_is_not_a_suite_is_an_error(tmp_path: Path) -> None:
 async def test_the_state_folder_is_private_and_scratch_is_empty_afterwards(tmp_path: Path) -> None:
     state = tmp_path / "state"
     async with bootstrap(settings(provider="host", state=state, idle_seconds=77)) as registry:
-        assert registry.idle_seconds == 77
-        assert registry.reward_policy == "visible"
+        assert registry.options.limits.idle_seconds == 77
+        assert registry.options.reward_policy == "visible"
         (suite,) = registry.catalogue.suites
-        assert registry.sandbox_factory(suite.name).common.is_file()
+        assert registry.directory.factory(suite.name).common.is_file()
         assert [len(list((state / name).iterdir())) for name in ("servers", "scratch")] == [1, 1]
     for folder in (state, state / "episodes"):
         assert folder.stat().st_mode & 0o777 == 0o700

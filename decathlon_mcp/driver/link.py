@@ -55,7 +55,7 @@ from decathlon_mcp.errors import (
     LimitExceededError,
     SandboxLostError,
 )
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
 
 READ_IN_THREAD_BYTES = 1 << 18
 """Replies from this length on are decoded and checked in a thread. In all, that takes up to 50 ms for 4 MiB,

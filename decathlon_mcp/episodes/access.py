@@ -69,9 +69,9 @@ class EpisodeAccess(msgspec.Struct, frozen=True):
         # Under policy `controller` such a client counts as an agent unless its token says otherwise, also on
         # a server without tokens: it never had to know the handle.
         can_evaluate = episode.spec.policy != "controller" or principal.controls
-        return cls(episode, episode.id if can_evaluate else episode.agent_id, can_evaluate)
+        return cls(episode, episode.id if can_evaluate else episode.spec.agent_id, can_evaluate)
 
     @classmethod
     def by_agent_id(cls, episode: Episode) -> Self:
         """Access for a client that knows only the agent id."""
-        return cls(episode, episode.agent_id, can_evaluate=False)
+        return cls(episode, episode.spec.agent_id, can_evaluate=False)

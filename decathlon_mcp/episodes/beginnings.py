@@ -110,7 +110,7 @@ class Start:
             web=self.resources.web if factory.uses_web(task, "agent") else None,
             open_new=open_new,
         ) as (sandbox, driver):
-            episode.mark_opened(sandbox.spec.name, sandbox.image_digest, dense=sandbox.spec.dense)
+            episode.history.note_opened(sandbox.spec.name, sandbox.image_digest, dense=sandbox.spec.dense)
             yield sandbox, driver
 
 
@@ -201,10 +201,10 @@ async def set_up(start: Start) -> AgentSandbox:
             log.warning(
                 "preprocess failed, which its suite ignores",
                 extra=fields(
-                    episode=episode.public_id, task=episode.task_name, why=prepared.preprocess_failure
+                    episode=episode.public_id, task=episode.spec.task_name, why=prepared.preprocess_failure
                 ),
             )
-            episode.note_preprocess_failure(prepared.preprocess_failure)
+            episode.history.note_preprocess_failure(prepared.preprocess_failure)
         tools = await start.offer.complete(prepared)
         sandbox, driver = prepared.sandbox, prepared.driver
         session = await start.offer.tool_session(sandbox, driver, running=prepared.servers)
@@ -216,7 +216,9 @@ async def _prepare(start: Start) -> PreparedTask:
     episode, factory = start.episode, start.episode.sandbox_factory
 
     def note_revision() -> None:
-        episode.note_revision(SuiteRevision.read(factory.suite, episode.spec.task, factory.common_digest))
+        episode.history.note_revision(
+            SuiteRevision.read(factory.suite, episode.spec.task, factory.common_digest)
+        )
 
     work = SetUp(
         suite=factory.suite,

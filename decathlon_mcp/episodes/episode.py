@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 
-from decathlon_mcp import __version__
-from decathlon_mcp.background import in_any_case
-from decathlon_mcp.catalogue.catalogue import SuiteRevision
+from decathlon_mcp.background import Flag, in_any_case
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.clock import Instant
+from decathlon_mcp.episodes.history import EpisodeHistory
 from decathlon_mcp.episodes.lease import Lease
 from decathlon_mcp.episodes.records import (
     EpisodeRecords,
@@ -28,21 +27,18 @@ from decathlon_mcp.episodes.records import (
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
 from decathlon_mcp.episodes.state import Ending, Phase, State
-from decathlon_mcp.episodes.tools.offered import EpisodeTools, OfferedTools, offered_tools
+from decathlon_mcp.episodes.tools.offered import EpisodeTools, offered_tools
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import DecathlonError, LimitExceededError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.labels import check_labels
-from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import MAX_NOTE_LINE_BYTES, MAX_NOTES, Trajectory
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
-from decathlon_mcp.types import JsonObject, NoteRole, as_json
+from decathlon_mcp.types import NoteRole, as_json
 
-TRAJECTORY_VERSION = 1
-"""In the first line of a trajectory."""
 MAX_ANSWER_BYTES = 1 << 20
 """Longest answer of a claim, in UTF-8."""
 
@@ -66,24 +62,17 @@ class Episode:
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
         self.trajectory = trajectory
-        self.files = KeptFiles(trajectory.folder, trajectory.disk)
         self.metrics = metrics
         self.lease = Lease(spec.limits)
         self.state = State(spec.public_id)
         self.started_at = time.time()
         self.records = EpisodeRecords(store, spec.id, archive=archive)
         self.sandbox_records = SandboxRecords(store, spec.id)
-        self._verdict: Verdict | None = None
+        self.verdict: Verdict | None = None
+        self.history = EpisodeHistory(spec, sandbox_factory, trajectory, self.records, self.state)
         self.tools = EpisodeTools(self.state)
         self.calls = EpisodeCalls(
-            trajectory,
-            metrics,
-            public_id=spec.public_id,
-            state=self.state,
-            tools=self.tools,
-            max_calls=spec.limits.max_calls,
-            close=self._close_for_limit,
-            first=0 if spec.branch is None else spec.branch.at,
+            spec, trajectory, metrics, state=self.state, tools=self.tools, close=self._close_for_limit
         )
         self.waits_for_room = False
         """Whether the grading waits for space on the disk."""
@@ -96,7 +85,7 @@ class Episode:
         self.started_at = stored.started_at
         self.sandbox_records.former = {row.name: row for row in stored.sandboxes}
         if stored.phase is not Phase.ENDED:
-            self.calls.expect()
+            self.calls.restored = Flag()
         if stored.is_closed:
             self.lease.end()
         if stored.tools is not None and stored.phase is not Phase.ENDED:
@@ -106,7 +95,7 @@ class Episode:
             self.records.progress = Progress(requested_ending=stored.progress.requested_ending)
             return
         self.records.progress = stored.progress
-        self._verdict = stored.verdict
+        self.verdict = stored.verdict
         if stored.phase is Phase.ENDED:
             self.state.end(stored.ending or Ending.FAULT)
             self.tools.end()
@@ -125,16 +114,8 @@ class Episode:
         return self.spec.id
 
     @property
-    def agent_id(self) -> str:
-        return self.spec.agent_id
-
-    @property
     def public_id(self) -> str:
         return self.spec.public_id
-
-    @property
-    def task_name(self) -> str:
-        return self.spec.task_name
 
     @property
     def was_ready(self) -> bool:
@@ -149,15 +130,6 @@ class Episode:
     def is_graded(self) -> bool:
         """Whether its attempt, as it was closed, is graded; if not, its reward is 0."""
         return self.sandbox_factory.grades(self.claim and self.claim.truncated_by)
-
-    @property
-    def verdict(self) -> Verdict | None:
-        return self._verdict
-
-    @property
-    def requested_ending(self) -> Ending | None:
-        """The ending that `close` asked for first, if it was called."""
-        return self.records.progress.requested_ending
 
     @cached_property
     def prompt(self) -> Prompt:
@@ -227,9 +199,9 @@ class Episode:
         await self.set_up()
         self._accept_claim(Claim(by_agent=False))
         await self.state.reach(Phase.SCORED, Phase.ENDED)
-        if self._verdict is None:
+        if self.verdict is None:
             raise self.state.end_error()
-        return self._verdict
+        return self.verdict
 
     def close_attempt(self) -> None:
         """Close the attempt without a claim, if it is still open: no tool can be called any more.
@@ -242,7 +214,7 @@ class Episode:
 
     def close(self, ending: Ending = Ending.CLOSED) -> None:
         """End the episode without waiting: at once, or after grading if the attempt is claimed."""
-        if self.requested_ending is None:
+        if self.records.progress.requested_ending is None:
             self.records.update(self.state.phase, requested_ending=ending)
         if self.state.phase is not Phase.CLAIMED:
             self.lease.end()
@@ -253,53 +225,6 @@ class Episode:
         self.lease.start()
         self.state.move(Phase.OPENING)
         self.metrics.admitted()
-
-    def mark_opened(self, agent: str, image_digest: str | None, *, dense: bool = False) -> None:
-        """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
-        self.records.note_facts(
-            image_digest=image_digest, dense=dense, coerced_arguments=self.sandbox_factory.coerces_arguments
-        )
-        self.records.update(self.state.phase, agent=agent)
-
-    def note_revision(self, revision: SuiteRevision) -> None:
-        """The set-up is about to read the suite's files in this revision."""
-        # Not written yet: the set-up starts over if the server dies before it is done.
-        self.records.note_facts(
-            suite_revision=revision.revision, suite_release=revision.release, suite_changed=revision.changed
-        )
-
-    def note_copy(self, facts: JsonObject, *, exact: bool = False, prepared: bool = False) -> None:
-        """The agent's sandbox is a copy of another episode's, which has these facts.
-
-        `exact`: it stands where this one branches. `prepared`: the other one had just been set up. Raises
-        ValueError for facts that are not valid.
-        """
-        self.records.note_facts(**{"prepared": prepared, **facts})
-        self.records.progress = replace(self.records.progress, exact=exact)
-
-    def note_preprocess_failure(self, failure: str) -> None:
-        """Preprocess failed, and the suite plays on."""
-        self.trajectory.add("preprocess_failed", failure=failure)
-        # It is written when the episode becomes ready; until then the set-up starts over.
-        self.records.note_facts(preprocess_failure=failure)
-
-    def note_difference(self, seq: int, difference: JsonObject) -> None:
-        """A call of the episode that this one branches from has another reply here."""
-        self.trajectory.add("difference", seq=seq, **difference)
-        # As for the failure of preprocess.
-        differences = self.records.progress.differences + 1
-        self.records.progress = replace(self.records.progress, differences=differences)
-
-    def offer(self, tools: OfferedTools) -> None:
-        """List these tools from now on to the end, unless the episode lists some already."""
-        if self.tools.offered is None:
-            self.records.update(self.state.phase, tools=tools.to_json())
-            self.tools.offer(tools)
-
-    def note_change(self, change: str) -> None:
-        """Write into the trajectory that a task's server has other tools than the episode lists."""
-        text = f"{change}; this episode's list stays as it is"
-        self.trajectory.add("note", calls=self.calls.sent, role="server", text=text)
 
     def add_note(
         self, text: str, *, role: NoteRole, usage: Mapping[str, int] | None = None, calls: int | None = None
@@ -336,26 +261,6 @@ class Episode:
         self.spec = replace(self.spec, labels=check_labels({**self.spec.labels, name: value}))
         self.records.set_labels(self.spec.labels)
 
-    def write_head(self) -> None:
-        """Write the first line of the trajectory: what is fixed when the episode starts, without secrets."""
-        spec, factory = self.spec, self.sandbox_factory
-        self.trajectory.add(
-            "start",
-            version=TRAJECTORY_VERSION,
-            suite=factory.suite.name,
-            task=spec.task_name,
-            **({"labels": dict(spec.labels)} if spec.labels else {}),
-            **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
-            launch_time=spec.launch_time.isoformat(),
-            language=factory.suite.language,
-            names=factory.tool_names,
-            limits=asdict(spec.limits),
-            policy=spec.policy,
-            provider=factory.provider.name,
-            isolation=factory.provider.isolation,
-            release=__version__,
-        )
-
     def mark_ready(self, tool_session: ToolSession, *, sealed: bool, tools: str) -> None:
         """The set-up is done, and the tools are listed: OPENING to READY.
 
@@ -380,16 +285,12 @@ class Episode:
         self.metrics.ready()
         self.calls.open(tool_session)
 
-    def mark_captured(self) -> None:
-        """The workspace is in an archive: the agent's sandbox is not needed any more."""
-        self.records.update(self.state.phase, captured=True)
-
     def record_verdict(self, verdict: Verdict) -> None:
         """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
         self.records.set_verdict(verdict.to_json())
-        self._verdict = verdict
+        self.verdict = verdict
         self.metrics.verdict_made(verdict.status, reward=verdict.reward, success=verdict.success)
-        self.files.write_verdict(verdict.to_json())
+        self.history.files.write_verdict(verdict.to_json())
         if self.claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.
             self.records.progress = replace(self.records.progress, claim=replace(self.claim, answer=None))
@@ -413,7 +314,7 @@ class Episode:
             lambda: self.__dict__.pop("prompt", None),
             lambda: self.trajectory.add("end", ending=str(ending), cause=message),
             self.trajectory.close,
-            self.files.release_verdict,
+            self.history.files.release_verdict,
         )
 
     def _accept_claim(self, claim: Claim) -> bool:

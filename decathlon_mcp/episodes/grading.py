@@ -21,7 +21,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import Progress
 from decathlon_mcp.episodes.services import EpisodeResources
 from decathlon_mcp.episodes.specification import Claim, EpisodeLimits
-from decathlon_mcp.errors import DiskFullError, LimitExceededError
+from decathlon_mcp.errors import DiskFullError, LimitExceededError, SandboxLostError
 from decathlon_mcp.grading.attempt import Attempt, BranchPoint
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.fault import AgentsFaultError
@@ -137,7 +137,7 @@ def _seconds(progress: Progress, claim: Claim | None, limits: EpisodeLimits) -> 
 def attempt_of(episode: Episode) -> Attempt:
     """What grading needs to know about the attempt; complete once it is claimed. Blocks."""
     spec, factory, claim = episode.spec, episode.sandbox_factory, episode.claim
-    progress, calls, tools = episode.records.progress, episode.calls.recorder, episode.tools
+    progress, calls, tools = episode.records.progress, episode.calls.log, episode.tools
     network = factory.network_for(spec.task)
     # Grading reads evaluators and rubrics now, unless preprocess may have written them.
     revision = factory.suite.revision_of(spec.task)
@@ -181,7 +181,11 @@ def branch_point(episode: Episode) -> BranchPoint | None:
 
 def require_whole_record(episode: Episode) -> None:
     """Raise SandboxLostError if the trajectory, which evaluators may judge, is gone or lacks calls."""
-    episode.calls.require_whole_record(0 if episode.claim is None else episode.claim.calls)
+    damage, claimed = episode.trajectory.why_unreadable(), 0 if episode.claim is None else episode.claim.calls
+    if (missing := claimed - episode.calls.sent) > 0:
+        damage = f"{missing} of {claimed} calls are missing in it"
+    if damage is not None:
+        raise SandboxLostError(f"the episode's record, its trajectory, is damaged: {damage}")
 
 
 class CaptureHook(Protocol):
@@ -272,7 +276,7 @@ class EpisodeGrader:
 
     def _write_toolathlon_files(self, attempt: Attempt, verdict: Verdict) -> None:
         # Toolathlon's viewer (vis_traj) shows folders with files of these names.
-        suite, files = self.episode.sandbox_factory.suite, self.episode.files
+        suite, files = self.episode.sandbox_factory.suite, self.episode.history.files
         log = TrajectoryLog(attempt, suite=suite, task=self.episode.spec.task, root=suite.profile.root)
         files.write_log("traj_log.json", log)
         files.write_log("eval_res.json", (indented(eval_res(attempt, suite.profile, verdict)),))

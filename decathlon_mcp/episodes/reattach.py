@@ -63,7 +63,9 @@ class Reattachment(EpisodeHooks):
                     episode.sandbox_records,
                     forwards=start.resources.services.targets,
                     web=start.resources.web if factory.uses_web(episode.spec.task, "agent") else None,
-                    unanswered=episode.calls.unanswered_requests,
+                    unanswered={
+                        call.request for call in episode.calls.unanswered if call.request is not None
+                    },
                 )
             )
         # Now that the sandbox will be removed in any case, and before a call is sent to it.
@@ -88,7 +90,7 @@ class Reattachment(EpisodeHooks):
         if obstacle is not None and episode.verdict is None and not stored.is_closed:
             raise SandboxLostError(f"the episode cannot be continued: {obstacle}")
         if episode.claim is not None:
-            episode.calls.close()
+            episode.calls.end()
 
     def _note_phase(self, phase: Phase) -> None:
         if phase is Phase.SCORED:

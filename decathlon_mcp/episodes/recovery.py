@@ -20,7 +20,10 @@ from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Provider
+from decathlon_mcp.storage.disk import open_regular
+from decathlon_mcp.storage.kept_files import VERDICT_FILE
 from decathlon_mcp.storage.lock import InstanceLock
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from decathlon_mcp.telemetry.logs import fields
@@ -164,10 +167,10 @@ class Recovery:
         if episode.verdict is None:
             # Its server could not write the store any more. Clients may have this verdict, and there must not
             # be a second one.
-            episode = replace(episode, verdict=self.registry.written_verdict(row.id))
+            episode = replace(episode, verdict=_written_verdict(self.registry.directory.folder(row.id)))
         if episode.obstacle is not None:
             return episode
-        return replace(episode, obstacle=self.registry.sandbox_factory(episode.suite).obstacle(episode))
+        return replace(episode, obstacle=self.registry.directory.factory(episode.suite).obstacle(episode))
 
     def _recover(self, episode: StoredEpisode) -> None:
         """Give an episode a runner again, which ends one that cannot be continued."""
@@ -224,3 +227,12 @@ class Recovery:
         if count:
             log.warning(message, extra=fields(sandboxes=count))
         return complete
+
+
+def _written_verdict(folder: Path) -> Verdict | None:
+    """The verdict in an episode's folder."""
+    try:
+        with open_regular(folder / VERDICT_FILE) as file:
+            return Verdict.model_validate_json(file.read())
+    except (OSError, ValueError):
+        return None

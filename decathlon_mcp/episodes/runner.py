@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
-from decathlon_mcp.background import in_any_case, run_alone
+from decathlon_mcp.background import background_tasks, in_any_case, run_alone
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Start, acting, begin
 from decathlon_mcp.episodes.episode import Episode
@@ -43,6 +44,8 @@ log = logging.getLogger("decathlon.episodes")
 
 REMOVAL_SECONDS = 10.0
 """How long the end of an episode waits for the removal of its archives, which usually takes milliseconds."""
+END_SECONDS = 15.0
+"""How long a server that stops waits for the ends of episodes whose gradings it has cancelled."""
 STATUS_WITHOUT_GRADING: dict[Ending, Status] = {
     Ending.SANDBOX_LOST: "sandbox_lost",
     Ending.SET_UP_FAILED: "set_up_failed",
@@ -96,7 +99,9 @@ class EpisodeRunner:
             ending, cause = self._ending_for(error), error
         except Exception:
             ending = Ending.FAULT
-            log.exception("episode failed", extra=fields(episode=episode.public_id, task=episode.task_name))
+            log.exception(
+                "episode failed", extra=fields(episode=episode.public_id, task=episode.spec.task_name)
+            )
         finally:
             in_any_case(lambda: self._admission.release(episode.ticket))
             # Whatever raised before the state moved has left an episode that never ended, and its clients
@@ -118,18 +123,18 @@ class EpisodeRunner:
                 async with self._admission.admit(episode.ticket):
                     self._record_verdict(await self._play())
         if episode.verdict is None:
-            return episode.requested_ending or episode.lease.ending
+            return episode.records.progress.requested_ending or episode.lease.ending
         if episode.claim is None:
             # Its server died after it had recorded why there is no score.
-            return episode.requested_ending or Ending.NOT_CONTINUED
+            return episode.records.progress.requested_ending or Ending.NOT_CONTINUED
         if episode.verdict.status not in REWARDED:
             return Ending.NO_VERDICT
         if episode.state.phase is not Phase.SCORED:
             episode.mark_scored()
-        if episode.requested_ending is None:
+        if episode.records.progress.requested_ending is None:
             with episode.lease.limit():
                 await anyio.sleep_forever()
-        return episode.requested_ending or Ending.SCORED
+        return episode.records.progress.requested_ending or Ending.SCORED
 
     async def _play(self) -> Verdict:
         """Open the agent's sandbox, wait for the claim, and grade; or continue with what was done before."""
@@ -148,7 +153,7 @@ class EpisodeRunner:
                 episode.close_attempt()
                 if episode.claim is None:  # its lease has just expired
                     raise
-                episode.calls.close()
+                episode.calls.end()
                 attempt = await anyio.to_thread.run_sync(attempt_of, episode)
                 is_decided = isinstance(error, AgentsFaultError)
                 detail = error.message if is_decided else f"{error.message} ({fault.rule})"
@@ -272,7 +277,7 @@ class EpisodeRunner:
             "episode ended",
             extra=fields(
                 episode=episode.public_id,
-                task=episode.task_name,
+                task=episode.spec.task_name,
                 ending=ending,
                 calls=episode.calls.sent,
                 **reward,
@@ -290,7 +295,7 @@ class EpisodeRunner:
                     self._episode, agent.sandbox, driver, self._scratch, self._sealed
                 )
             self._fault_finder.health.note_success(self._episode.public_id)
-            self._episode.mark_captured()
+            self._episode.history.note_captured()
             await agent_stack.aclose()
         return captured
 
@@ -302,3 +307,53 @@ class EpisodeRunner:
     def _sealed(self) -> Path | None:
         """Archive of the task's folder as preprocess left it, once the episode is ready."""
         return self._scratch / SEALED_FILE if self._episode.records.progress.sealed else None
+
+
+class RunnerGroup:
+    """The runners of one server, which run inside `running`."""
+
+    def __init__(self) -> None:
+        self._tasks: TaskGroup | None = None
+        self._scopes: set[anyio.CancelScope] = set()
+        self._deadline: float | None = None
+        self._drain_scope: anyio.CancelScope | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._tasks is not None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        async with background_tasks() as self._tasks:
+            yield
+
+    def start(self, runner: EpisodeRunner) -> None:
+        """Run an episode in the background."""
+
+        async def run() -> None:
+            with anyio.CancelScope() as scope:
+                self._scopes.add(scope)
+                try:
+                    await run_alone(runner.run)
+                finally:
+                    self._scopes.discard(scope)
+
+        assert self._tasks is not None, "the registry is not running"
+        self._tasks.start_soon(run)
+
+    async def drain(self, all_ended: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """Wait so long, or until `hurry`, for episodes that end by themselves; then cancel the others."""
+        # A second call, at the end of `running`, must not extend the time.
+        self._deadline = self._deadline or anyio.current_time() + seconds
+        with anyio.CancelScope(deadline=self._deadline) as self._drain_scope:
+            await all_ended()
+        for scope in self._scopes:
+            scope.cancel()
+        with anyio.move_on_after(END_SECONDS):
+            await all_ended()
+
+    def hurry(self) -> None:
+        """Let `drain` wait no longer for episodes to end."""
+        self._deadline = anyio.current_time()
+        if self._drain_scope is not None:
+            self._drain_scope.deadline = self._deadline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
@@ -305,3 +306,11 @@ class SandboxFactory:
 
 def _described(provider: str, isolation: str, kernel: object) -> str:
     return f"provider {provider} and isolation {isolation}" + (f" and kernel {kernel}" if kernel else "")
+
+
+async def open_ahead(factories: Mapping[str, SandboxFactory]) -> None:
+    """Open sandboxes ahead of the kind that most tasks of each suite need first."""
+    for factory in factories.values():
+        specs = Counter(factory.first_spec(task) for task in factory.suite.tasks.values())
+        for spec, _ in specs.most_common(1):
+            await factory.expect(spec)

@@ -168,13 +168,13 @@ class McpEndpoints:
 
     async def _end_idle_sessions(self) -> None:
         while True:
-            await anyio.sleep(min(UNUSED_SECONDS, self._registry.idle_seconds / 10))
+            await anyio.sleep(min(UNUSED_SECONDS, self._registry.options.limits.idle_seconds / 10))
             for sessions in self._sessions:
                 sessions.end_idle()
 
     async def _delete_unused_sessions(self) -> None:
         while True:
-            await anyio.sleep(min(UNUSED_SECONDS, self._registry.idle_seconds))
+            await anyio.sleep(min(UNUSED_SECONDS, self._registry.options.limits.idle_seconds))
             try:
                 delete_unused(self._registry, self._sessions)
             except DecathlonError as error:

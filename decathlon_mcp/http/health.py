@@ -56,7 +56,7 @@ def server_state(registry: EpisodeRegistry) -> tuple[ServerState, float | None]:
         return ServerState.STARTING, RECOVERY_RETRY_SECONDS
     if registry.recovering:
         return ServerState.RECOVERING, RECOVERY_RETRY_SECONDS
-    if not registry.is_available:
+    if not all(factory.provider.is_available for factory in registry.directory.factories.values()):
         return ServerState.NO_ENGINE, RECOVERY_RETRY_SECONDS
     if registry.options.disk.is_low():
         return ServerState.DISK_LOW, DISK_RETRY_SECONDS
@@ -164,7 +164,7 @@ def current_values(registry: EpisodeRegistry) -> Iterator[Metric]:
         states.add_metric([str(other)], other is state)
     yield states
     counts = Counter(
-        ((episode.sandbox_factory.suite.name, episode.task_name), episode.state.phase)
+        ((episode.sandbox_factory.suite.name, episode.spec.task_name), episode.state.phase)
         for episode in registry.live
     )
     episodes = GaugeMetricFamily(

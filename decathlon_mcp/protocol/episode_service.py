@@ -88,7 +88,7 @@ class EpisodeService(Service):
             "id": access.id,
             "public_id": episode.public_id,
             "page": page_address(base_url, episode.public_id, has_page=request.context.has_page),
-            "task": episode.task_name,
+            "task": episode.spec.task_name,
             "phase": str(episode.state.phase),
             "address": episode_address(base_url, access.id),
         }

@@ -19,7 +19,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.replies import Reply
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import RunningCall, Waiter
+from decathlon_mcp.episodes.operations import Call, Waiter
 from decathlon_mcp.episodes.state import NOT_READY, Phase
 from decathlon_mcp.episodes.tools.offered import claim_name, claim_tool, evaluate_tool
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnansweredError
@@ -92,7 +92,7 @@ async def call_tool(
             await request.accepted(Kind.EVALUATE, agent=agent)
             return await evaluate(episode, request)
         waiter = _waiter(request)
-        call = await episode.calls.accept(request.name, request.call_params, request.keys, waiter)
+        call = await episode.calls.accept(request.name, request.call_params, waiter)
         request.call, request.on_answered = call, partial(_answered, episode, call, waiter)
         await request.accepted(Kind.CALL, agent=agent)
         return await _reply(episode, request, call, waiter)
@@ -177,10 +177,10 @@ async def claimed_before(episode: Episode, request: Request) -> bool:
 async def _reply_again(episode: Episode, request: Request) -> Reply:
     """The reply to a call that was accepted on an earlier connection."""
     waiter = _waiter(request)
-    call = await episode.calls.find(request.keys, waiter)
+    call = await episode.calls.find(waiter)
     if call is None:
         raise UnansweredError("the reply to this call is not there any more, or the call was not made")
-    if isinstance(call, RunningCall) and call.keys.texts[-1:] == request.keys.texts[-1:]:
+    if not call.is_ended and call.keys.texts[-1:] == request.keys.texts[-1:]:
         # A client that comes back does not send it again. That of a call which it repeats is not its own.
         request.meta = call.params.meta
     return await _reply(episode, request, call, waiter)
@@ -207,7 +207,7 @@ def _waiter(request: Request) -> Waiter:
     )
 
 
-async def _reply(episode: Episode, request: Request, call: RunningCall | int, waiter: Waiter) -> Reply:
+async def _reply(episode: Episode, request: Request, call: Call, waiter: Waiter) -> Reply:
     """The reply of a task's server to a call that was accepted."""
     request.call = call
     request.on_answered = partial(_answered, episode, call, waiter)
@@ -219,8 +219,8 @@ async def _reply(episode: Episode, request: Request, call: RunningCall | int, wa
     return reply
 
 
-def _answered(episode: Episode, call: RunningCall | int, waiter: Waiter, handed_over: bool) -> None:
-    episode.calls.response_over(call, waiter, handed_over=handed_over)
+def _answered(episode: Episode, call: Call, waiter: Waiter, handed_over: bool) -> None:
+    episode.calls.operations.response_over(call, waiter, handed_over=handed_over)
 
 
 def answer_is_lost() -> UnansweredError:

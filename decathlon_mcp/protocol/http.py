@@ -59,6 +59,7 @@ from decathlon_mcp.protocol.messages import (
     Params,
     RequestId,
     read_message,
+    request_id_text,
 )
 from decathlon_mcp.protocol.requests import (
     SCOPE_KEY,
@@ -74,7 +75,6 @@ from decathlon_mcp.protocol.requests import (
 from decathlon_mcp.protocol.results import error_result, wire_error
 from decathlon_mcp.protocol.sessions import Session, Sessions, Stream
 from decathlon_mcp.protocol.stdio import LineRequest
-from decathlon_mcp.storage.logged_calls import request_id_text
 from decathlon_mcp.types import JsonObject, as_json, as_object
 
 CONNECTION_KEY = "decathlon.connection"

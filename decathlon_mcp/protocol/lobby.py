@@ -117,7 +117,7 @@ class Lobby(Service):
         return {"tools": [*lobby_tools, *self._current_tools(request)]}
 
     def _can_evaluate(self, context: RequestContext) -> bool:
-        return may_evaluate(self._registry.reward_policy, context.principal)
+        return may_evaluate(self._registry.options.reward_policy, context.principal)
 
     def _instructions(self, context: RequestContext) -> str:
         return EVALUATOR_INSTRUCTIONS if self._can_evaluate(context) else PLAYER_INSTRUCTIONS
@@ -136,7 +136,7 @@ class Lobby(Service):
         """The tools of the current episode, except those with the name of a lobby tool."""
         access = self._current(request)
         offered = None if access is None else access.episode.tools.offered
-        if access is None or offered is None or access.episode.requested_ending is not None:
+        if access is None or offered is None or access.episode.records.progress.requested_ending is not None:
             return []
         # `claim_name` can be spelled differently from the lobby's `claim_done`, which does the same.
         excluded = {offered.claim_name, *LOBBY_TOOLS}
@@ -152,7 +152,7 @@ class Lobby(Service):
                 f"{', '.join(self._allowed_tools(request))}",
             )
         with access.episode.lease.hold():
-            return await call_tool(access, request, agent=access.episode.agent_id)
+            return await call_tool(access, request, agent=access.episode.spec.agent_id)
 
     async def _answer(self, request: Request, call: LobbyTool) -> Result:
         match call:
@@ -161,7 +161,7 @@ class Lobby(Service):
             case StartEpisode():
                 return await self._start(request, call)
             case ListEpisodes():
-                episodes = self._registry.owned_by(self._principal(request))
+                episodes = self._registry.directory.owned_by(self._principal(request))
                 listed = [
                     {**_status(episode), "labels": dict(episode.spec.labels)}
                     for episode in episodes
@@ -181,13 +181,13 @@ class Lobby(Service):
             case CallTool():
                 with (access := self._find(request, call.episode)).episode.lease.hold():
                     request.name, request.arguments = call.name, CallParams.of(call.arguments).arguments
-                    return await call_tool(access, request, agent=access.episode.agent_id)
+                    return await call_tool(access, request, agent=access.episode.spec.agent_id)
             case ClaimDone():
                 return await self._claim(request, self._find(request, call.episode), call)
             case Evaluate():
                 _require_evaluator(access := self._find(request, call.episode), "evaluate it")
                 with access.episode.lease.hold():
-                    await request.accepted(Kind.EVALUATE, agent=access.episode.agent_id)
+                    await request.accepted(Kind.EVALUATE, agent=access.episode.spec.agent_id)
                     return await evaluate(access.episode, request)
             case AddNote():
                 with (access := self._find(request, call.episode)).episode.lease.hold(use=False):
@@ -220,7 +220,7 @@ class Lobby(Service):
         episode = await start_episode(
             self._registry, call, principal, operation=request.operation, labels=labels
         )
-        await request.accepted(Kind.START, agent=episode.agent_id)
+        await request.accepted(Kind.START, agent=episode.spec.agent_id)
         if not request.has_operation:
             # A client that chose an operation comes back for the episode on any connection, so that a reply
             # that was not delivered says little; if it does not, the grace or the first use ends the episode.
@@ -240,7 +240,7 @@ class Lobby(Service):
             session.access = access
             session.announce_tools()
         names = "".join(f"\n- {tool['name']}" for tool in info.get("tools", []))
-        text = f"Episode {episode.id} of {episode.task_name} is {info['phase']}.\n\n{info['prompt']}"
+        text = f"Episode {episode.id} of {episode.spec.task_name} is {info['phase']}.\n\n{info['prompt']}"
         return structured_result(info, text=f"{text}\n\nIts tools:{names}" if names else text)
 
     async def _wait_until_ready(self, request: Request, access: EpisodeAccess) -> JsonObject:
@@ -260,7 +260,7 @@ class Lobby(Service):
             _require_evaluator(access, "set `truncated` or `turns`")
         turns = call.turns if access.reports_turns else None
         with access.episode.lease.hold():
-            await request.accepted(Kind.CLAIM, agent=access.episode.agent_id)
+            await request.accepted(Kind.CLAIM, agent=access.episode.spec.agent_id)
             first = await access.episode.claim_done(
                 call.answer, truncated=call.truncated, turns=turns, operation=request.last_key
             )
@@ -313,7 +313,7 @@ def _status(episode: Episode) -> JsonObject:
     status: JsonObject = {
         "episode": episode.id,
         "public_id": episode.public_id,
-        "task": episode.task_name,
+        "task": episode.spec.task_name,
         "phase": str(state.phase),
         "policy": episode.spec.policy,
         "calls": episode.calls.sent,

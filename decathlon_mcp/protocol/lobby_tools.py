@@ -405,7 +405,9 @@ async def start_episode(
         branching = registry.branching
         await branching.settled(source.episode)
         if registry.task_started_by(operation, principal) is None:
-            await branching.check_source(registry.folder(source.id), call.at, registry.admission.readers)
+            await branching.check_source(
+                registry.directory.folder(source.id), call.at, registry.admission.readers
+            )
         return registry.branch(
             source.episode,
             call.at,
@@ -444,15 +446,15 @@ def describe_start(
         "episode": episode.id,
         "public_id": episode.public_id,
         "page": page_address(base_url, episode.public_id, has_page=has_page),
-        "task": episode.task_name,
+        "task": episode.spec.task_name,
         "address": episode_address(base_url, episode.id),
-        "agent": episode.agent_id,
-        "agent_address": episode_address(base_url, episode.agent_id),
+        "agent": episode.spec.agent_id,
+        "agent_address": episode_address(base_url, episode.spec.agent_id),
         "policy": episode.spec.policy,
         "phase": str(episode.state.phase),
         "prompt": episode.prompt.instructions,
         "first_use_seconds": episode.spec.limits.first_use_seconds,
-        "lease_seconds": registry.idle_seconds,
+        "lease_seconds": registry.options.limits.idle_seconds,
         **branch_members(episode),
     }
 

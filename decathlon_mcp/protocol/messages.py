@@ -18,7 +18,6 @@ from msgspec import UNSET, Raw, UnsetType
 
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.json_limits import JsonLimitError, check_json, check_undecoded
-from decathlon_mcp.storage.logged_calls import request_id_text
 from decathlon_mcp.types import JsonObject, as_object, json_kind
 
 # Checked against `mcp_types` by tests/protocol/test_messages.py. Importing it, or anything of `mcp`, takes
@@ -163,6 +162,12 @@ class Message(msgspec.Struct, frozen=True):
 
 _decode_message = msgspec.json.Decoder(Message).decode
 _decode_batch = msgspec.json.Decoder(list[Raw]).decode
+
+
+def request_id_text(request_id: RequestId | None) -> str:
+    """A JSON-RPC id as JSON."""
+    # The encoder takes ten times as long, and most ids are numbers.
+    return str(request_id) if type(request_id) is int else json.dumps(request_id)
 
 
 def is_request_id(value: object) -> bool:

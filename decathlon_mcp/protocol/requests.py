@@ -17,7 +17,7 @@ from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.lease import Hold
-from decathlon_mcp.episodes.operations import RunningCall, check_operation
+from decathlon_mcp.episodes.operations import Call, check_operation
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import BadRequestError, DecathlonError
@@ -39,10 +39,11 @@ from decathlon_mcp.protocol.messages import (
     Message,
     Params,
     RequestId,
+    request_id_text,
 )
 from decathlon_mcp.protocol.results import SERVER_INFO, envelope_members, relayed_error, wire_error
 from decathlon_mcp.protocol.sessions import LOG_LEVELS, Session
-from decathlon_mcp.storage.logged_calls import RequestKeys, request_id_text
+from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.suites.tool_names import CLAIM, EVALUATE, LOCAL, spell
 from decathlon_mcp.telemetry.spans import Spans
 from decathlon_mcp.types import JsonObject, Names, as_json, as_object, json_kind
@@ -160,7 +161,7 @@ class Request(ABC):
         self.version = version
         self.can_stream = can_stream
         """Whether notifications can be sent before the result."""
-        self.call: RunningCall | int | None = None
+        self.call: Call | None = None
         """The call of a task's tool that the request began or repeats, once that is known."""
         self.on_answered: Callable[[bool], object] | None = None
         """Called when the response is over, with whether the client was there for all of it."""

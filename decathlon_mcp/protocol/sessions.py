@@ -284,7 +284,7 @@ class Sessions:
 
     def end_idle(self) -> None:
         """End the sessions without a request or a stream for the idle time."""
-        before = time.monotonic() - self._registry.idle_seconds
+        before = time.monotonic() - self._registry.options.limits.idle_seconds
         for session in list(self._open.values()):
             if session.is_idle and session.used_at < before:
                 self.end(session)
@@ -376,7 +376,7 @@ def delete_unused(registry: EpisodeRegistry, kinds: tuple[Sessions, ...]) -> Non
     if store is None:
         return
     live = {episode.id for episode in registry.live}
-    for row in store.unused_sessions(time.time() - registry.idle_seconds):
+    for row in store.unused_sessions(time.time() - registry.options.limits.idle_seconds):
         if any(sessions.keep_stored(row) for sessions in kinds):
             continue
         if row.address == "task" and row.episode in live:

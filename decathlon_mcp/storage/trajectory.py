@@ -19,8 +19,10 @@ import os
 import stat
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from io import FileIO
 from itertools import chain, pairwise
 from pathlib import Path
@@ -36,12 +38,13 @@ from decathlon_mcp.storage.disk import (
     open_regular,
     write_all,
 )
-from decathlon_mcp.storage.logged_calls import LoggedCalls, LoggedKey
 from decathlon_mcp.storage.trajectory_lines import (
+    MAX_KEYS,
     MAX_LINE_BYTES,
     NO_MEMBERS,
     NOTHING,
     Line,
+    LoggedKey,
     decoded,
     end_of_lines,
     event_of,
@@ -90,6 +93,15 @@ class CallLines(NamedTuple):
     call_at: int
     reply_at: float
     overlaps: bool
+
+
+@dataclass(slots=True)
+class LoggedCalls:
+    """What a server that starts later does with the calls in a trajectory."""
+
+    keys: deque[LoggedKey] = field(default_factory=lambda: deque[LoggedKey](maxlen=MAX_KEYS))
+    unanswered: list[JsonObject] = field(default_factory=list[JsonObject])
+    """The last lines of the calls without a reply, in the order of their numbers."""
 
 
 class SentCalls:

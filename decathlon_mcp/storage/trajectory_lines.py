@@ -12,12 +12,11 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO, TypeAlias
+from typing import Annotated, BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
 
 from decathlon_mcp.storage.disk import open_regular
-from decathlon_mcp.storage.logged_calls import RequestKeys
 from decathlon_mcp.types import as_object
 
 NOTHING = -1
@@ -29,6 +28,8 @@ PIECE_BYTES = 1 << 20
 MAX_LINE_BYTES = 256 << 20
 """Longest line that is read as a whole; a longer one was not written by a server."""
 MAX_NUMBER = 1 << 53
+MAX_KEYS = 10_000
+"""Keys of one episode's requests that are remembered, the newest; a client repeats its latest calls only."""
 _LONG_MEMBERS = tuple(
     f',"{name}":'.encode() for name in ("arguments", "result", "failure", "error", "text", "prompt", "answer")
 )
@@ -37,6 +38,37 @@ _EVENT = re.compile(rb'\{"event":"([a-z_]+)"')
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 """Neither NaN nor infinity, which Python's decoder takes."""
+
+
+class RequestKeys(msgspec.Struct, frozen=True, omit_defaults=True):
+    """By what the client of a request comes back to its call.
+
+    The request's JSON-RPC id is no key: clients use one again.
+    """
+
+    operation: str | None = None
+    """An id that the client has chosen."""
+    session: str | None = None
+    """Its MCP session."""
+    event_id: str | None = None
+    """The number that this server has given the events of the response, `GENERATION.NUMBER`; None if the
+    client cannot come back with it."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The keys, each of which is enough to find the call. An event id counts in its own session only."""
+        chosen = [] if self.operation is None else [self.operation]
+        if self.session is None or self.event_id is None:
+            return chosen
+        return [*chosen, f"{self.session}:{self.event_id}"]
+
+
+class LoggedKey(NamedTuple):
+    """A key of a request, the digest of its call (see `episodes.operations`) and its number."""
+
+    key: str
+    digest: str
+    seq: int
 
 
 class Line(msgspec.Struct, frozen=True):

@@ -11,8 +11,8 @@ from decathlon_mcp.telemetry.metrics import EpisodeMetrics, Metrics, TaskKey
 class Spans(Protocol):
     """Makes the spans of one server."""
 
-    async def serve(self, respond: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
-        """What `respond` returns for a `protocol.requests.Request`, whose `_meta` may get more members."""
+    async def serve(self, serve: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
+        """What `serve` returns for a `protocol.requests.Request`, whose `_meta` may get more members."""
         ...
 
     def episode(self, metrics: Metrics, key: TaskKey, public_id: str) -> EpisodeMetrics:

@@ -64,7 +64,7 @@ async def test_every_task_has_its_own_result(served: Served) -> None:
     assert [type(results[task].failure) for task in tasks[1:4]] == kinds
     episodes = [results[task].episode for task in tasks]
     handles = [folder_of(served.state, str(episode)).name for episode in episodes]
-    assert [served.find(handle).task_name for handle in handles] == tasks
+    assert [served.find(handle).spec.task_name for handle in handles] == tasks
     assert {result.page for result in results.values()} == {None}  # this server has no page
     tally = batch.tally
     assert (tally.total, tally.done, tally.scored, tally.lost, tally.broken) == (5, 5, 2, 2, 1)

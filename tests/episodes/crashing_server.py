@@ -42,9 +42,10 @@ from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import trajectory as trajectory_module
-from decathlon_mcp.storage.logged_calls import RequestKeys
 from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import JsonObject
+from tests.episodes.calling import make_call
 from tests.episodes.environment import sandbox_factory
 from tests.fakes.provider import FakeProvider
 from tests.storage.trajectories import events
@@ -171,7 +172,9 @@ def tools(folder: Path, crash: Crash, generation: int, *, waits: bool = False) -
 
 
 def make_ready(episode: Episode, session: ToolSession) -> None:
-    episode.offer(OfferedTools({"probe": [{"name": "tool"}]}, {}, "decathlon"))
+    tools = OfferedTools({"probe": [{"name": "tool"}]}, {}, "decathlon")
+    episode.history.note_tools(tools)
+    episode.tools.offer(tools)
     episode.become_ready(session)
 
 
@@ -185,12 +188,12 @@ async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
     episode.mark_opening()
     make_ready(episode, tools(folder, Crash(0), 1, waits=waits))
     async with episode.calls.running():
-        await episode.calls.call("probe__tool", CallParams.of({}), waiter=caller_of("before"))
+        await make_call(episode, "probe__tool", CallParams.of({}), waiter=caller_of("before"))
         session = tools(folder, crash, 2, waits=waits)
         episode.calls.open(session)
         trajectory_module.write_all = crash.write_all
         with suppress(CallTimeoutError):
-            await episode.calls.call("probe__tool", CallParams.of(arguments), waiter=caller_of("one"))
+            await make_call(episode, "probe__tool", CallParams.of(arguments), waiter=caller_of("one"))
 
 
 async def resume(folder: Path, kind: str, arguments: Any) -> Any:
@@ -201,14 +204,14 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     replies: list[str] = []
     if kind == "claim":
         episode.state.restore(Phase.CLAIMED)
-        episode.calls.close()
+        episode.calls.end()
     else:
         episode.mark_opening()
 
     async def repeat(operation: str, arguments: Any) -> None:
         try:
             caller, params = caller_of(operation), CallParams.of(arguments)
-            reply = await episode.calls.call("probe__tool", params, waiter=caller)
+            reply = await make_call(episode, "probe__tool", params, waiter=caller)
             replies.append(reply.decoded()["result"]["content"][0]["text"])
         except DecathlonError as error:
             replies.append(error.message)

@@ -75,7 +75,7 @@ async def test_a_handle_allows_evaluation_and_an_agent_id_never_does(tmp_path: P
         by_handle = EpisodeAccess.by_handle(episode, ADA)
         by_agent_id = EpisodeAccess.by_agent_id(episode)
     assert (by_handle.id, by_handle.can_evaluate) == (episode.id, True)
-    assert (by_agent_id.id, by_agent_id.can_evaluate) == (episode.agent_id, False)
+    assert (by_agent_id.id, by_agent_id.can_evaluate) == (episode.spec.agent_id, False)
 
 
 @pytest.mark.anyio
@@ -101,5 +101,5 @@ async def test_under_policy_controller_a_session_gets_the_agent_id_unless_its_to
         episode = registry.start("find-answer", NOBODY)
         player = EpisodeAccess.by_session(episode, NOBODY)
         trainer = EpisodeAccess.by_session(episode, CONTROLLER)
-    assert (player.id, player.can_evaluate) == (episode.agent_id, False)
+    assert (player.id, player.can_evaluate) == (episode.spec.agent_id, False)
     assert (trainer.id, trainer.can_evaluate) == (episode.id, True)

@@ -17,6 +17,7 @@ from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import BadRequestError, DecathlonError, NotRunnableError, SetUpError
 from decathlon_mcp.hooks import Plugin
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
+from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
 from tests.fakes.provider import FakeProvider
 
@@ -77,7 +78,7 @@ async def test_links_begin_an_episode_from_the_first_to_the_last_and_know_when_i
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
         await episode.ready()
-        await episode.calls.call("probe__echo", CallParams.of({"text": "x"}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "x"}))
         assert (await episode.evaluate()).reward == 1.0
     assert notes == [
         *("first begins", "last begins", "last has it opening", "first has it opening"),
@@ -122,7 +123,7 @@ async def test_a_server_without_plug_ins_plays_and_refuses_branches_and_saved_st
     async with running_registry(tmp_path, provider, warm=1) as registry:
         episode = registry.start("find-answer", PLAYER)
         await episode.ready()
-        await episode.calls.call("probe__echo", CallParams.of({"text": "x"}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "x"}))
         for arguments in ({"branch_of": episode.id, "at": 1}, {"task": "find-answer", "snapshots": 1}):
             with pytest.raises(NotRunnableError, match="no plug-in for branches"):
                 await start_episode(registry, StartEpisode.from_arguments(arguments), PLAYER)

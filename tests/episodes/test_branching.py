@@ -24,11 +24,12 @@ from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError,
 from decathlon_mcp.plugins.branches import replay as branching
 from decathlon_mcp.plugins.history.recorded_calls import raw_members
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
-from decathlon_mcp.storage.logged_calls import RequestKeys
 from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import as_json_with_raw
 from tests.driver.peer import until
 from tests.episodes.branches import branches_of
+from tests.episodes.calling import make_call
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
 from tests.fakes.provider import FakeProvider, SavingFakeProvider
@@ -87,7 +88,7 @@ async def playing(
 
 
 async def call(episode: Episode, tool: str, **arguments: Any) -> str:
-    reply = (await episode.calls.call(f"probe__{tool}", CallParams.of(arguments))).decoded()
+    reply = (await make_call(episode, f"probe__{tool}", CallParams.of(arguments))).decoded()
     return reply["result"]["content"][0]["text"] if "result" in reply else reply["error"]["message"]
 
 
@@ -101,7 +102,7 @@ async def branch(
 def lines(registry: EpisodeRegistry, episode: Episode) -> list[dict[str, Any]]:
     return [
         json.loads(line)
-        for line in (registry.folder(episode.id) / "trajectory.jsonl").read_text().splitlines()
+        for line in (registry.directory.folder(episode.id) / "trajectory.jsonl").read_text().splitlines()
     ]
 
 
@@ -130,7 +131,7 @@ async def test_a_branch_stands_where_its_source_stood(tmp_path: Path) -> None:
         }
         failed = await branch(registry, source.id, 4)
         await failed.ready()
-        assert failed.calls.recorder.counts.failed == 1
+        assert failed.calls.log.counts.failed == 1
         again = await branch(registry, made.id, 3)
         await again.ready()
         assert await call(again, "count") == "count 4 {}"
@@ -259,7 +260,7 @@ async def test_calls_without_a_settled_state_after_them_are_refused(tmp_path: Pa
 
 
 async def _swallow(episode: Episode, caller: Waiter) -> None:
-    await episode.calls.call("probe__hang", CallParams.of({}), waiter=caller)
+    await make_call(episode, "probe__hang", CallParams.of({}), waiter=caller)
 
 
 async def test_a_call_that_the_claim_ended_is_refused_and_one_before_it_is_not(tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ async def test_a_branch_needs_the_handle_and_the_right_to_evaluate(tmp_path: Pat
         controller = Principal("alice", "controller", alone=False)
         source = registry.start("find-answer", controller)
         await source.ready()
-        for name in (source.agent_id, source.public_id, "0" * 48):
+        for name in (source.spec.agent_id, source.public_id, "0" * 48):
             with pytest.raises(UnknownEpisodeError):
                 await branch(registry, name, 0, controller)
         with pytest.raises(UnknownEpisodeError):
@@ -324,7 +325,7 @@ async def test_a_branch_whose_source_is_gone_fails_with_that_reason(tmp_path: Pa
     async with playing(tmp_path) as (registry, source):
         await call(source, "count")
         made = await branch(registry, source.id, 1)
-        (registry.folder(source.id) / "trajectory.jsonl").unlink()
+        (registry.directory.folder(source.id) / "trajectory.jsonl").unlink()
         with pytest.raises(SetUpError, match=f"the record of episode {source.public_id}"):
             await made.ready()
 
@@ -424,7 +425,7 @@ async def test_states_are_saved_after_every_so_many_calls(tmp_path: Path) -> Non
         for number in range(7):
             await call(source, "write", text=str(number))
         await branches_of(registry).settled(source)
-        folder = registry.folder(source.id) / "snapshots"
+        folder = registry.directory.folder(source.id) / "snapshots"
         # The newest two are kept.
         assert sorted(path.name for path in folder.glob("*.json")) == ["4.json", "6.json"]
         made = await branch(registry, source.id, 6)

@@ -15,6 +15,7 @@ from decathlon_mcp.episodes.tools import coercion
 from decathlon_mcp.episodes.tools.coercion import MAX_STEPS, QUICK_STEPS, coerced_arguments
 from decathlon_mcp.json_limits import MAX_DEPTH
 from decathlon_mcp.types import JsonObject
+from tests.episodes.calling import make_call
 from tests.episodes.environment import running_registry, suite_with
 from tests.fakes.driver import FakeCall, FakeTool
 from tests.fakes.provider import FakeProvider
@@ -142,11 +143,11 @@ async def test_a_server_gets_coerced_arguments_only_with_the_option(
         episode = registry.start("find-answer", Principal())
         await episode.ready()
         text = json.dumps(["x"] * size)
-        await episode.calls.call("probe__note", CallParams.of({"rows": text}))
+        await make_call(episode, "probe__note", CallParams.of({"rows": text}))
         assert received == [{"rows": ["x"] * size if coerces else text}]
         await episode.claim_done("forty-two")
         verdict = await episode.evaluate()
         assert verdict.to_json().get("coerced_arguments") is (True if coerces else None)
         # The trajectory has what the model has sent.
-        (call,) = episode.calls.recorder.calls
+        (call,) = episode.calls.log.calls
         assert call.arguments == {"rows": text}

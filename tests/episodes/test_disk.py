@@ -16,6 +16,7 @@ from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes import calls as calls_module
 from decathlon_mcp.episodes import grading as grading_module
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.history import EpisodeHistory
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
@@ -25,6 +26,7 @@ from decathlon_mcp.sandboxes.usage import Usage
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.disks import failing_disk, small_disk
 from tests.driver.peer import until
+from tests.episodes.calling import make_call
 from tests.episodes.environment import ended, exits_with, running_registry
 from tests.fakes.driver import FakeCall, Faults
 from tests.fakes.provider import FakeProvider
@@ -72,19 +74,19 @@ async def test_neighbour_that_fills_the_disk_does_not_take_the_honest_verdict(di
     async with running_registry(disk, provider, min_free_mib=FLOOR_MIB) as registry:
         honest = registry.start("find-answer", CLIENT)
         neighbour = registry.start("find-answer", CLIENT)
-        await honest.calls.call("probe__small", CallParams.of({}))
+        await make_call(honest, "probe__small", CallParams.of({}))
         calls = 0
         while neighbour.claim is None:
             # A call that cannot be logged is not sent.
             with suppress(EpisodeClaimedError):
-                await neighbour.calls.call("probe__big", CallParams.of({}))
+                await make_call(neighbour, "probe__big", CallParams.of({}))
                 calls += 1
         assert calls <= DISK_MIB // 2
         assert neighbour.claim.truncated_by == "log"
         with pytest.raises(AtCapacityError, match="disk is nearly full") as refused:
             registry.start("find-answer", CLIENT)
         assert refused.value.data["retryAfterSeconds"] == 60.0
-        await honest.calls.call("probe__small", CallParams.of({}))
+        await make_call(honest, "probe__small", CallParams.of({}))
         verdict = await honest.evaluate()
         assert (verdict.status, verdict.reward, verdict.truncated) == ("scored", 1.0, False)
         assert verdict.metrics["calls"] == 2
@@ -97,7 +99,7 @@ async def test_verdict_is_kept_on_a_disk_without_a_free_block(disk: Path) -> Non
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(disk, provider, min_free_mib=0) as registry:
         episode = registry.start("find-answer", CLIENT)
-        await episode.calls.call("probe__small", CallParams.of({}))
+        await make_call(episode, "probe__small", CallParams.of({}))
         fill(disk)
         episode.close()
         await ended(episode)
@@ -147,13 +149,13 @@ async def test_attempt_goes_on_when_a_full_disk_has_space_again(
         fill(disk)
         # More than there is room for in the trajectory's last block.
         with pytest.raises(DiskFullError, match=r"No space left.*; the call was not sent") as refused:
-            await episode.calls.call("probe__small", CallParams.of({"text": "x" * 10_000}))
+            await make_call(episode, "probe__small", CallParams.of({"text": "x" * 10_000}))
         assert refused.value.retryable
         sent = episode.calls.sent
         assert (episode.state.phase, episode.claim) == (Phase.READY, None)
         assert "No space left" in why_not_ready(registry)
         free(disk)
-        await episode.calls.call("probe__small", CallParams.of({}))
+        await make_call(episode, "probe__small", CallParams.of({}))
         assert registry.why_unwritable() is None
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward, verdict.truncated) == ("scored", 1.0, False)
@@ -182,7 +184,7 @@ async def test_reply_that_comes_while_the_disk_is_full_is_held(
         replies: list[Reply] = []
 
         async def call() -> None:
-            replies.append(await episode.calls.call("probe__fills", CallParams.of({})))
+            replies.append(await make_call(episode, "probe__fills", CallParams.of({})))
 
         tasks.start_soon(call)
         await until(lambda: (disk / "filler").exists() and DiskSpace(disk, 0).free_bytes() == 0)
@@ -212,7 +214,7 @@ async def test_episode_ends_although_a_reply_is_held(disk: Path) -> None:
 
         async def call() -> None:
             try:
-                await episode.calls.call("probe__fills", CallParams.of({}))
+                await make_call(episode, "probe__fills", CallParams.of({}))
             except DecathlonError as error:
                 failures.append(error)
 
@@ -234,7 +236,7 @@ async def test_disk_without_inodes_ends_no_attempt(tmp_path: Path, monkeypatch: 
             episode = registry.start("find-answer", CLIENT)
             await episode.ready()
             use_all_inodes(folder)
-            await episode.calls.call("probe__small", CallParams.of({}))
+            await make_call(episode, "probe__small", CallParams.of({}))
             assert "No space left" in why_not_ready(registry)
             with pytest.raises(AtCapacityError, match="no room for another episode"):
                 registry.start("find-answer", CLIENT)
@@ -258,7 +260,7 @@ async def test_disk_that_turns_read_only_ends_no_attempt(tmp_path: Path) -> None
             fail()
             for episode in episodes:
                 with pytest.raises(DiskFullError, match="Read-only file system"):
-                    await episode.calls.call("probe__small", CallParams.of({}))
+                    await make_call(episode, "probe__small", CallParams.of({}))
                 assert episode.state.phase is Phase.READY
             assert "Read-only file system" in why_not_ready(registry)
             with pytest.raises(AtCapacityError, match="Read-only file system"):
@@ -279,7 +281,7 @@ async def test_attempts_that_are_claimed_on_a_full_disk_are_graded_once_there_is
     async with running_registry(disk, provider, min_free_mib=0) as registry:
         episodes = [registry.start("find-answer", CLIENT) for _ in range(8)]
         for episode in episodes:
-            await episode.calls.call("probe__small", CallParams.of({}))
+            await make_call(episode, "probe__small", CallParams.of({}))
         fill(disk)
         for episode in episodes:
             await episode.claim_done("the answer")
@@ -296,13 +298,13 @@ async def test_attempt_is_graded_although_the_disk_is_full_when_its_grading_begi
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grading_module, "ROOM_RETRY_SECONDS", 0.1)
-    mark_captured = Episode.mark_captured
+    note_captured = EpisodeHistory.note_captured
 
-    def mark_and_fill(episode: Episode) -> None:
-        mark_captured(episode)
+    def note_and_fill(history: EpisodeHistory) -> None:
+        note_captured(history)
         fill(disk)
 
-    monkeypatch.setattr(Episode, "mark_captured", mark_and_fill)
+    monkeypatch.setattr(EpisodeHistory, "note_captured", note_and_fill)
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(disk, provider, min_free_mib=0) as registry:
         episode = registry.start("find-answer", CLIENT)

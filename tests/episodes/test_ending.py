@@ -17,6 +17,7 @@ from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.storage.trajectory import Trajectory
 from tests.disks import failing_disk
+from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
 from tests.fakes.provider import FakeProvider
 
@@ -43,7 +44,7 @@ async def test_episode_ends_although_its_archives_cannot_be_removed(
         assert episode.state.ending is Ending.CLOSED
         assert episode.verdict is not None
         with pytest.raises(Exception, match="closed by its client"):
-            await episode.calls.call("probe__echo", CallParams.of({}))
+            await make_call(episode, "probe__echo", CallParams.of({}))
 
 
 async def test_episode_ends_although_every_thread_is_busy(

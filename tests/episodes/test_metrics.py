@@ -11,6 +11,7 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import DecathlonError
+from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
 from tests.fakes.provider import FakeProvider
 
@@ -31,11 +32,11 @@ async def test_a_call_without_a_reply_is_counted_as_lost_or_cancelled(tmp_path: 
         episode = registry.start("find-answer", CLIENT)
         await episode.ready()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(episode.calls.call, "probe__hang", CallParams())
+            tasks.start_soon(make_call, episode, "probe__hang", CallParams())
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
         with pytest.raises(DecathlonError):
-            await episode.calls.call("probe__die", CallParams.of({}))
+            await make_call(episode, "probe__die", CallParams.of({}))
         verdict = await episode.evaluate()
         for outcome, count in (("ok", 0), ("error", 0), ("lost", 1), ("cancelled", 1)):
             assert value(registry, "tool_calls_total", outcome=outcome) == count

@@ -14,17 +14,17 @@ import pytest
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver.messages import Notification
-from decathlon_mcp.driver.replies import CallParams, Reply
+from decathlon_mcp.driver.replies import Reply
 from decathlon_mcp.episodes.operations import (
     MAX_QUEUED,
     MAX_QUEUED_BYTES,
+    Call,
     Operations,
-    RunningCall,
     Waiter,
     call_digest,
 )
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.storage.logged_calls import MAX_KEYS, LoggedKey, RequestKeys
+from decathlon_mcp.storage.trajectory_lines import MAX_KEYS, LoggedKey, RequestKeys
 from decathlon_mcp.types import JsonObject, as_json
 from tests.episodes.crashing_server import STEPS
 
@@ -80,7 +80,9 @@ async def test_the_oldest_operations_are_forgotten() -> None:
     for number in range(MAX_KEYS + 1):
         operations.restore([LoggedKey(str(number), digest, number + 1)], [])
     assert await operations.find(RequestKeys("0"), digest) is None
-    assert await operations.find(RequestKeys("1"), digest) == 2
+    found = await operations.find(RequestKeys("1"), digest)
+    assert found is not None
+    assert (found.seq, found.is_ended) == (2, True)
     with pytest.raises(BadRequestError, match="'1' was another call"):
         await operations.find(RequestKeys("1"), call_digest("tool", b'{"x":1}'))
 
@@ -99,7 +101,7 @@ async def what_a_slow_caller_sees(notifications: Iterable[Notification]) -> list
         seen.append(params["number"])
         await resume.wait()
 
-    call = RunningCall(seq=1, name="tool", params=CallParams(), digest="", started_at=0.0)
+    call = Call(seq=1, digest="")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call.wait, Waiter(on_message=on_message))
         await anyio.wait_all_tasks_blocked()

@@ -25,8 +25,8 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver import stream as stream_module
 from decathlon_mcp.driver.client import Survival, connect
 from decathlon_mcp.driver.replies import CallParams
+from decathlon_mcp.episodes import directory as directory_module
 from decathlon_mcp.episodes import recovery as recovery_module
-from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Waiter, call_digest
@@ -40,16 +40,18 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
+from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock
-from decathlon_mcp.storage.logged_calls import LoggedCalls, RequestKeys
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
-from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.storage.trajectory import LoggedCalls, Trajectory
+from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
+from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, sandbox_factory, suite_with
 from tests.fakes.driver import FakeCall, Handler
 from tests.fakes.provider import FakeMachine, FakeProvider, FakeSandbox
@@ -224,10 +226,10 @@ async def assert_lost(registry: EpisodeRegistry, monkeypatch: pytest.MonkeyPatch
     assert registry.live == []
     assert (registry.admission.active, registry.admission.queued) == (0, 0)
     assert recoveries(registry) == {"ended": 1}
-    monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
+    monkeypatch.setattr(directory_module, "MAX_ENDED_IN_MEMORY", 0)
     for access in (registry.access(HANDLE, PLAYER), registry.access(AGENT_ID, PLAYER)):
         assert access.episode.state.ending is Ending.SANDBOX_LOST
-    registry._drop_oldest_ended()  # pyright: ignore[reportPrivateUsage]
+    registry.directory._episodes.clear()  # pyright: ignore[reportPrivateUsage]
     again = registry.access(HANDLE, PLAYER).episode
     assert again is not episode
     for each in (episode, again):
@@ -236,7 +238,7 @@ async def assert_lost(registry: EpisodeRegistry, monkeypatch: pytest.MonkeyPatch
         assert why in verdict.detail
         assert each.prompt.instructions
         with pytest.raises(SandboxLostError if each is episode else EpisodeEndedError):
-            await each.calls.call("probe__echo", CallParams.of({}))
+            await make_call(each, "probe__echo", CallParams.of({}))
 
 
 async def test_ready_episode_without_a_sandbox_is_lost(tmp_path: Path) -> None:
@@ -288,7 +290,7 @@ async def test_episode_of_a_task_that_is_gone_and_that_was_being_closed_is_close
 async def test_ended_episode_that_is_not_in_memory_any_more_is_read_from_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
+    monkeypatch.setattr(directory_module, "MAX_ENDED_IN_MEMORY", 0)
     async with recovered(tmp_path, Phase.QUEUED, {}) as registry:
         episode = only(registry)
         with anyio.fail_after(10):
@@ -321,7 +323,8 @@ async def test_verdict_that_only_the_folder_has_is_not_made_again(tmp_path: Path
         only(registry).close()
         with anyio.fail_after(10):
             await ended(only(registry))
-    assert registry.written_verdict(HANDLE) == verdict
+    written = (registry.directory.folder(HANDLE) / "verdict.json").read_text()
+    assert Verdict.model_validate_json(written) == verdict
 
 
 async def test_start_without_an_engine_leaves_the_episode_to_the_next_one(tmp_path: Path) -> None:
@@ -502,8 +505,8 @@ def write_calls(trajectory: Trajectory) -> None:
 async def call_again(episode: Episode, operation: str, outcomes: list[str]) -> None:
     """Send a call again, as a client does that lost its server."""
     try:
-        reply = await episode.calls.call(
-            "probe__echo", CallParams(), waiter=Waiter(keys=RequestKeys(operation))
+        reply = await make_call(
+            episode, "probe__echo", CallParams(), waiter=Waiter(keys=RequestKeys(operation))
         )
         outcomes.append(reply.decoded()["result"]["content"][0]["text"])
     except DecathlonError as error:
@@ -717,9 +720,10 @@ async def test_coerced_call_of_a_tool_that_is_not_listed_any_more_gets_its_reply
     ):
         calls, origin = only(registry).calls, RequestKeys("one")
         with anyio.fail_after(10):
-            call = await calls.find(origin)
+            waiter = Waiter(keys=origin)
+            call = await calls.find(waiter)
             assert call is not None
-            reply = await calls.reply_of(call, Waiter(keys=origin))
+            reply = await calls.reply_of(call, waiter)
         assert reply.decoded()["result"]["content"][0]["text"] == "its reply"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes import registry as registry_module
+from decathlon_mcp.episodes import directory as directory_module
 from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
@@ -24,6 +24,7 @@ from decathlon_mcp.errors import (
     UnknownEpisodeError,
     UnknownTaskError,
 )
+from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeRun
 from tests.fakes.provider import FakeProvider
@@ -38,10 +39,14 @@ NOBODY = Principal()
 async def test_a_started_episode_has_two_ids_and_the_servers_defaults(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(), reward="meta", max_calls=7) as registry:
         episode = registry.start("find-answer", ADA)
-        assert (len(episode.id), len(episode.agent_id)) == (48, 48)
-        assert episode.id != episode.agent_id
+        assert (len(episode.id), len(episode.spec.agent_id)) == (48, 48)
+        assert episode.id != episode.spec.agent_id
         assert episode.public_id == hashlib.sha256(episode.id.encode()).hexdigest()[:16]
-        assert (episode.task_name, episode.spec.owner, episode.spec.policy) == ("find-answer", ADA, "meta")
+        assert (episode.spec.task_name, episode.spec.owner, episode.spec.policy) == (
+            "find-answer",
+            ADA,
+            "meta",
+        )
         assert episode.spec.limits.max_calls == 7
         assert registry.start("find-answer", ADA, max_calls=2).spec.limits.max_calls == 2
 
@@ -139,9 +144,9 @@ async def test_a_policy_that_reveals_more_needs_a_controller(tmp_path: Path) -> 
 async def test_the_call_that_exceeds_the_limit_closes_the_attempt(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         episode = registry.start("find-answer", ADA, max_calls=1)
-        await episode.calls.call("probe__echo", CallParams.of({"text": "one"}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "one"}))
         with pytest.raises(EpisodeClaimedError, match="limit of 1 tool calls") as closed:
-            await episode.calls.call("probe__echo", CallParams.of({"text": "two"}))
+            await make_call(episode, "probe__echo", CallParams.of({"text": "two"}))
         assert closed.value.data == {"truncated": True}
         verdict = await episode.evaluate()
     assert (verdict.claimed, verdict.truncated, verdict.metrics["calls"]) == (False, True, 1)
@@ -156,18 +161,18 @@ async def test_in_a_suite_that_grades_none_a_truncated_attempt_is_not_graded_and
         tmp_path, provider, suite=suite_with(tmp_path, grades_truncated=False)
     ) as registry:
         episode = registry.start("find-answer", ADA, max_calls=1)
-        await episode.calls.call("probe__echo", CallParams.of({"text": "one"}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "one"}))
         if by == "client":
             assert await episode.claim_done(None, truncated=True)
         else:
             with pytest.raises(EpisodeClaimedError, match="this attempt is closed and counts as failed"):
-                await episode.calls.call("probe__echo", CallParams.of({"text": "two"}))
+                await make_call(episode, "probe__echo", CallParams.of({"text": "two"}))
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward, verdict.success) == ("forfeited", 0.0, False)
         assert (verdict.claimed, verdict.truncated) == (False, True)
         assert verdict.detail.endswith("`grades_truncated: true` in suite.yaml grades them")
         assert verdict.signature is not None
-        folder = episode.files.folder
+        folder = episode.history.files.folder
         assert json.loads((folder / "traj_log.json").read_text())["status"] == "max_turns_reached"
         result = json.loads((folder / "eval_res.json").read_text())
         assert result["pass"] is None
@@ -192,9 +197,12 @@ async def test_an_agent_id_gives_access_without_a_token_but_is_no_handle(tmp_pat
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         episode = registry.start("find-answer", ADA)
         with pytest.raises(UnknownEpisodeError):
-            registry.find(episode.agent_id, ADA)
+            registry.find(episode.spec.agent_id, ADA)
         assert registry.agent_access(episode.id) is None
-        by_agent_id, by_handle = registry.access(episode.agent_id, NOBODY), registry.access(episode.id, ADA)
+        by_agent_id, by_handle = (
+            registry.access(episode.spec.agent_id, NOBODY),
+            registry.access(episode.id, ADA),
+        )
         assert (by_agent_id.episode, by_agent_id.can_evaluate) == (episode, False)
         assert (by_handle.episode, by_handle.can_evaluate) == (episode, True)
         with pytest.raises(UnknownEpisodeError):
@@ -204,15 +212,15 @@ async def test_an_agent_id_gives_access_without_a_token_but_is_no_handle(tmp_pat
 async def test_a_principal_lists_its_own_episodes_newest_first(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         first, other, second = (registry.start("find-answer", owner) for owner in (ADA, BOB, ADA))
-        assert registry.owned_by(ADA) == [second, first]
-        assert registry.owned_by(ADMIN) == [second, other, first]
-        assert registry.owned_by(NOBODY) == []
+        assert registry.directory.owned_by(ADA) == [second, first]
+        assert registry.directory.owned_by(ADMIN) == [second, other, first]
+        assert registry.directory.owned_by(NOBODY) == []
 
 
 async def test_the_oldest_ended_episodes_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry_module, "MAX_ENDED_EPISODES", 1)
+    monkeypatch.setattr(directory_module, "MAX_ENDED_EPISODES", 1)
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         live = registry.start("find-answer", ADA)
         first, second = (registry.start("find-answer", ADA) for _ in range(2))
@@ -223,7 +231,7 @@ async def test_the_oldest_ended_episodes_are_forgotten(
         registry.start("find-answer", ADA)
         with pytest.raises(UnknownEpisodeError, match="forgotten"):
             registry.find(first.id, ADA)
-        assert registry.agent_access(first.agent_id) is None
+        assert registry.agent_access(first.spec.agent_id) is None
         assert registry.find(second.id, ADA) is second
         assert registry.find(live.id, ADA) is live
 

@@ -15,7 +15,7 @@ from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver import client as driver_module
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes.call_recorder import CallRecorder
+from decathlon_mcp.episodes.call_log import CallLog
 from decathlon_mcp.episodes.episode import Episode, EpisodeSpec
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.runner import EpisodeRunner
@@ -36,6 +36,7 @@ from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.telemetry.metrics import EpisodeMetrics
+from tests.episodes.calling import make_call
 from tests.episodes.environment import (
     TOOLS,
     ended,
@@ -110,14 +111,14 @@ async def test_an_evaluation_without_a_claim_closes_the_attempt(tmp_path: Path) 
         verdict = await episode.evaluate()
         assert not verdict.claimed
         with pytest.raises(EpisodeClaimedError):
-            await episode.calls.call("probe__echo", CallParams.of({}))
+            await make_call(episode, "probe__echo", CallParams.of({}))
 
 
 async def test_an_unknown_tool_is_not_counted_as_a_call(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         episode = registry.start("find-answer", PLAYER)
         with pytest.raises(UnknownToolError, match="did you mean probe__echo"):
-            await episode.calls.call("probe_echo", CallParams.of({}))
+            await make_call(episode, "probe_echo", CallParams.of({}))
         assert episode.calls.sent == 0
 
 
@@ -128,7 +129,7 @@ async def test_a_sandbox_that_does_not_open_is_the_error_of_every_request(tmp_pa
         with pytest.raises(ImageError, match="no such image"):
             await episode.ready()
         with pytest.raises(ImageError):
-            await episode.calls.call("probe__echo", CallParams.of({}))
+            await make_call(episode, "probe__echo", CallParams.of({}))
         with pytest.raises(ImageError):
             await episode.claim_done(None)
         assert (await episode.evaluate()).status == "set_up_failed"
@@ -139,7 +140,7 @@ async def test_an_attempt_that_exhausts_its_memory_in_a_call_is_forfeited(tmp_pa
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         episode = registry.start("find-answer", PLAYER)
         with pytest.raises(EpisodeClaimedError, match=r"closed while the call ran: .*out of memory"):
-            await episode.calls.call("probe__die", CallParams.of({}))
+            await make_call(episode, "probe__die", CallParams.of({}))
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward, verdict.claimed) == ("forfeited", 0.0, False)
         assert "out of memory" in verdict.detail
@@ -167,7 +168,7 @@ async def test_a_sandbox_killed_from_outside_in_a_call_gives_no_reward(tmp_path:
     async with running_registry(tmp_path, FakeProvider(tools={"probe": {"die": die}})) as registry:
         episode = registry.start("find-answer", PLAYER)
         with pytest.raises(SandboxLostError, match="exit code 137"):
-            await episode.calls.call("probe__die", CallParams.of({}))
+            await make_call(episode, "probe__die", CallParams.of({}))
         await ended(episode)
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == ("sandbox_lost", None)
@@ -208,7 +209,7 @@ async def test_a_sandbox_lost_between_calls_ends_the_episode(tmp_path: Path) -> 
         await ended(episode)
         assert episode.state.ending is Ending.SANDBOX_LOST
         with pytest.raises(SandboxLostError):
-            await episode.calls.call("probe__echo", CallParams.of({}))
+            await make_call(episode, "probe__echo", CallParams.of({}))
 
 
 async def test_a_lost_grader_gives_no_reward(tmp_path: Path) -> None:
@@ -262,7 +263,7 @@ async def test_invalid_messages_and_failing_removals_do_not_stop_an_episode(tmp_
     provider = FakeProvider(tools=TOOLS, run=exits_with(1), faults=faults)
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
-        reply = await episode.calls.call("probe__echo", CallParams.of({"text": "through"}))
+        reply = await make_call(episode, "probe__echo", CallParams.of({"text": "through"}))
         assert reply.decoded()["result"]["content"][0]["text"] == "through"
         assert (await episode.evaluate()).reward == 0.0
 
@@ -282,7 +283,7 @@ async def test_a_call_in_flight_when_the_attempt_is_claimed_fails_and_says_so(tm
 
         async def call() -> None:
             try:
-                await episode.calls.call("probe__hang", CallParams.of({}))
+                await make_call(episode, "probe__hang", CallParams.of({}))
             except DecathlonError as error:
                 failures.append(error)
 
@@ -305,10 +306,10 @@ async def test_a_cancelled_call_is_recorded_and_the_episode_continues(tmp_path: 
     async with running_registry(tmp_path, provider) as registry:
         episode = registry.start("find-answer", PLAYER)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(episode.calls.call, "probe__hang", CallParams())
+            tasks.start_soon(make_call, episode, "probe__hang", CallParams())
             await running.wait()
             tasks.cancel_scope.cancel()
-        await episode.calls.call("probe__echo", CallParams.of({"text": "still here"}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "still here"}))
     call, reply, second_call, second_reply, _ = trajectory(tmp_path, episode)
     assert (reply["seq"], reply["failed"], reply["failure"]["message"]) == (1, True, "cancelled")
     assert (call["seq"], second_call["seq"]) == (1, 2)
@@ -326,10 +327,10 @@ async def test_a_call_whose_end_cannot_be_recorded_ends_for_its_callers(
         episode = registry.start("find-answer", PLAYER)
         await episode.ready()
         with monkeypatch.context() as patch:
-            patch.setattr(EpisodeMetrics if part == "called" else CallRecorder, part, explode)
+            patch.setattr(EpisodeMetrics if part == "called" else CallLog, part, explode)
             with anyio.fail_after(10), pytest.raises(DecathlonError, match="a fault of the server: Runtime"):
-                await episode.calls.call("probe__echo", CallParams.of({}))
-        await episode.calls.call("probe__echo", CallParams.of({"text": "still here"}))
+                await make_call(episode, "probe__echo", CallParams.of({}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "still here"}))
         assert (await episode.evaluate()).reward == 1.0
 
 
@@ -347,14 +348,14 @@ async def test_an_episode_that_raises_ends_alone(tmp_path: Path) -> None:
         await ended(broken)
         assert broken.state.ending is Ending.FAULT
         with pytest.raises(EpisodeEndedError, match="a fault of the server"):
-            await broken.calls.call("probe__echo", CallParams.of({}))
+            await make_call(broken, "probe__echo", CallParams.of({}))
         assert (await registry.start("find-answer", PLAYER).evaluate()).reward == 1.0
 
 
 async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         episode = registry.start("find-answer", PLAYER)
-        await episode.calls.call("probe__echo", CallParams.of({"text": "kept"}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "kept"}))
         await episode.claim_done("the answer")
         await episode.evaluate()
         episode.close()
@@ -372,11 +373,11 @@ async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
 async def test_a_failing_disk_ends_no_other_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         broken, other = (registry.start("find-answer", PLAYER) for _ in range(2))
-        await broken.calls.call("probe__echo", CallParams.of({"text": "kept in memory only"}))
-        with (broken.files.folder / "trajectory.jsonl").open("ab") as file:
+        await make_call(broken, "probe__echo", CallParams.of({"text": "kept in memory only"}))
+        with (broken.history.files.folder / "trajectory.jsonl").open("ab") as file:
             file.write(b'{"event": "call", "torn')
         await broken.claim_done(None)
-        shutil.rmtree(broken.files.folder)
+        shutil.rmtree(broken.history.files.folder)
         broken.close()
         await ended(broken)
         assert (await other.evaluate()).reward == 1.0
@@ -385,7 +386,7 @@ async def test_a_failing_disk_ends_no_other_episode(tmp_path: Path) -> None:
 async def test_an_attempt_whose_trajectory_is_gone_is_lost_and_not_graded(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         episode = registry.start("find-answer", PLAYER)
-        await episode.calls.call("probe__echo", CallParams.of({}))
+        await make_call(episode, "probe__echo", CallParams.of({}))
         episode.trajectory.file.unlink()
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == ("sandbox_lost", None)

@@ -31,6 +31,7 @@ from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.driver.peer import until
 from tests.episodes.branches import branches_of
+from tests.episodes.calling import make_call
 from tests.episodes.environment import exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeSandbox, SavingFakeProvider
@@ -72,11 +73,11 @@ class Saving:
     meanwhile: Callable[[], Awaitable[object]] | None = None
 
     def folder(self, episode: Episode) -> Path:
-        return self.registry.folder(episode.id) / "snapshots"
+        return self.registry.directory.folder(episode.id) / "snapshots"
 
 
 async def call(episode: Episode, tool: str = "echo") -> str:
-    reply = (await episode.calls.call(f"probe__{tool}", CallParams.of({}))).decoded()
+    reply = (await make_call(episode, f"probe__{tool}", CallParams.of({}))).decoded()
     return reply["result"]["content"][0]["text"]
 
 

@@ -20,6 +20,7 @@ from decathlon_mcp.errors import SetUpError, SnapshotError
 from decathlon_mcp.plugins.branches import prepared as task_states
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.sandboxes.snapshots import Snapshot
+from tests.episodes.calling import make_call
 from tests.episodes.environment import ended, running_registry, suite_with
 from tests.fakes.driver import FakeCall, FakeRun, Faults, RunReply
 from tests.fakes.provider import FakeSandbox, SavingFakeProvider
@@ -80,7 +81,7 @@ def saved(folder: Path, name: str = "") -> list[Path]:
 
 
 async def call(episode: Episode, tool: str, **arguments: Any) -> str:
-    reply = (await episode.calls.call(f"probe__{tool}", CallParams.of(arguments))).decoded()
+    reply = (await make_call(episode, f"probe__{tool}", CallParams.of(arguments))).decoded()
     return reply["result"]["content"][0]["text"]
 
 

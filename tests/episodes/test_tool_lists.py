@@ -22,6 +22,7 @@ from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import EpisodeClaimedError, SandboxLostError, SetUpError
 from decathlon_mcp.sandboxes.host.host_files import ProgramsIdentity
+from tests.episodes.calling import make_call
 from tests.episodes.environment import (
     TOOLS,
     echo,
@@ -101,7 +102,7 @@ async def test_servers_start_with_their_first_call_once_the_lists_are_known(tmp_
         assert on.provider.starts == ["probe", "second"]
         assert second.tools.offered is first.tools.offered  # one object for all episodes with these tools
         for _ in range(2):
-            reply = await second.calls.call("second__echo", CallParams.of({"text": "late"}))
+            reply = await make_call(second, "second__echo", CallParams.of({"text": "late"}))
             assert reply.decoded()["result"]["content"][0]["text"] == "late"
         assert on.provider.starts == ["probe", "second", "second"]
         assert (await second.evaluate()).reward == 1.0
@@ -146,7 +147,7 @@ async def test_servers_ahead_start_without_a_call_while_no_tool_is_called(tmp_pa
                 episode = on.registry.start("find-answer", PLAYER)
                 await episode.tools.known()
             await episode.ready()
-            tasks.start_soon(episode.calls.call, "probe__slow", CallParams())
+            tasks.start_soon(make_call, episode, "probe__slow", CallParams())
             while episode.calls.sent == 0:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             finish.set()
@@ -179,9 +180,9 @@ async def test_other_tools_than_the_cached_ones_are_noticed_and_the_episode_keep
         tools["second"] = {"echo": echo, "added": echo}
         episode = await on.ready()
         given = [tool["name"] for tool in (await episode.tools.known()).tools]
-        await episode.calls.call("probe__echo", CallParams.of({"text": "same"}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "same"}))
         assert len(on.kept()) == 1
-        await episode.calls.call("second__echo", CallParams.of({"text": "still there"}))
+        await make_call(episode, "second__echo", CallParams.of({"text": "still there"}))
         assert on.kept() == []
         assert [tool["name"] for tool in (await episode.tools.known()).tools] == given
         lines = map(json.loads, episode.trajectory.file.read_bytes().splitlines())
@@ -213,7 +214,7 @@ async def test_server_that_does_not_start_is_started_once_more(tmp_path: Path) -
         await on.play()
         failing.failures = 1
         episode = await on.ready()
-        assert (await episode.calls.call("second__echo", CallParams.of({"text": "up"}))).decoded()["result"][
+        assert (await make_call(episode, "second__echo", CallParams.of({"text": "up"}))).decoded()["result"][
             "content"
         ][0]["text"] == "up"
         assert on.provider.starts == ["second", "second"]
@@ -227,7 +228,7 @@ async def test_server_that_never_starts_loses_an_episode_without_calls(tmp_path:
         failing.failures = 2
         episode = await on.ready()
         with pytest.raises(SandboxLostError, match="server second did not come up; stderr: no memory"):
-            await episode.calls.call("second__echo", CallParams.of({}))
+            await make_call(episode, "second__echo", CallParams.of({}))
         await ended(episode)
         assert episode.state.ending is Ending.SANDBOX_LOST
         verdict = await episode.evaluate()
@@ -244,10 +245,10 @@ async def test_server_that_never_starts_forfeits_an_attempt_with_calls(tmp_path:
     async with scene(tmp_path, faults=Faults(servers_that_fail=failing)) as on:
         await on.play()
         episode = await on.ready()
-        await episode.calls.call("probe__echo", CallParams.of({"text": "something"}))
+        await make_call(episode, "probe__echo", CallParams.of({"text": "something"}))
         failing.failures = 2
         with pytest.raises(EpisodeClaimedError, match="closed while the call ran"):
-            await episode.calls.call("second__echo", CallParams.of({}))
+            await make_call(episode, "second__echo", CallParams.of({}))
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == ("forfeited", 0.0)
         assert verdict.detail is not None
@@ -260,7 +261,7 @@ async def test_calls_that_wait_for_the_same_start_share_it(tmp_path: Path) -> No
         episode = await on.ready()
         async with anyio.create_task_group() as tasks:
             for number in range(5):
-                tasks.start_soon(episode.calls.call, "second__echo", CallParams.of({"text": str(number)}))
+                tasks.start_soon(make_call, episode, "second__echo", CallParams.of({"text": str(number)}))
         assert on.provider.starts == ["second"]
 
 

@@ -26,6 +26,7 @@ from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject, Names
+from tests.episodes.calling import make_call
 from tests.episodes.environment import echo, running_registry
 from tests.fakes.calls import call_tool
 from tests.fakes.driver import FakeCall, FakeRun, Faults, RunReply
@@ -370,5 +371,5 @@ async def test_an_episode_goes_on_without_the_server_of_its_local_tools(tmp_path
         await episode.ready()
         for _ in range(2):
             with pytest.raises(DriverError, match="server local did not come up"):
-                await episode.calls.call(f"local__{needs.local_tools[0]}_tool", CallParams())
+                await make_call(episode, f"local__{needs.local_tools[0]}_tool", CallParams())
         assert episode.state.phase is Phase.READY

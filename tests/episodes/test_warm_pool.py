@@ -15,7 +15,7 @@ import pytest
 from decathlon_mcp.app import create_sandbox_factory
 from decathlon_mcp.episodes.admission import Admission, MemoryFloor
 from decathlon_mcp.episodes.records import SandboxRecords
-from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
 from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
@@ -142,7 +142,7 @@ async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: 
 async def test_nothing_is_opened_ahead_unless_a_number_is_set(tmp_path: Path) -> None:
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(tmp_path, provider) as registry:
-        await registry.open_ahead()
+        await open_ahead(registry.directory.factories)
         episode = registry.start("find-answer", PLAYER)
         await episode.state.reach(Phase.READY)
         await episode.claim_done(None)
@@ -155,7 +155,7 @@ async def test_nothing_is_opened_ahead_unless_a_number_is_set(tmp_path: Path) ->
 
 async def test_the_kind_that_most_tasks_need_is_open_before_the_first_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS), warm=2) as registry:
-        await registry.open_ahead()
+        await open_ahead(registry.directory.factories)
         await until(lambda: registry.sources.idle == 2)
         episode = registry.start("find-answer", PLAYER)
         await episode.state.reach(Phase.READY)
@@ -166,7 +166,7 @@ async def test_the_kind_that_most_tasks_need_is_open_before_the_first_episode(tm
 async def test_a_draining_server_has_no_pool(tmp_path: Path) -> None:
     provider = FakeProvider()
     async with running_registry(tmp_path, provider, warm=2) as registry:
-        await registry.open_ahead()
+        await open_ahead(registry.directory.factories)
         await until(lambda: registry.sources.idle == 2)
         await registry.drain()
         await until(lambda: not provider.machine.sandboxes)

@@ -72,9 +72,9 @@ async def test_an_episode_is_played_at_its_address_and_ends_with_the_response(se
         async with connected(lines.start["address"]) as client:
             assert not (await client.call_tool("claim_done", {})).is_error
         episode = served.find(lines.start["episode"])
-        assert episode.requested_ending is None
+        assert episode.records.progress.requested_ending is None
     await episode.state.reach(Phase.ENDED)
-    assert episode.requested_ending is Ending.CLIENT_LOST
+    assert episode.records.progress.requested_ending is Ending.CLIENT_LOST
 
 
 async def test_a_branch_is_held_as_any_episode(served: Served) -> None:

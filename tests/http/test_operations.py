@@ -189,7 +189,7 @@ async def test_tools_of_the_lobby_relay_operations(play: Play) -> None:
 def waiting(play: Play) -> int:
     """The requests that wait for the call that runs."""
     (call,) = play.served.find(play.id).calls.unanswered
-    return len(call._waiters)  # pyright: ignore[reportPrivateUsage]
+    return len(call.waiters)
 
 
 @asynccontextmanager

@@ -72,7 +72,7 @@ async def test_session_at_an_agents_address_goes_on(tmp_path: Path, http: httpx2
     async with restartable(tmp_path) as server:
         await lobby_session(http, server)
         (episode,) = server.registry.live
-        session = await RawSession.open(http, server.served.episode(episode.agent_id))
+        session = await RawSession.open(http, server.served.episode(episode.spec.agent_id))
         await server.restart()
         tools = (await session.ask("tools/list"))["result"]["tools"]
         assert "evaluate" not in [tool["name"] for tool in tools]
@@ -291,6 +291,6 @@ async def test_session_whose_episode_is_over_lists_tools_and_refuses_calls(
                 back = answer_of(await session.resume(f"{server.store.generation}.0.{kind}.77"))
                 assert back["error"]["data"]["code"] == ("unanswered" if request_id == 2 else "episode_ended")
             # The next server does not know the episode at all.
-            server.registry._episodes.clear()  # pyright: ignore[reportPrivateUsage]
+            server.registry.directory._episodes.clear()  # pyright: ignore[reportPrivateUsage]
             server.store.delete_ended(episode.id)
             await server.restart()

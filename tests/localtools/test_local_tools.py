@@ -186,7 +186,7 @@ async def test_the_suites_code_describes_its_tools_once(served: Served, tmp_path
     async with serving(tmp_path, suite=(SUITE,), provider="host") as fresh:
         async with playing(fresh, "play", "task") as player:
             first = json.dumps([tool.name for tool in (await player.client.list_tools()).tools])
-        known = fresh.episodes.sandbox_factory("localtools").local_tools
+        known = fresh.episodes.directory.factory("localtools").local_tools
         assert sorted(known.known) == ["demanding", "nap", "notes", "shouting"]
         before = {**known.known}
         async with playing(fresh, "play", "task") as player:

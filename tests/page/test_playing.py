@@ -63,7 +63,7 @@ async def test_a_task_is_played_to_its_verdict(served: Served, person: httpx2.As
     page = await call(person, path, "probe__echo", **{"f.0": "hello <b>you</b>"})
     assert "hello &lt;b&gt;you" in page.text
     assert episode.calls.sent == 1
-    for secret in (episode.id, episode.agent_id):
+    for secret in (episode.id, episode.spec.agent_id):
         assert secret not in page.text
     page = await person.post(f"{path}/claim", data={**hidden(page, f"{path}/claim"), "answer": "42"})
     with anyio.fail_after(60):

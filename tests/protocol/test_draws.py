@@ -45,7 +45,7 @@ def digest_of(name: str) -> str:
 async def draw(served: Served, query: str, era: str = "handshake", token: str = "ada") -> str:
     """The task that the random address draws."""
     async with connected(f"{served.task('random')}?{query}", era, token=token):
-        return served.episodes.live[-1].task_name
+        return served.episodes.live[-1].spec.task_name
 
 
 async def refused_draw(served: Served, query: str) -> dict[str, Any]:

@@ -83,7 +83,7 @@ async def assert_cannot_evaluate(client: Client) -> None:
 
 
 async def wait_until_scored(served: Served, episode_id: str) -> None:
-    episode = served.episodes._episodes[episode_id]  # pyright: ignore[reportPrivateUsage]
+    episode = served.episodes.directory._episodes[episode_id]  # pyright: ignore[reportPrivateUsage]
     await episode.state.reach(Phase.SCORED, Phase.ENDED)
 
 
@@ -137,8 +137,8 @@ async def test_a_task_session_is_the_agents(controlled: Served) -> None:
         episode = controlled.episodes.live[-1]
         result: Any = client.session.initialize_result
         info = result.meta["decathlon/episode"]
-        assert info["id"] == episode.agent_id
-        assert info["address"] == controlled.episode(episode.agent_id)
+        assert info["id"] == episode.spec.agent_id
+        assert info["address"] == controlled.episode(episode.spec.agent_id)
         assert episode.id not in json.dumps(info)
 
 

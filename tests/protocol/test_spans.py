@@ -364,7 +364,7 @@ async def test_requests_for_the_same_call_have_spans_but_the_call_only_one(
 
 def callers_of(episode: Episode) -> Sequence[object]:
     """The requests that wait for the episode's calls."""
-    return [caller for call in episode.calls.unanswered for caller in call._waiters]  # pyright: ignore[reportPrivateUsage]
+    return [caller for call in episode.calls.unanswered for caller in call.waiters]
 
 
 async def test_the_sdk_makes_no_second_span(

@@ -15,7 +15,6 @@ import pytest
 
 from decathlon_mcp.errors import DiskFullError
 from decathlon_mcp.storage.disk import DiskSpace
-from decathlon_mcp.storage.logged_calls import LoggedKey
 from decathlon_mcp.storage.trajectory import (
     MAX_NOTE_LINE_BYTES,
     MAX_SKIPPED_CALLS,
@@ -23,7 +22,7 @@ from decathlon_mcp.storage.trajectory import (
     Trajectory,
     has_ended,
 )
-from decathlon_mcp.storage.trajectory_lines import NOTHING
+from decathlon_mcp.storage.trajectory_lines import NOTHING, LoggedKey
 from decathlon_mcp.types import JsonObject
 from tests.storage.trajectories import events
 

@@ -63,7 +63,7 @@ class ToolOffer:
             root = self._factory.agent_root(self._episode.public_id)
             self._key, self._known = key, await self._lists.find(key, root)
             if self._known is not None:
-                self._episode.offer(self._known)
+                self._list(self._known)
 
     async def servers_to_start(self, sandbox: Sandbox) -> Collection[str]:
         """The servers that start at set-up: all, unless their tools are known."""
@@ -112,7 +112,7 @@ class ToolOffer:
         tools = self._episode.tools.offered or tools
         # Before the offer: who waits for the tools expects to find the episode ready.
         digest = await self._kept_tools.keep(tools, tools.tools)
-        self._episode.offer(tools)
+        self._list(tools)
         return tools, digest
 
     async def tool_session(
@@ -163,10 +163,16 @@ class ToolOffer:
             self._note_change(name, "has other tools than were listed before")
         log.warning(
             "a server does not have the tools that its episode offers",
-            extra=fields(episode=self._episode.public_id, task=self._episode.task_name, server=name),
+            extra=fields(episode=self._episode.public_id, task=self._episode.spec.task_name, server=name),
         )
         if self._lists is not None and key is not None:
             await self._lists.forget(key, offered, root)
+
+    def _list(self, tools: OfferedTools) -> None:
+        """List these tools from now on to the end, unless the episode lists some already."""
+        if self._episode.tools.offered is None:
+            self._episode.history.note_tools(tools)
+            self._episode.tools.offer(tools)
 
     def _note_change(self, server: str, what: str = "announces that its tools have changed") -> None:
         offered, change = self._episode.tools.offered, (server, self._episode.calls.sent)
@@ -174,7 +180,7 @@ class ToolOffer:
             return
         if change not in self._changes[-1:]:
             self._changes.append(change)
-            self._episode.note_change(f"the server {server} {what}")
+            self._episode.history.note_change(f"the server {server} {what}", self._episode.calls.sent)
 
     async def _find_tools(
         self, sandbox: Sandbox, driver: DriverClient, servers: Mapping[str, ServerInfo]

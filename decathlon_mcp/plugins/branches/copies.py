@@ -47,7 +47,7 @@ async def begin_as_copy(
             if state.sealed:
                 await _copy_sealed(start, state)
             tools = await start.offer.copy(state.tools)
-            episode.note_copy(state.progress, exact=exact, prepared=prepared)
+            episode.history.note_copy(state.progress, exact=exact, prepared=prepared)
             await start.stack.enter_async_context(opened.pop_all())
     except (SnapshotError, SandboxLostError, CallTimeoutError, OSError, ValueError, KeyError) as error:
         why = error.message if isinstance(error, DecathlonError) else str(error)

@@ -153,20 +153,20 @@ class PreparedTasks:
                 if sealed is not None:
                     # Only with `--keep` there is one.
                     with suppress(FileNotFoundError):
-                        shutil.copyfile(episode.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
+                        shutil.copyfile(episode.history.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
                 self._states.add(state, sealed)
 
             await anyio.to_thread.run_sync(keep)
         except (SnapshotError, LimitExceededError, CallTimeoutError, OSError) as error:
             _log.warning(
                 "a task that is set up could not be saved: its episodes are set up one by one",
-                extra=fields(task=episode.task_name, why=str(error), seconds=RETRY_SECONDS),
+                extra=fields(task=episode.spec.task_name, why=str(error), seconds=RETRY_SECONDS),
             )
         else:
             entry.folder = folder
             _log.info(
                 "a task that is set up was saved",
-                extra=fields(task=episode.task_name, bytes=state.size_bytes),
+                extra=fields(task=episode.spec.task_name, bytes=state.size_bytes),
             )
         finally:
             if entry.folder != folder:

@@ -168,7 +168,7 @@ async def _play_call(episode: Episode, branch: Branch, session: ToolSession, cal
             call=call.seq,
             difference=difference.to_json(),
         )
-    episode.note_difference(call.seq, difference.to_json())
+    episode.history.note_difference(call.seq, difference.to_json())
 
 
 def _compare(call: RecordedCall, outcome: Outcome, paths: Paths | None) -> Difference | None:

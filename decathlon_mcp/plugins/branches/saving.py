@@ -27,6 +27,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import BadRequestError, DecathlonError, NotRunnableError, SnapshotError
+from decathlon_mcp.plugins.branches.pauses import CallPauses
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.plugins import saving_options
@@ -99,11 +100,12 @@ class EpisodeSnapshots:
     def __init__(self, episode: Episode, states: SavedStates) -> None:
         self._episode = episode
         self._states = states
+        self._pauses = episode.calls.gate = CallPauses(episode.calls)
         self._lock = anyio.Lock()
         self._source: _Source | None = None
         self._answered = 0
         self._due: int | None = None
-        """The call after which a state is to be saved now; calls are held until then."""
+        """The call after which a state is to be saved now; calls are paused until then."""
 
     @asynccontextmanager
     async def saving(
@@ -118,11 +120,11 @@ class EpisodeSnapshots:
             async with background_tasks() as tasks:
                 self._source = _Source(cast("SavedSandbox", sandbox), driver, sealed, tasks)
                 if episode.spec.snapshots is not None:
-                    self._answered = episode.calls.answered
-                    episode.calls.on_still = self._save_if_due
+                    self._answered = episode.trajectory.index.answered
+                    self._pauses.on_still = self._save_if_due
                 yield
         finally:
-            self._source = episode.calls.on_still = None
+            self._source = self._pauses.on_still = None
             self._release()
 
     async def take(self) -> SavedState:
@@ -136,7 +138,7 @@ class EpisodeSnapshots:
         if reason := why_not_saved(episode.sandbox_factory, self._states, episode.spec.task):
             raise NotRunnableError(f"the state of this episode cannot be saved: {reason}", missing=[reason])
         await episode.ready()
-        async with self._lock, episode.calls.held(STILL_SECONDS) as at:
+        async with self._lock, self._pauses.hold(STILL_SECONDS) as at:
             if at is None:
                 raise SnapshotError(
                     f"a call has run for more than {STILL_SECONDS:.0f} s: a state is saved while none runs"
@@ -152,16 +154,16 @@ class EpisodeSnapshots:
 
     def _save_if_due(self) -> None:
         """No call runs any more. Calls that come from now on wait."""
-        answered, every = self._episode.calls.answered, self._episode.spec.snapshots
+        answered, every = self._episode.trajectory.index.answered, self._episode.spec.snapshots
         if self._source is None or every is None or answered < self._answered + every:
             return
-        self._answered, self._due = answered, self._episode.calls.hold()
+        self._answered, self._due = answered, self._pauses.begin()
         self._source.tasks.start_soon(self._save_due, self._due)
 
     def _release(self) -> None:
         if self._due is not None:
             self._due = None
-            self._episode.calls.release()
+            self._pauses.end()
 
     async def _save_due(self, at: int) -> None:
         try:
@@ -180,7 +182,7 @@ class EpisodeSnapshots:
         if source is None or episode.state.phase is not Phase.READY:
             raise BadRequestError("the attempt is not open: its state cannot be saved")
         try:
-            folder = await anyio.to_thread.run_sync(self._states.prepare, episode.files.folder, at)
+            folder = await anyio.to_thread.run_sync(self._states.prepare, episode.history.files.folder, at)
             if (known := await anyio.to_thread.run_sync(SavedState.read, folder)) is not None:
                 return known
             async with self._states.room(source.sandbox.max_snapshot_bytes):

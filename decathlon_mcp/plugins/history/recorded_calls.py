@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from decathlon_mcp.episodes.call_recorder import NOT_KEPT_MESSAGE
+from decathlon_mcp.episodes.call_log import NOT_KEPT_MESSAGE
 from decathlon_mcp.errors import DecathlonError, failure_text
 from decathlon_mcp.plugins.history.differences import ReplyText
 from decathlon_mcp.storage.trajectory import CallLines, Trajectory

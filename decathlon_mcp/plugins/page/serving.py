@@ -67,7 +67,7 @@ class RegistryControl:
         return from_thread.run(self._branch, episode_id, at, principal)
 
     async def _branch(self, episode_id: str, at: int, principal: Principal) -> str:
-        handle = self._registry.handle_of(episode_id)
+        handle = self._registry.directory.handle_of(episode_id)
         # With this label its starter plays on by hand. People see what differs, and decide.
         arguments = {"branch_of": handle, "at": at, "on_difference": "report", "labels": {"run": RUN}}
         call = StartEpisode.from_arguments(arguments)
@@ -87,14 +87,14 @@ def _live_episode(episode: Episode) -> LiveEpisode:
     labels = episode.spec.labels
     return LiveEpisode(
         public_id=public_id(episode.id),
-        task=episode.task_name,
+        task=episode.spec.task_name,
         suite=episode.sandbox_factory.suite.name,
         run=labels.get("run"),
         model=labels.get("model"),
         owner=episode.spec.owner.token,
         phase=str(episode.state.phase),
         calls=episode.calls.sent,
-        replies=episode.calls.answered,
+        replies=episode.trajectory.index.answered,
         started_at=episode.started_at,
         waiting_for=episode.ticket.waiting_for,
     )

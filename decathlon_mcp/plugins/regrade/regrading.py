@@ -17,7 +17,7 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.episodes.call_recorder import RecordedCalls
+from decathlon_mcp.episodes.call_log import RecordedCalls
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.services import read_credentials
@@ -108,7 +108,7 @@ class Regrader:
         AtCapacityError if the disk is nearly full, and OSError.
         """
         suite, task = self._find(kept_attempt)
-        factory = self._registry.sandbox_factory(suite.name)
+        factory = self._registry.directory.factory(suite.name)
         _refuse_unless_repeatable(kept_attempt, suite, task, factory)
         before, digest = await anyio.to_thread.run_sync(_own_verdict, folder)
         options, attempt = self._registry.options, kept_attempt.attempt

@@ -15,7 +15,6 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer, get_cu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from decathlon_mcp.driver.replies import Reply
-from decathlon_mcp.episodes.operations import RunningCall
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.messages import CALL, McpError
@@ -97,7 +96,7 @@ class RequestSpans:
         """Add the span of the call in the sandbox that the request began, if it was sent there."""
         # Added when it is over: the call has no task or context of its own, and its times are known.
         call = request.call
-        if not isinstance(call, RunningCall) or call.route is None or call.sent_at is None:
+        if call is None or call.route is None or call.sent_at is None:
             return
         if call.keys is not request.keys:
             return  # another request began it

@@ -28,7 +28,7 @@ from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.access import may_evaluate
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import RunningCall, Waiter
+from decathlon_mcp.episodes.operations import Call, Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import DecathlonError
@@ -52,7 +52,7 @@ from decathlon_mcp.plugins.page.play.reading import (
 )
 from decathlon_mcp.plugins.page.play.schema import Field, Kind
 from decathlon_mcp.plugins.page.site import Site, Visit
-from decathlon_mcp.storage.logged_calls import RequestKeys
+from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import JsonObject, as_object
 
 RUN = "by-hand"
@@ -321,11 +321,10 @@ class PlayPages:
     async def _call(self, episode: Episode, name: str, arguments: str, nonce: str) -> int:
         """Call a tool; returns the call's number. The same form with the same arguments calls once."""
         # Another number in a form that one has gone back to is another call.
-        keys = RequestKeys(_operation(nonce, name, arguments))
-        call = await episode.calls.accept(name, CallParams(arguments.encode()), keys)
-        if isinstance(call, int):
-            return call
-        await _attend(episode, REPLY_SECONDS, call)
+        waiter = Waiter(keys=RequestKeys(_operation(nonce, name, arguments)), detached=True)
+        call = await episode.calls.accept(name, CallParams(arguments.encode()), waiter)
+        with anyio.move_on_after(REPLY_SECONDS):
+            await call.wait(waiter)
         return call.seq
 
     async def _cancel(self, visit: Visit) -> Response:
@@ -387,10 +386,10 @@ class PlayPages:
         return await self._site.in_thread(view, replace(visit, is_own=True))
 
 
-async def _attend(episode: Episode, seconds: float, *calls: RunningCall) -> None:
+async def _attend(episode: Episode, seconds: float, *calls: Call) -> None:
     """Wait for calls that run, all if none are named. One that nobody waits for is cancelled in the end."""
 
-    async def wait(call: RunningCall) -> None:
+    async def wait(call: Call) -> None:
         with suppress(DecathlonError):
             await call.wait(Waiter(detached=True))
 
