@@ -97,8 +97,9 @@ class Episode:
     def truncate(self, answer: str | None = None, *, turns: int | None = None) -> Reply:
         """Close the attempt because the agent may not go on; the agent claims nothing.
 
-        The verdict's `truncated` is true. The work so far is graded, or the reward is 0: the server's
-        `--at-limit` decides. By default it is 0 for the tasks of Toolathlon and toolathlon_gym, as upstream.
+        The verdict's `truncated` is true. The work so far is graded, or the reward is 0:
+        `grades_truncated` in its suite's `suite.yaml` decides. By default the reward is 0 for the tasks of
+        Toolathlon and toolathlon_gym, as upstream.
         `turns`: the turns that the agent took, for rubrics that use them; counted only with policy
         `controller` or a controller's token. Raises AccessDeniedError if another client controls this
         episode. If the episode has ended with a reward of 0 before, the reply has `is_error`. An answer that
