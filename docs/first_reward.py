@@ -50,8 +50,8 @@ class FirstRewardError(Exception):
 class Step:
     """A code block of a page: commands, a server that keeps running, or a Python program.
 
-    `lines`: from which of its lines to which, counted from 1; None: all. `own_venv`: use a virtual environment other than the
-    clone's.
+    `lines`: from which of its lines to which, counted from 1; None: all. `own_venv`: use a virtual
+    environment other than the clone's.
     """
 
     kind: Kind
