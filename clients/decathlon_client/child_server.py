@@ -40,8 +40,8 @@ log = logging.getLogger("decathlon.client")
 
 # Ends with its own stdin, a pipe whose other end only the parent has, or with the server.
 _GUARD = f"""
-import os, select, subprocess, sys
-server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+import os, select, shutil, subprocess, sys
+server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
 select.select([0, os.pidfd_open(server.pid)], [], [])
 server.terminate()
 try:
@@ -49,6 +49,8 @@ try:
 except subprocess.TimeoutExpired:
     server.kill()
     status = server.wait()
+if select.select([0], [], [], 0)[0]:
+    shutil.rmtree(sys.argv[1], ignore_errors=True)  # the parent may be gone
 sys.exit(status if status >= 0 else 128 - status)
 """
 
@@ -76,7 +78,16 @@ class ChildServer:
         try:
             with (folder / "log").open("wb") as server_log:
                 process = subprocess.Popen(
-                    [sys.executable, "-I", "-c", _GUARD, *command, "--ready-file", str(folder / "url")],
+                    [
+                        sys.executable,
+                        "-I",
+                        "-c",
+                        _GUARD,
+                        str(folder),
+                        *command,
+                        "--ready-file",
+                        str(folder / "url"),
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=server_log,

@@ -143,7 +143,11 @@ def parent(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         f"print(*(url(None, ({str(SUITE)!r},), settings) for _ in 'ab'), flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         yield process
         process.kill()
 
@@ -163,4 +167,6 @@ async def test_the_server_of_a_process_ends_with_it(
     else:
         os.kill(parent.pid, number)
     while await answers(first):  # noqa: ASYNC110  (another process ends, which tells nobody)
+        await anyio.sleep(0.1)
+    while list((tmp_path / "tmp").glob("decathlon-server-*")):  # noqa: ASYNC110
         await anyio.sleep(0.1)
