@@ -14,6 +14,7 @@ from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
 from decathlon_client.resending import RESEND_SECONDS
 from decathlon_client.results import Result, Summary
+from decathlon_client.session import ServerEndpoint
 from decathlon_client.values import (
     Filters,
     JsonObject,
@@ -237,6 +238,10 @@ class Decathlon:
         `task` is the task of `episode()` without arguments. `settings` are the server's settings by name
         (`state=...`, `max_sandboxes=...`). Errors in them are raised on entering.
         """
+
+    @classmethod
+    def at_endpoint(cls, server: ServerEndpoint, task: str | None = None) -> Self:
+        """A connection to a server that lives as long as this connection; `task` as for `embedded`."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
