@@ -35,7 +35,7 @@ PAGES_ELSEWHERE = (
     "decathlon_mcp/starter/suite/README.md",
 )
 NAVIGATION: dict[str, tuple[str, ...]] = {
-    "Start": ("index", "quickstart", "concepts", "playing"),
+    "Start": ("index", "quickstart", "concepts", "playing", "alternatives"),
     "Connect and train": ("clients", "training", "evaluating", "sampling", "rewards"),
     "Tasks": ("toolathlon", "recorded-web", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Run a server": (

@@ -73,6 +73,8 @@ class ChildServer:
         on the PATH. `settings` are options of `serve` by name: `max_sandboxes=64`, `dense=True`. Raises
         ClientError with the end of its log if it does not start, or if there is no such program.
         """
+        # Nobody continues its episodes; so it shares its state folder with other servers.
+        settings = {"survive_seconds": 0, **settings}
         command = [find_program(program), "serve", "--port", "0", *options(suites, settings)]
         folder = Path(tempfile.mkdtemp(prefix="decathlon-server-"))
         try:

@@ -89,7 +89,10 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
     raise_descriptor_limit()
     async with (
-        bootstrap(settings, serves=True, supervisor=supervised and supervised.parent) as episodes,
+        # Without survivors there is nothing that only one server may continue.
+        bootstrap(
+            settings, serves=settings.survive_seconds > 0, supervisor=supervised and supervised.parent
+        ) as episodes,
         _leaving_episodes_on_failure(episodes),
         background_tasks() as tasks,
     ):

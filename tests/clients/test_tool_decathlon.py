@@ -170,3 +170,12 @@ async def test_the_server_of_a_process_ends_with_it(
         await anyio.sleep(0.1)
     while list((tmp_path / "tmp").glob("decathlon-server-*")):  # noqa: ASYNC110
         await anyio.sleep(0.1)
+
+
+@pytest.mark.slow
+async def test_two_of_them_share_a_state_folder(settings: dict[str, Any]) -> None:
+    async with (
+        ToolDecathlonEnv(SUITE, server=PROGRAM, **settings) as one,
+        ToolDecathlonEnv(SUITE, server=PROGRAM, **settings) as other,
+    ):
+        assert await play(one) == await play(other) == 1.0
