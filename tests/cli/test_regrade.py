@@ -93,7 +93,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A folder with the suite and a state folder, and the handles of the attempts in it."""
     folder = tmp_path_factory.mktemp("played")
     suite = Path(shutil.copytree(SUITE, folder / "suite"))
-    return folder, anyio.run(play, suite, folder / "state", "local", ("find-answer", "dense"))
+    return folder, anyio.run(play, suite, folder / "state", "host", ("find-answer", "dense"))
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ async def test_a_running_episode_is_refused_by_name_and_skipped_by_all(shell: Sh
     suite, state = shell.folder / "suite", shell.folder / "state"
     shutil.copytree(SUITE, suite)
     (suite / FIND_ANSWER).write_text("import time; time.sleep(1000)")
-    kept = Kept(shell, suite, state, await play(suite, state, "local", ("dense",)))
+    kept = Kept(shell, suite, state, await play(suite, state, "host", ("dense",)))
 
     async def lines(*arguments: str, status: int) -> list[dict[str, Any]]:
         return await anyio.to_thread.run_sync(partial(kept.lines, *arguments, status=status))
@@ -302,7 +302,7 @@ async def start_and_claim(url: str) -> str:
 
 
 def test_no_more_sandboxes_are_open_than_allowed(shell: Shell) -> None:
-    kept = kept_attempts(shell, "local", *["find-answer"] * 5)
+    kept = kept_attempts(shell, "host", *["find-answer"] * 5)
     log = shell.folder / "log"
     (kept.suite / FIND_ANSWER).write_text(
         f"import time\nlog = open({str(log)!r}, 'a')\n"
@@ -319,8 +319,8 @@ def test_no_more_sandboxes_are_open_than_allowed(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("provider", "signal_number"),
     [
-        ("local", signal.SIGINT),
-        pytest.param("local", signal.SIGTERM, marks=pytest.mark.long),
+        ("host", signal.SIGINT),
+        pytest.param("host", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("docker", signal.SIGINT, marks=(pytest.mark.docker, pytest.mark.long)),
         pytest.param("docker", signal.SIGTERM, marks=(pytest.mark.docker, pytest.mark.long)),
     ],

@@ -72,7 +72,7 @@ async def test_the_banner_shows_addresses_and_tasks(shell: Shell) -> None:
         url = server.url
         assert f"the lobby   {url}/mcp\n" in output
         assert f"a task      {url}/tasks/crashing-verdict/mcp\n" in output
-        assert "11 of 11 can run here: probe (local)\n" in output
+        assert "11 of 11 can run here: probe (host)\n" in output
         async with Decathlon(url) as d:
             assert len(await d.tasks(prompts=False)) == 11
 
