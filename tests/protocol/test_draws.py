@@ -152,7 +152,7 @@ async def test_the_lobby_refuses_arguments_that_exclude_each_other(
 async def test_a_full_server_draws_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     query = "order=hard_first&search=dens"
     taken: list[object] = []
-    monkeypatch.setattr(served.episodes, "_closing", True)
+    monkeypatch.setattr(served.episodes, "closing", True)
     monkeypatch.setattr(served.episodes.draws, "take", taken.append)
     async with httpx2.AsyncClient(headers={**ACCEPT, "Authorization": "Bearer ada"}, timeout=30) as http:
         answer = await http.post(f"{served.task('random')}?{query}", json=INITIALIZE)
