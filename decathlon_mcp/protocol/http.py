@@ -91,34 +91,38 @@ class McpAddress:
     ) -> None:
         """Serve a message. Raises McpError and DecathlonError for one that is refused before."""
         request_id = message.id if message.is_request else None
-        takes_json, takes_events = headers.accepts
-        if headers.is_sessionless:
-            if not (takes_json and takes_events):
-                raise _not_acceptable(request_id)
-            await self._post_sessionless(message, context, headers, asgi)
-            return
-        if not takes_json:
+        is_sessionless, (takes_json, takes_events) = headers.is_sessionless, headers.accepts
+        if not takes_json or (is_sessionless and not takes_events):
             raise _not_acceptable(request_id)
-        session = self._session_of(headers, context, request_id, opens=message.method == INITIALIZE)
+        opens, session = message.method == INITIALIZE, None
+        if is_sessionless:
+            await _check_sessionless(message, headers)
+        else:
+            session = self._session_of(headers, context, request_id, opens=opens)
         if not message.is_request:
-            assert session is not None
             self._on_notification(message, context, session)
             await send_accepted(asgi[2], session)
             return
-        if message.method == INITIALIZE:
+        if opens and not is_sessionless:
             await self._initialize(message, context, session, asgi, takes_events=takes_events)
             return
-        assert session is not None
         request = HttpRequest(
             message,
             context,
             session,
-            session.version,
+            headers.text(VERSION) or "" if session is None else session.version,
             watch=self._watch,
             asgi=asgi,
             takes_events=takes_events,
             generation=self.sessions.generation,
         )
+        is_call = message.method == CALL
+        if (
+            is_call
+            and session is None
+            and (schema := self.service.schema_with_headers(context, request.name))
+        ):
+            await check_argument_headers(schema, request.arguments, headers, request.id)
         request.starts_episode = request.name == START_TOOL and context.access is None
         await self._serve(request, self.service.respond, asgi[0])
 
@@ -291,35 +295,6 @@ class McpAddress:
             # A client that dies loses all its connections.
             access.episode.lease.lose_client()
 
-    # without sessions
-
-    async def _post_sessionless(
-        self,
-        message: Message,
-        context: RequestContext,
-        headers: Headers,
-        asgi: tuple[Scope, Receive, Send],
-    ) -> None:
-        version = headers.text(VERSION) or ""
-        if not message.is_request:
-            if message.is_response:
-                raise McpError(
-                    INVALID_REQUEST, "the body must be one JSON-RPC request or notification", status=400
-                )
-            if version not in SESSIONLESS_VERSIONS:
-                raise unsupported_version(version)
-            self._on_notification(message, context, None)
-            await send_accepted(asgi[2], None)
-            return
-        await check_routing(message, headers)
-        request = HttpRequest(
-            message, context, None, version, watch=self._watch, asgi=asgi, takes_events=True
-        )
-        if request.method == CALL and (schema := self.service.schema_with_headers(context, request.name)):
-            await check_argument_headers(schema, request.arguments, headers, request.id)
-        request.starts_episode = request.name == START_TOOL and context.access is None
-        await self._serve(request, self.service.respond, asgi[0])
-
     # all requests
 
     async def _serve(self, request: HttpRequest, respond: Respond, scope: Scope) -> None:
@@ -358,6 +333,17 @@ def _lose_client(hold: Hold, episode: Episode, *, waits: bool) -> None:
 def _not_acceptable(request_id: RequestId | None) -> McpError:
     message = "Not Acceptable: Client must accept both application/json and text/event-stream"
     return McpError(INVALID_REQUEST, message, request_id=request_id, status=406)
+
+
+async def _check_sessionless(message: Message, headers: Headers) -> None:
+    """Raise McpError for a message without a session that is not served."""
+    if message.is_request:
+        await check_routing(message, headers)
+    elif message.is_response:
+        fault = "the body must be one JSON-RPC request or notification"
+        raise McpError(INVALID_REQUEST, fault, status=400)
+    elif (version := headers.text(VERSION) or "") not in SESSIONLESS_VERSIONS:
+        raise unsupported_version(version)
 
 
 async def _send_messages(stream: Stream, send: Send) -> None:
