@@ -50,14 +50,14 @@ class FirstRewardError(Exception):
 class Step:
     """A code block of a page: commands, a server that keeps running, or a Python program.
 
-    `lines`: how many of its lines to run, None for all. `own_venv`: use a virtual environment other than the
-    clone's.
+    `lines`: from which of its lines to which, counted from 1; None: all. `own_venv`: use a virtual
+    environment other than the clone's.
     """
 
     kind: Kind
     page: str
     heading: str
-    lines: int | None = None
+    lines: tuple[int, int] | None = None
     own_venv: bool = False
 
     def text(self) -> str:
@@ -65,8 +65,9 @@ class Step:
         candidates = below(self.page, self.heading, language)
         if not candidates:
             raise FirstRewardError(f"{self.page} has no block of {language} under {self.heading!r}")
-        lines = candidates[0].text.splitlines()
-        return "\n".join(line for line in lines[: self.lines] if line)
+        first, last = self.lines or (1, None)
+        lines = candidates[0].text.splitlines()[first - 1 : last]
+        return "\n".join(line for line in lines if line)
 
     def __str__(self) -> str:
         if self.kind == "program":
@@ -109,8 +110,8 @@ class Timing:
     cpu_seconds: float
 
 
-DEMO = Step("command", "README.md", "Two commands", lines=1)
-SERVE = Step("server", "README.md", "Serve", lines=1)
+DEMO = Step("command", "README.md", "Two commands", lines=(2, 2))
+SERVE = Step("server", "README.md", "Serve", lines=(1, 1))
 
 
 def walkthroughs() -> list[Walkthrough]:
@@ -125,8 +126,7 @@ def walkthroughs() -> list[Walkthrough]:
                 Step("program", "docs/quickstart.md", "3. Play"),
             ),
         ),
-        Walkthrough("README: from Python", (DEMO, SERVE, Step("program", "README.md", "From Python"))),
-        Walkthrough("README: any MCP client", (DEMO, SERVE, Step("program", "README.md", "Any MCP client"))),
+        Walkthrough("README: a rollout", (DEMO, Step("program", "README.md", "Train"))),
         *_clients(),
     ]
 

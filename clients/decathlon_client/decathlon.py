@@ -99,11 +99,15 @@ class Decathlon:
         (`state=...`, `max_sandboxes=...`). Errors in them are raised on entering.
         """
         suites = [suite] if isinstance(suite, (str, PathLike)) else list(suite)
+        values = {"suite": tuple(fspath(path) for path in suites), "provider": provider, **settings}
+        return cls.at_endpoint(EmbeddedEndpoint(values), task)
+
+    @classmethod
+    def at_endpoint(cls, server: ServerEndpoint, task: str | None = None) -> Self:
+        """A connection to a server that lives as long as this connection; `task` as for `embedded`."""
         self = cls.__new__(cls)
-        self._server = EmbeddedEndpoint(
-            {"suite": tuple(fspath(path) for path in suites), "provider": provider, **settings}
-        )
-        self._resend_policy = ResendPolicy(0)  # a server in this process does not come back
+        self._server = server
+        self._resend_policy = ResendPolicy(0)  # such a server does not come back
         self._default_task = task
         self._reset()
         return self

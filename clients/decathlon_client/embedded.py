@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 5.0
 """How long the server may take to end a session, and with it perhaps an episode."""
 MISSING_SERVER = (
-    "Decathlon.embedded() runs the server in this process, but only the client is installed; to add "
-    "the server, in the clone: pip install '.[server,starter]'"
+    "this runs the server in this process, but only the client is installed; to add the server, in the "
+    "clone: pip install '.[server,starter]'; where its packages do not fit beside a trainer's, install it in "
+    "an environment of its own and name its program: ToolDecathlonEnv(server='server/bin/decathlon-mcp')"
 )
 
 

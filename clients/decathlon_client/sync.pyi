@@ -14,6 +14,7 @@ from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
 from decathlon_client.resending import RESEND_SECONDS
 from decathlon_client.results import Result, Summary
+from decathlon_client.session import ServerEndpoint
 from decathlon_client.values import (
     Filters,
     JsonObject,
@@ -97,8 +98,9 @@ class Episode:
     def truncate(self, answer: str | None = None, *, turns: int | None = None) -> Reply:
         """Close the attempt because the agent may not go on; the agent claims nothing.
 
-        The verdict's `truncated` is true. The work so far is graded, or the reward is 0: the server's
-        `--at-limit` decides. By default it is 0 for the tasks of Toolathlon and toolathlon_gym, as upstream.
+        The verdict's `truncated` is true. The work so far is graded, or the reward is 0:
+        `grades_truncated` in its suite's `suite.yaml` decides. By default the reward is 0 for the tasks of
+        Toolathlon and toolathlon_gym, as upstream.
         `turns`: the turns that the agent took, for rubrics that use them; counted only with policy
         `controller` or a controller's token. Raises AccessDeniedError if another client controls this
         episode. If the episode has ended with a reward of 0 before, the reply has `is_error`. An answer that
@@ -236,6 +238,10 @@ class Decathlon:
         `task` is the task of `episode()` without arguments. `settings` are the server's settings by name
         (`state=...`, `max_sandboxes=...`). Errors in them are raised on entering.
         """
+
+    @classmethod
+    def at_endpoint(cls, server: ServerEndpoint, task: str | None = None) -> Self:
+        """A connection to a server that lives as long as this connection; `task` as for `embedded`."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

@@ -128,7 +128,7 @@ async def test_script_plays_on_a_running_server_with_a_token(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("nothing", "--provider", "local"), "there is no task 'nothing'"),
+        (("nothing", "--provider", "host"), "there is no task 'nothing'"),
         (("--script", "-"), "a script plays one task: decathlon-mcp play TASK --script FILE"),
         (("find-answer", "--script", "nowhere.jsonl"), "nowhere.jsonl: No such file or directory"),
         (("x", "--script", "-", "--url", "nowhere"), "url: not the address of a server, "),
@@ -160,7 +160,7 @@ async def test_by_hand_the_page_opens_at_the_task_with_its_key_in_a_browser(tmp_
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.new\nmv {opened}.new {opened}\n')
     browser.chmod(0o755)
     sanitize = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    words = [*COMMAND, "play", "find-answer", "--suite", SUITE, "--provider", "local", "--state", "state"]
+    words = [*COMMAND, "play", "find-answer", "--suite", SUITE, "--provider", "host", "--state", "state"]
     with anyio.fail_after(120):
         async with await anyio.open_process(
             words, env={**sanitize, "BROWSER": f"{browser} %s &"}, cwd=tmp_path

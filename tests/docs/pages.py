@@ -17,6 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 PAGES = (
     REPOSITORY / "README.md",
+    REPOSITORY / "AGENTS.md",
     REPOSITORY / "CHANGELOG.md",
     REPOSITORY / "CONTRIBUTING.md",
     REPOSITORY / "SECURITY.md",

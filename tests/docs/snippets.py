@@ -19,14 +19,17 @@ async def run(
     block: Block,
     program: Sequence[str | Path],
     *,
-    url: str,
+    url: str | None,
     folder: Path,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a block with `program` in `folder` and return its output. Fails if the exit code is not 0."""
-    assert SERVER in block.text, f"{block} does not name the server {SERVER}"
+    """Run a block with `program` in `folder` and return its output. Fails if the exit code is not 0.
+
+    `url`: the server in the place of the one that the block names; None for a block that starts its own.
+    """
+    assert (SERVER in block.text) == (url is not None), f"{block}: does it name the server {SERVER}?"
     file = folder / f"block{SUFFIXES.get(block.language, '.sh')}"
-    file.write_text(block.text.replace(SERVER, url), "utf-8")
+    file.write_text(block.text.replace(SERVER, url or SERVER), "utf-8")
     with anyio.fail_after(TIMEOUT_SECONDS):
         process = await anyio.run_process(
             [*map(str, program), str(file)],

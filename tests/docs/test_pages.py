@@ -160,10 +160,10 @@ def test_concepts_page_shows_the_phases_in_order() -> None:
     assert phases == [[phase.name for phase in TRANSITIONS]]
 
 
-def test_readme_quotes_the_programs_of_the_client_pages() -> None:
+def test_the_table_of_clients_quotes_the_programs_of_their_pages() -> None:
     quotes = 0
-    for cells in rows(REPOSITORY / "README.md", "Any MCP client"):
-        (page,) = re.findall(r"docs/clients/([\w-]+\.md)\)", cells[0])
+    for cells in rows(DOCS / "clients.md", "How each connects"):
+        (page,) = re.findall(r"clients/([\w-]+\.md)\)", cells[0])
         program = "".join(found.text for found in blocks(DOCS / "clients" / page, "python", "bash", "js"))
         for quote in re.findall(r"`([^`]+)`", cells[1]):
             assert _normal(quote) in _normal(program), page

@@ -18,8 +18,6 @@ from tests.probe.serving import Served, serving
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PROGRAMS = [
-    ("README.md", "From Python", "1.0 {'calls': 1.0"),
-    ("README.md", "Any MCP client", "1.0\n"),
     ("docs/quickstart.md", "3. Play", "1.0 PASS"),
     ("docs/clients/decathlon-client.md", "decathlon_client", "1.0\n"),
     ("docs/clients/python-sdk.md", "Python SDK 2.x", "1.0\n"),
@@ -38,7 +36,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 @pytest.mark.parametrize(
     ("page", "heading", "reward"),
     [
-        pytest.param(*program, id=program[0], marks=() if program[0] == "README.md" else pytest.mark.long)
+        pytest.param(*program, id=program[0], marks=() if "quickstart" in program[0] else pytest.mark.long)
         for program in PROGRAMS
     ],
 )
@@ -49,6 +47,13 @@ async def test_program_prints_the_reward(
     assert f"{output.splitlines()[-1]}\n".startswith(reward)
 
 
+async def test_the_environment_of_the_readme_starts_its_own_server(tmp_path: Path) -> None:
+    own_state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    program = block("README.md", "Train", "python")
+    output = await run(program, [sys.executable], url=None, folder=tmp_path, environment=own_state)
+    assert output.splitlines()[-1].startswith("0.0 {'calls': 1.0")
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing; on Debian: apt-get install curl")
 async def test_curl_plays_an_episode(served: Served, tmp_path: Path) -> None:
     program = block("docs/clients/curl.md", "curl", "bash")
@@ -57,7 +62,7 @@ async def test_curl_plays_an_episode(served: Served, tmp_path: Path) -> None:
 
 
 async def test_configuration_of_desktop_programs_starts_a_lobby(tmp_path: Path) -> None:
-    configuration, _ = below("README.md", "Claude Desktop, Claude Code, Cursor", "json")
+    (configuration,) = below("README.md", "Play", "json")
     entry = json.loads(configuration.text)["mcpServers"]["toolathlon"]
     assert entry["command"].endswith("/decathlon-mcp")
     arguments = ["-m", "decathlon_mcp.cli", *entry["args"], "--state", str(tmp_path)]

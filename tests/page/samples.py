@@ -70,8 +70,12 @@ class Folder:
         verdict: Mapping[str, Any] | None = None,
         prompt: str = "Tune the reactor in reactor.toml so that its output is stable.",
         branch: JsonObject | None = None,
+        answer: str | None = None,
     ) -> str:
-        """Write an episode; its public id. `reward`: None if it was lost. `branch`: of what, and where."""
+        """Write an episode; its public id. `reward`: None if it was lost. `branch`: of what, and where.
+
+        `answer`: what the agent said with its claim; None: it claimed nothing.
+        """
         entries = [Call()] if entries is None else entries
         calls = sum(isinstance(entry, Call) for entry in entries)
         name = public_id(handle)
@@ -143,6 +147,9 @@ class Folder:
                 event, time = line.pop("event"), line.pop("time", started_at)
                 # As a server writes it.
                 file.write(as_json_with_raw({"event": event, "time": time, **line}) + b"\n")
+            if answer is not None:
+                claim = {"event": "claim", "time": started_at + 40, "by_agent": True, "answer": answer}
+                file.write(as_json_with_raw({**claim, "truncated": False, "turns": None}) + b"\n")
         return name
 
 

@@ -168,9 +168,46 @@ async def test_runs_and_episodes_are_compared(state: Path) -> None:
         assert "+100" in runs
         pair = words(await text_of(client, f"/compare/episodes?a={a}&b={b}"))
         await text_of(client, "/compare?a=alpha&b=unknown", 404)
-    assert "The first 2 calls are equal. Call 3 is the first that differs." in pair
+    assert "2 calls are equal, 1 differ" in pair
     assert "other arguments" in pair
     assert pair.index("left") < pair.index("right")
+
+
+async def test_one_more_call_does_not_make_those_after_it_differ(state: Path) -> None:
+    calls = [Call(arguments={"path": str(number)}) for number in range(12)]
+    extra = [
+        *calls[:6],
+        Call(arguments={"path": "extra"}),
+        *calls[6:11],
+        Call(arguments={"path": "11"}, reply="new"),
+    ]
+    with Folder(state) as folder:
+        a = folder.add("1" * 48, entries=calls, answer="the first answer")
+        b = folder.add("2" * 48, entries=extra, answer="the second answer")
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        pair = words(await text_of(client, f"/compare/episodes?a={a}&b={b}"))
+    assert "11 calls are equal, 2 differ" in pair
+    assert pair.count("only in B") == 1
+    assert pair.count("another reply") == 1
+    assert "4 equal calls" in pair
+    assert pair.index("the first answer") < pair.index("the second answer") < pair.index("only in B")
+
+
+async def test_what_the_agent_answered_and_why_it_failed_stand_together_above_the_calls(state: Path) -> None:
+    verdict = {"evaluator_output": "FAIL: total is 3", "uncaught": "RuntimeError: no total"}
+    with Folder(state) as folder:
+        name = folder.add("1" * 48, reward=0.0, verdict=verdict, answer="The total is 3 <b>euros</b>.")
+        long = folder.add("2" * 48, reward=0.0, answer="word " * 50_000)
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, f"/e/{name}")
+        shown = words(page)
+        told = ("The total is 3 ", "FAIL: total is 3", "RuntimeError: no total", "Prompt", "files__read_file")
+        places = [shown.index(text) for text in told]
+        assert places == sorted(places)
+        assert "<b>euros" not in page
+        assert "word word" in words(await text_of(client, f"/e/{long}"))
 
 
 async def test_an_episode_shows_its_verdict_prompt_notes_and_calls(state: Path) -> None:
@@ -533,6 +570,6 @@ async def test_the_page_of_an_episode_says_why_it_was_lost_only_if_it_was(state:
         others = [folder.add("2" * 48, reward=0.0), folder.add("3" * 48, live=True)]
     async with browser(page_over(state)) as client:
         await sign_in(client, KEY)
-        assert "No reward: " in words(await text_of(client, f"/e/{lost}"))
+        assert "no reward its sandbox was lost" in words(await text_of(client, f"/e/{lost}"))
         for name in others:
-            assert "No reward: " not in words(await text_of(client, f"/e/{name}"))
+            assert "no reward " not in words(await text_of(client, f"/e/{name}"))

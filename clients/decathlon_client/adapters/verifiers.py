@@ -1,4 +1,4 @@
-"""verifiers 0.4 and later (`verifiers.v1`): `ToolDecathlonEnv`.
+"""verifiers 0.4 and later (`verifiers.v1`): `VerifiersEnv`.
 
 The task's `setup` hook opens the episode, the harness makes the tool calls, `finalize` grades the attempt and
 closes the episode, and the rewards are read from the verdict. Without a verdict the rollout fails: verifiers
@@ -17,12 +17,14 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+import anyio.to_thread
 import verifiers.v1 as vf
 from openai import APIStatusError, AsyncOpenAI
 from pydantic import Field, PrivateAttr
 
 from decathlon_client import ManagedEpisode, sync
-from decathlon_client.address import TOKEN_VARIABLE
+from decathlon_client.address import TOKEN_VARIABLE, URL_VARIABLE
+from decathlon_client.child_server import server_of_this_process
 from decathlon_client.notes import sending_notes
 
 ID = "tool-decathlon"
@@ -49,7 +51,11 @@ class ToolDecathlonTaskConfig(vf.TaskConfig):
     """The server, the limits of an episode, and the rewards."""
 
     url: str | None = None
-    """The server. [`DECATHLON_URL`, else http://127.0.0.1:8765]"""
+    """The server. [`DECATHLON_URL`, else a server that runs as long as this process]"""
+    server: str | None = None
+    """Without a URL: the program `decathlon-mcp`, perhaps of another environment. [the one installed here]"""
+    suite: str = "starter"
+    """Without a URL: the suite that is served, a Toolathlon checkout or the bundled one."""
     token_var: str = TOKEN_VARIABLE
     """The environment variable with the server's token, if it requires one."""
     max_calls: int | None = None
@@ -64,6 +70,11 @@ class ToolDecathlonTaskConfig(vf.TaskConfig):
     @property
     def token(self) -> str:
         return os.environ.get(self.token_var, "")
+
+    def server_url(self) -> str:
+        """The address of the server, which is started if none is named. Raises ClientError."""
+        named = self.url or os.environ.get(URL_VARIABLE)
+        return named or server_of_this_process(self.server, (self.suite,))
 
 
 class ToolDecathlonConfig(vf.TasksetConfig):
@@ -108,7 +119,7 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         managed = await ManagedEpisode.open(
             str(self.data.id),
-            url=self.config.url,
+            url=await anyio.to_thread.run_sync(self.config.server_url),
             token=self.config.token,
             launch_time=self.data.launch_time,
             max_calls=self.config.max_calls,
@@ -156,7 +167,7 @@ class ToolDecathlonTaskset(vf.Taskset[ToolDecathlonTask, ToolDecathlonConfig]):
 
     def load(self) -> Iterable[ToolDecathlonTask]:
         config = self.config
-        with sync.Decathlon(config.task.url, config.task.token) as d:
+        with sync.Decathlon(config.task.server_url(), config.task.token) as d:
             runnable = [task for task in d.tasks(split=config.split) if task.runnable]
         for task in runnable:
             if config.tasks is None or task.id in config.tasks:
@@ -233,14 +244,14 @@ class ToolDecathlonHarness(vf.Harness[ToolDecathlonHarnessConfig]):
         await trace.state.close()
 
 
-class ToolDecathlonEnvConfig(vf.SingleAgentEnvConfig):
+class VerifiersEnvConfig(vf.SingleAgentEnvConfig):
     """One agent, whose loop runs in a subprocess without a sandbox: the server has the sandbox."""
 
     taskset: ToolDecathlonConfig = ToolDecathlonConfig()
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig(), max_turns=100)
 
 
-class ToolDecathlonEnv(vf.Env[ToolDecathlonEnvConfig]):
+class VerifiersEnv(vf.Env[VerifiersEnvConfig]):
     """Runs each task in a sandbox of a decathlon-mcp server; the reward is its verdict's."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
@@ -259,22 +270,30 @@ def load_environment(
     max_turns: int | None = 100,
     *,
     url: str | None = None,
+    server: str | os.PathLike[str] | None = None,
+    suite: str | os.PathLike[str] = "starter",
     tasks: Iterable[str] | None = None,
     max_calls: int | None = None,
     harness: str = ID,
     labels: Mapping[str, str] | None = None,
-) -> ToolDecathlonEnv:
+) -> VerifiersEnv:
     """The environment for the tasks of a split (default: all), or for those whose ids are in `tasks`.
 
     `rubric` has weights of the verdict's metrics, each recorded as a reward; without it the reward is the
     verdict's. A rollout past `max_turns` is truncated: see `Episode.truncate`. `harness` is the id of a
-    harness that supports MCP. `labels` are those of the episodes.
+    harness that supports MCP. `labels` are those of the episodes. Without `url`, and without `DECATHLON_URL`,
+    a server for `suite` is started for this process: the program `server`, by default the one installed here.
     """
     task = ToolDecathlonTaskConfig(
-        url=url, max_calls=max_calls, rubric=dict(rubric or {}), labels=dict(labels or {})
+        url=url,
+        server=None if server is None else os.fspath(server),
+        suite=os.fspath(suite),
+        max_calls=max_calls,
+        rubric=dict(rubric or {}),
+        labels=dict(labels or {}),
     )
     taskset = ToolDecathlonConfig(split=split, tasks=None if tasks is None else list(tasks), task=task)
     agent = vf.AgentConfig.model_validate(
         {"runtime": vf.SubprocessConfig(), "max_turns": max_turns, "harness": {"id": harness}}
     )
-    return ToolDecathlonEnv(ToolDecathlonEnvConfig(taskset=taskset, agent=agent))
+    return VerifiersEnv(VerifiersEnvConfig(taskset=taskset, agent=agent))

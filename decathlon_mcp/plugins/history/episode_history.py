@@ -125,7 +125,7 @@ class EpisodeHistory:
         if found is None:
             return None
         state, episode = found
-        head = ready = claim = system = task = trajectory = None
+        head = ready = claim = answer = system = task = trajectory = None
         with self._reader(state, episode) as opened:
             if opened is not None:
                 trajectory, reader = opened
@@ -137,6 +137,9 @@ class EpisodeHistory:
                 if ready is None and (place := places[1]) != NOTHING:
                     # Too long to be parsed: both texts as they were written.
                     task = reader.value(place)
+                answer = _text((claim or {}).get("answer"))
+                if claim is None and (place := places[2]) != NOTHING:
+                    answer = reader.value(place)
         return EpisodeDetails(
             summary=episode.summary,
             launch_time=episode.launch_time,
@@ -145,6 +148,7 @@ class EpisodeHistory:
             system_prompt=system,
             task_prompt=task,
             claim=claim,
+            answer=answer,
             verdict=_parsed(episode.verdict),
             verdict_text=episode.verdict,
             calls=0 if trajectory is None else trajectory.index.last,
@@ -274,13 +278,13 @@ class EpisodeHistory:
 
 def _prompts(ready: JsonObject | None) -> tuple[Text | None, Text | None]:
     prompt = as_object((ready or {}).get("prompt")) or {}
-    system, task = (
-        Text(text, truncated=False, size_bytes=len(text.encode("utf-8", "surrogatepass")))
-        if isinstance(text := prompt.get(name), str)
-        else None
-        for name in ("system", "task")
-    )
-    return system, task
+    return _text(prompt.get("system")), _text(prompt.get("task"))
+
+
+def _text(value: object) -> Text | None:
+    if not isinstance(value, str):
+        return None
+    return Text(value, truncated=False, size_bytes=len(value.encode("utf-8", "surrogatepass")))
 
 
 def _parse_run_cursor(cursor: str) -> tuple[float, str]:

@@ -163,10 +163,16 @@ def _details(row: EpisodeRow, sandboxes: list[SandboxRow], state: Path) -> JsonO
     summary["started"] = _time(row.started_at)
     if row.ended_at is not None:
         summary["ended"] = _time(row.ended_at)
+    verdict = details.verdict or {}
+    answer = details.answer
     entries = history.calls(row.public_id, details.calls - LAST_CALLS + 1, details.calls)
     return {
         **summary,
         "calls": details.calls if row.has_files else row.calls,
+        # Why it has its reward, before all else.
+        "claim": None if details.claim is None else {**details.claim, "answer": answer and answer.raw},
+        "evaluator_output": verdict.get("evaluator_output"),
+        "detail": verdict.get("detail"),
         "agent_id": row.agent_id,
         "spec": _without_secrets(row.spec),
         "progress": _without_secrets(row.progress),

@@ -292,9 +292,9 @@ class RunComparison:
 class EpisodeDetails:
     """One episode. `head`, `ready`: its trajectory's first lines; None if it has none, or they are too long.
 
-    `launch_time`: ISO 8601. `claim`: how the attempt was closed. `verdict`: as it was signed; None if there
-    is none, or if it is too long, when only `verdict_text` has it. `calls`, `notes`: how many the
-    trajectory has now. `size_bytes`: of the trajectory.
+    `launch_time`: ISO 8601. `claim`: how the attempt was closed. `answer`: the agent's words in its claim.
+    `verdict`: as it was signed; None if there is none, or if it is too long, when only `verdict_text` has it.
+    `calls`, `notes`: how many the trajectory has now. `size_bytes`: of the trajectory.
     """
 
     summary: EpisodeSummary
@@ -304,6 +304,7 @@ class EpisodeDetails:
     system_prompt: Text | None
     task_prompt: Text | None
     claim: JsonObject | None
+    answer: Text | None
     verdict: JsonObject | None
     verdict_text: str | None
     calls: int
