@@ -53,8 +53,5 @@ def authorization(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-LARGE_EVENTS = {"Decathlon-Large-Events": "yes"}
-"""Headers of a client that takes an event of any length. Without them, a server sends none over 1 MiB."""
-
 DIRECT = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
 """`mounts` of an HTTP client: no proxy of the environment (`HTTP_PROXY`) is asked for this machine."""

@@ -22,7 +22,7 @@ from mcp import ClientSession, types
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import RootModel, ValidationError
 
-from decathlon_client.address import DIRECT, LARGE_EVENTS
+from decathlon_client.address import DIRECT
 from decathlon_client.values import JsonObject, OnProgress, as_object
 
 if TYPE_CHECKING:
@@ -40,8 +40,15 @@ CLOSED_STREAM_ERRORS = (anyio.ClosedResourceError, anyio.BrokenResourceError)
 _exceptions: Any = mcp.shared.exceptions
 _any_types: Any = types
 IS_1X = not hasattr(_exceptions, "MCPError")
-LIMITS_EVENT_SIZE = "max_sse_event_size" in inspect.signature(streamable_http_client).parameters
-"""Whether the SDK refuses large events; 1.x and 2.0 do not."""
+NO_EVENT_LIMIT: dict[str, Any] = (
+    {"max_sse_event_size": None}
+    if "max_sse_event_size" in inspect.signature(streamable_http_client).parameters
+    else {}
+)
+"""Arguments with which `streamable_http_client` takes an event of any length, where it has them."""
+# The first versions of mcp 2 have no such argument, but the limit of httpx2, which is 1 MiB.
+LARGE_EVENTS = {"Decathlon-Large-Events": "yes"} if IS_1X or NO_EVENT_LIMIT else {}
+"""Headers of a client that takes an event of any length. Without them, a server sends none over 1 MiB."""
 SdkError: type[Exception] = _exceptions.McpError if IS_1X else _exceptions.MCPError
 
 if not TYPE_CHECKING:
@@ -177,10 +184,9 @@ async def http_session(
             on_error_response(ErrorResponse(response.status_code, await response.aread()))
 
     hook: Callable[[httpx.Response], Awaitable[None]] = inspect_response
-    options: dict[str, Any] = {"max_sse_event_size": None} if LIMITS_EVENT_SIZE else {}
     hooks = {"response": [hook]}
     async with _SilenceableClient(may_send, event_hooks=hooks, **_options(headers)) as client:
-        transport = cast("Any", streamable_http_client(url, http_client=client, **options))
+        transport = cast("Any", streamable_http_client(url, http_client=client, **NO_EVENT_LIMIT))
         async with transport as (read, write, *_), Session(read, write) as session:
             try:
                 yield session

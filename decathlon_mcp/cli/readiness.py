@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from rich.text import Text
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.catalogue.requirements import MissingProgram
 from decathlon_mcp.driver.merging import check_merging
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
@@ -19,10 +20,12 @@ from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits
 from decathlon_mcp.suites.loading import STARTER
+from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields
 
-STARTER_SERVERS = ("excel_mcp", "mcp_server_git")
-"""Modules of the extra `starter`."""
+STARTER_SERVERS = {"excel": "excel_mcp", "git": "mcp_server_git"}
+"""Modules of the extra `starter` by the names of the MCP servers that need them."""
+STARTER_CURE = "in the clone: pip install '.[server,starter]', which also brings the `mcp` that they need"
 
 log = logging.getLogger("decathlon.cli")
 
@@ -48,7 +51,7 @@ async def check_readiness(
             async for result in probe_suite(factory, catalogue, can_open=can_open[place]):
                 yield result
         elif factory.image is None:  # the tasks' servers are this machine's programs
-            yield _check_starter_servers()
+            yield _check_starter_servers(factory.suite, catalogue)
 
 
 async def _check_provider(factory: SandboxFactory) -> list[Finding]:
@@ -58,13 +61,18 @@ async def _check_provider(factory: SandboxFactory) -> list[Finding]:
     return findings
 
 
-def _check_starter_servers() -> Finding:
-    absent = [module for module in STARTER_SERVERS if find_spec(module) is None]
+def _check_starter_servers(suite: Suite, catalogue: Catalogue) -> Finding:
+    absent = {name: module for name, module in STARTER_SERVERS.items() if find_spec(module) is None}
+    # Their newest versions need mcp 2.2 and 2.3. With an older one tasks that need them cannot be started.
+    programs = {
+        name: MissingProgram(module, downloadable=False, cure=STARTER_CURE) for name, module in absent.items()
+    }
+    catalogue.record_missing_programs(suite, programs)
     return finding(
         "starter servers",
         not absent,
-        f"not installed: {', '.join(absent)}" if absent else ", ".join(STARTER_SERVERS),
-        "in the clone: pip install '.[server,starter]'",
+        f"not installed: {', '.join(absent.values())}" if absent else ", ".join(STARTER_SERVERS.values()),
+        STARTER_CURE,
         required=False,
     )
 

@@ -31,7 +31,8 @@ from decathlon_mcp.http.errors import (
 )
 from decathlon_mcp.labels import LABEL_HEADER, merge_labels, parse_labels, read_label_header
 from decathlon_mcp.protocol.episode_service import EpisodeService, TaskService
-from decathlon_mcp.protocol.http import SESSION, Headers, McpAddress, Watch
+from decathlon_mcp.protocol.headers import SESSION, Headers
+from decathlon_mcp.protocol.http import McpAddress
 from decathlon_mcp.protocol.lobby import Lobby
 from decathlon_mcp.protocol.lobby_tools import validate
 from decathlon_mcp.protocol.messages import (
@@ -43,6 +44,7 @@ from decathlon_mcp.protocol.messages import (
     readable_id,
 )
 from decathlon_mcp.protocol.requests import RequestContext, Service
+from decathlon_mcp.protocol.responses import Watch
 from decathlon_mcp.protocol.sessions import AddressKind, Session, Sessions, delete_unused
 from decathlon_mcp.telemetry.logs import fields
 
@@ -225,7 +227,7 @@ class McpEndpoints:
         except BodyError as error:
             return body_refusal(error)
         except McpError as error:
-            return mcp_refusal(getattr(error, "status", 400), error)
+            return mcp_refusal(error.status or 400, error)
         except DecathlonError as error:
             return refusal(error)
         return None
@@ -337,8 +339,8 @@ def place_of(scope: Scope) -> _Place | None:
 
 def _status(error: McpError, headers: Headers) -> int:
     """The status of a refusal; 200 for one that a client with a handshake has to read."""
-    if (status := getattr(error, "status", None)) is not None:
-        return status
+    if error.status is not None:
+        return error.status
     if headers.is_sessionless:
         return {-32601: 404}.get(error.code, 400)
     return 400 if error.request_id is None else 200

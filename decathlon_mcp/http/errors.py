@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError
 from decathlon_mcp.http.bodies import BodyDisconnectError, BodyError, BodyReader
-from decathlon_mcp.protocol.http import Headers
+from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import INVALID_REQUEST, McpError, RequestId, readable_id
 from decathlon_mcp.protocol.requests import error_message
 from decathlon_mcp.protocol.results import wire_error

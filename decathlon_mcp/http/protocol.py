@@ -20,7 +20,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES
-from decathlon_mcp.protocol.http import CONNECTION_KEY
+from decathlon_mcp.protocol.responses import CONNECTION_KEY
 from decathlon_mcp.sandboxes.kernel_limits import max_connections
 from decathlon_mcp.telemetry.metrics import Metrics
 
@@ -277,7 +277,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return EMPTY_COMMENT if cycle.chunked_encoding and transport.has_events else None
 
     async def settled(self) -> None:
-        """See `protocol.http.Connection`."""
+        """See `protocol.responses.Connection`."""
         if self._ended_input is not None:
             await self._ended_input.wait()
 

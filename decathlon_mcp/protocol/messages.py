@@ -60,20 +60,37 @@ RequestId: TypeAlias = int | str
 
 
 class McpError(Exception):
-    """A JSON-RPC error. `request_id`: of the request that it answers, where no request was made of it."""
+    """A JSON-RPC error.
+
+    `request_id`: of the request that it answers, where no request was made of it. `status`: of the response
+    over HTTP, where the code does not decide it.
+    """
 
     def __init__(
-        self, code: int, message: str, data: Any = None, *, request_id: RequestId | None = None
+        self,
+        code: int,
+        message: str,
+        data: Any = None,
+        *,
+        request_id: RequestId | None = None,
+        status: int | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.data = data
         self.request_id = request_id
+        self.status = status
 
     def to_json(self) -> JsonObject:
         data = {} if self.data is None else {"data": self.data}
         return {"code": self.code, "message": self.message, **data}
+
+
+def unsupported_version(requested: str) -> McpError:
+    """The error for a revision that is not served without a session."""
+    data = {"supported": list(SESSIONLESS_VERSIONS), "requested": requested[:100]}
+    return McpError(UNSUPPORTED_VERSION, "Unsupported protocol version", data)
 
 
 class Params(msgspec.Struct, frozen=True):
@@ -111,6 +128,12 @@ class Message(msgspec.Struct, frozen=True):
     @property
     def meta(self) -> JsonObject:
         return {} if self.params is None else as_object(self.params.meta) or {}
+
+    @property
+    def handshake_version(self) -> str:
+        """The revision of a session that this `initialize` opens: the requested one, or else the newest."""
+        requested = None if self.params is None else self.params.protocol_version
+        return requested if requested in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
 
     def check(self) -> None:
         """Raise McpError for what is no JSON-RPC message, or has a member of a wrong type."""

@@ -60,8 +60,6 @@ _LONG_TOOLS = frozenset({*_CLAIM_TOOLS, EVALUATE, START_TOOL, "list_tools"})
 """This server's tools that can be silent for long."""
 _CACHEABLE = frozenset({LIST, LIST_PROMPTS, DISCOVER})
 """Methods whose results have a time to live in revisions without sessions."""
-MAX_INITIALIZE_BYTES = 64 << 10
-"""Parameters of `initialize`, which are kept as long as the session."""
 Result: TypeAlias = JsonObject | Reply
 """What a service answers: a result, or the reply of a task's server."""
 Respond: TypeAlias = Callable[["Request"], Awaitable[Result]]
@@ -392,9 +390,6 @@ class Service(ABC):
                 INVALID_PARAMS,
                 "initialize: `protocolVersion` must be a string, `capabilities` and `clientInfo` objects",
             )
-        if sum(len(as_json(each)) for each in members) > MAX_INITIALIZE_BYTES:
-            limit = f"{MAX_INITIALIZE_BYTES >> 10} KiB"
-            raise McpError(INVALID_PARAMS, f"initialize: its parameters are limited to {limit}")
         result = await self.initialize(request)
         return {
             "protocolVersion": request.version,

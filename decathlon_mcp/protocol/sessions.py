@@ -21,7 +21,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AtCapacityError, UnknownEpisodeError
 from decathlon_mcp.protocol.messages import RESUMABLE_SINCE, RequestId
 from decathlon_mcp.storage.store import SessionRow, Store
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import JsonObject, as_json
 
 if TYPE_CHECKING:
     from decathlon_mcp.protocol.requests import RequestContext
@@ -37,9 +37,6 @@ MAX_STREAMS = 4
 MAX_QUEUED_MESSAGES = 256
 """Messages that wait for a client to read a stream; a stream that is full takes none."""
 SESSION_RETRY_SECONDS = 30.0
-MAX_CLIENT_PARAMS_BYTES = 16 << 10
-"""Longest parameters of `initialize` that are stored. Of longer ones only the client's name is."""
-MAX_CLIENT_NAME = 200
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """In ascending order of severity."""
 _TOOLS_CHANGED: JsonObject = {
@@ -108,7 +105,6 @@ class Session:
         version: str,
         path: str = "",
         token: str | None = None,
-        client_params: JsonObject | None = None,
         access: EpisodeAccess | None = None,
     ) -> None:
         self.id = session_id
@@ -117,7 +113,6 @@ class Session:
         self.version = version
         self.path = path
         self.token = token
-        self.client_params = client_params or {}
         self.access = access
         """To the episode that the session is, or has started last."""
         self.share: tuple[str, str] | None = None
@@ -169,7 +164,10 @@ class Session:
 
     def send(self, message: JsonObject) -> None:
         """Send a message on the newest stream that takes it; without a stream it is lost."""
-        text = as_json(message)
+        self.send_text(as_json(message))
+
+    def send_text(self, text: bytes) -> None:
+        """Send a message that is JSON already."""
         for stream in reversed(self.streams):
             if stream.offer(text):
                 return
@@ -220,14 +218,13 @@ class Sessions:
             return None
         return session
 
-    def create(self, version: str, client_params: JsonObject, context: RequestContext) -> Session:
+    def create(self, version: str, context: RequestContext) -> Session:
         """A session that `initialize` opens, once it has succeeded, with `add`."""
         session = Session(
             secrets.token_hex(16),
             version=version,
             path=context.path,
             token=context.principal.token,
-            client_params=stored_client_params(client_params),
         )
         session.can_return = self._store is not None and version >= RESUMABLE_SINCE
         return session
@@ -310,7 +307,6 @@ class Sessions:
         assert session.id is not None
         data: JsonObject = {
             "token": session.token,
-            "client_params": session.client_params,
             "protocol_version": session.version,
             "log_level": session.log_level,
         }
@@ -333,7 +329,6 @@ class Sessions:
         share = self.refuse_if_full(context)
         version, level = str(data.get("protocol_version")), data.get("log_level")
         session = Session(session_id, version=version, path=row.path, token=principal.token)
-        session.client_params = as_object(data.get("client_params")) or {}
         session.log_level = level if level in LOG_LEVELS else "debug"
         session.can_return = version >= RESUMABLE_SINCE
         session.ends_stream = True
@@ -359,15 +354,6 @@ class Sessions:
             return False
         self._store.save_session(self._row(session))
         return True
-
-
-def stored_client_params(params: JsonObject) -> JsonObject:
-    """The parameters of an `initialize`, shortened if they are long."""
-    if len(as_json(params)) <= MAX_CLIENT_PARAMS_BYTES:
-        return params
-    info = as_object(params.get("clientInfo")) or {}
-    shortened = {name: str(info.get(name, ""))[:MAX_CLIENT_NAME] for name in ("name", "version")}
-    return {"protocolVersion": params.get("protocolVersion"), "capabilities": {}, "clientInfo": shortened}
 
 
 def delete_unused(registry: EpisodeRegistry, kinds: tuple[Sessions, ...]) -> None:

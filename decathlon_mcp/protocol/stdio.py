@@ -10,12 +10,13 @@ import os
 import select
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
+from msgspec import Raw
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.access import EpisodeAccess
@@ -35,12 +36,12 @@ from decathlon_mcp.protocol.messages import (
     MAX_BATCH,
     PING,
     SESSIONLESS_VERSIONS,
-    UNSUPPORTED_VERSION,
     VERSION_KEY,
     McpError,
     Message,
     read_batch,
     read_line,
+    unsupported_version,
 )
 from decathlon_mcp.protocol.requests import (
     Request,
@@ -60,8 +61,6 @@ MAX_LINE_BYTES = 17 << 20
 READER_SECONDS = 1.0
 """Time between two looks at whether anybody reads stdout, once stdin has ended."""
 
-SendMessage = Callable[[JsonObject], Awaitable[None] | None]
-
 
 class LineRequest(Request):
     """A request whose notifications are messages of their own, apart from its answer."""
@@ -72,7 +71,7 @@ class LineRequest(Request):
         context: RequestContext,
         session: Session | None,
         version: str,
-        send: SendMessage,
+        send: Callable[[bytes], Awaitable[None]],
     ) -> None:
         super().__init__(message, context, session, version, can_stream=True)
         self._send = send
@@ -100,9 +99,7 @@ class LineRequest(Request):
         self._scope.cancel()
 
     async def notify(self, method: str, params: JsonObject, *, with_reply: bool = True) -> None:
-        sending = self._send({"jsonrpc": "2.0", "method": method, "params": params})
-        if sending is not None:
-            await sending
+        await self._send(as_json({"jsonrpc": "2.0", "method": method, "params": params}))
 
 
 class _StreamSession(Session):
@@ -112,26 +109,36 @@ class _StreamSession(Session):
         super().__init__(None, version=version)
         self._send_soon = send_soon
 
-    def send(self, message: JsonObject) -> None:
-        self._send_soon(as_json(message))
+    def send_text(self, text: bytes) -> None:
+        self._send_soon(text)
+
+
+def batch_fault(items: Sequence[object], session: Session | None) -> str:
+    """Why a batch cannot be served; empty if it can."""
+    if session is None or session.version != BATCH_VERSION:
+        return f"batches are of revision {BATCH_VERSION}: send one message at a time"
+    return "" if 1 <= len(items) <= MAX_BATCH else f"a batch has 1 to {MAX_BATCH} messages"
 
 
 class LineServer:
-    """Serves the messages of one client. `write` writes a line, one at a time; it raises OSError once the
-    client does not read any more. `access`: to the episode that is served.
+    """Serves the messages of one client, or those of a batch over HTTP.
+
+    `write` writes a line, one at a time; it raises OSError once the client does not read any more.
+    `new_context` makes the context of a request. `session`: the client's, if it has one already.
     """
 
     def __init__(
         self,
         service: Service,
         write: Callable[[bytes], Awaitable[None]],
-        access: EpisodeAccess | None = None,
+        new_context: Callable[[], RequestContext],
+        session: Session | None = None,
     ) -> None:
         self._service = service
         self._write = write
         self._writing = anyio.Lock()
-        self._access = access
-        self._session: Session | None = None
+        self._new_context = new_context
+        self._session = session
         self._running: dict[LineRequest, None] = {}
         self._tasks: TaskGroup | None = None
         self._scope: anyio.CancelScope | None = None
@@ -154,7 +161,10 @@ class LineServer:
         if not line.strip():
             return
         if (batch := read_batch(line)) is not None:
-            await self._on_batch([bytes(item) for item in batch], requests)
+            if fault := batch_fault(batch, self._session):
+                await self._refuse_batch(batch[:MAX_BATCH], fault)
+            else:
+                requests.start_soon(self._answer_batch, await self.begin_batch(batch))
             return
         answer = await self._prepare(line)
         if isinstance(answer, bytes):
@@ -162,49 +172,45 @@ class LineServer:
         elif answer is not None:
             requests.start_soon(self._answer, answer)
 
-    async def _on_batch(self, items: list[bytes], requests: TaskGroup) -> None:
-        problem = None
-        if self._session is None or self._session.version != BATCH_VERSION:
-            problem = f"batches are of revision {BATCH_VERSION}: send one message a line"
-        elif not 1 <= len(items) <= MAX_BATCH:
-            problem = f"a batch has 1 to {MAX_BATCH} messages"
-        if problem is not None:
-            await self._refuse_batch(items[:MAX_BATCH], problem)
-            return
+    async def begin_batch(self, items: Sequence[Raw]) -> Callable[[], Awaitable[bytes]]:
+        """Accept the messages of a batch. Returns what serves them and gives all answers, empty for none."""
         answers: list[bytes] = []
-        prepared: list[LineRequest] = []
+        accepted: list[LineRequest] = []
         for item in items:
-            answer = await self._prepare(item, in_batch=True)
+            answer = await self._prepare(bytes(item), in_batch=True)
             if isinstance(answer, bytes):
                 answers.append(answer)
             elif answer is not None:
-                prepared.append(answer)
+                accepted.append(answer)
 
         async def serve(request: LineRequest) -> None:
             if (answer := await self._serve(request)) is not None:
                 answers.append(answer)
 
-        async def answer_all() -> None:
+        async def serve_all() -> bytes:
             async with anyio.create_task_group() as tasks:
-                for request in prepared:
+                for request in accepted:
                     tasks.start_soon(serve, request)
-            if answers:
-                await self._send(b"[%b]" % b",".join(answers))
+            return b"[%b]" % b",".join(answers) if answers else b""
 
-        requests.start_soon(answer_all)
+        return serve_all
 
-    async def _refuse_batch(self, items: list[bytes], problem: str) -> None:
+    async def _answer_batch(self, serve_all: Callable[[], Awaitable[bytes]]) -> None:
+        if answer := await serve_all():
+            await self._send(answer)
+
+    async def _refuse_batch(self, items: Sequence[Raw], fault: str) -> None:
         """Answer each request of a batch that is none: its client waits for all of them."""
         ids: list[int | str | None] = []
         for item in items:
             try:
-                message = read_line(item)
+                message = read_line(bytes(item))
             except McpError as error:
                 ids.append(error.request_id)
             else:
                 ids += [message.id] if message.is_request else []
         for request_id in ids or [None]:
-            await self._send(error_message(McpError(INVALID_REQUEST, problem), request_id))
+            await self._send(error_message(McpError(INVALID_REQUEST, fault), request_id))
 
     async def _prepare(self, line: bytes, *, in_batch: bool = False) -> LineRequest | bytes | None:
         """A request to serve, the answer to one that was refused or served, or None for no answer."""
@@ -237,23 +243,18 @@ class LineServer:
             if not isinstance(version, str):
                 raise McpError(INVALID_PARAMS, f"params._meta is missing the required {VERSION_KEY!r}")
             if version not in SESSIONLESS_VERSIONS:
-                data = {"supported": list(SESSIONLESS_VERSIONS), "requested": version[:100]}
-                raise McpError(UNSUPPORTED_VERSION, "Unsupported protocol version", data)
-            return LineRequest(message, self._new_context(), None, version, self._notify)
+                raise unsupported_version(version)
+            return LineRequest(message, self._new_context(), None, version, self._send)
         session = self._session
         if message.method == INITIALIZE:
-            requested = None if message.params is None else message.params.protocol_version
-            version = requested if requested in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
+            version = message.handshake_version
             session = session or _StreamSession(version, self._send_soon)
             session.version = version
         elif session is None:
             if message.method != PING:
                 raise McpError(INVALID_REQUEST, "send `initialize` first")
             session = _StreamSession(HANDSHAKE_VERSIONS[-1], self._send_soon)
-        return LineRequest(message, self._new_context(), session, session.version, self._notify)
-
-    def _new_context(self) -> RequestContext:
-        return RequestContext(access=self._access)
+        return LineRequest(message, self._new_context(), session, session.version, self._send)
 
     def _on_notification(self, message: Message) -> None:
         if message.method == CANCELLED and message.params is not None:
@@ -281,9 +282,6 @@ class LineServer:
         ):
             self._session = request.session
         return answer
-
-    async def _notify(self, message: JsonObject) -> None:
-        await self._send(as_json(message))
 
     def _send_soon(self, line: bytes) -> None:
         if self._tasks is not None:
@@ -322,7 +320,7 @@ async def serve_lines(
         started = registry.start(task, Principal(), labels=labels or {})
         access = EpisodeAccess.by_session(started, Principal())
     service = Lobby(registry, labels=labels) if access is None else EpisodeService(registry)
-    server = LineServer(service, write, access)
+    server = LineServer(service, write, lambda: RequestContext(access=access))
     on_begin(server)
     try:
         with nullcontext() if access is None else access.episode.lease.hold():

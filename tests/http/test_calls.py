@@ -17,8 +17,8 @@ import httpx2
 import pytest
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.protocol import http as mcp_http
-from decathlon_mcp.protocol.http import HttpRequest
+from decathlon_mcp.protocol import responses
+from decathlon_mcp.protocol.responses import HttpRequest
 from decathlon_mcp.protocol.sessions import Session
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeTool, ToolError
@@ -280,8 +280,8 @@ async def test_cancelling_an_id_that_is_in_flight_twice_cancels_the_newest(
 async def test_long_sessionless_call_is_answered_with_events(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_http, "FAST_SECONDS", 0.02)
-    monkeypatch.setattr(mcp_http, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(responses, "FAST_SECONDS", 0.02)
+    monkeypatch.setattr(responses, "PING_SECONDS", 0.05)
     tools = Tools()
     async with serving(tmp_path, tools) as served:
         await ready_session(http, served)
@@ -312,8 +312,8 @@ async def lines_until_ping(stream: httpx2.Response, tools: Tools) -> AsyncGenera
 async def test_no_task_remains_of_a_long_call_whose_client_is_gone(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_http, "FAST_SECONDS", 0.02)
-    monkeypatch.setattr(mcp_http, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(responses, "FAST_SECONDS", 0.02)
+    monkeypatch.setattr(responses, "PING_SECONDS", 0.05)
     following: list[bool] = []
     watch = HttpRequest.watch
 
@@ -365,7 +365,7 @@ async def test_client_that_comes_back_often_leaves_one_request(
         session = await at_episode(http, served)
         async with session.calling("probe__slow", request_id=5) as (_, lines):
             await until(lambda: tools.running == 1)
-        for _ in range(mcp_http.MAX_WAITING + 5):
+        for _ in range(responses.MAX_WAITING + 5):
             async with session.resuming(lines[0].removeprefix("id: ")):
                 pass
         await until(lambda: waiting(session) == 1)
@@ -386,7 +386,7 @@ def waiting(session: RawSession) -> int:
 async def test_requests_of_a_session_that_wait_are_bounded(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_http, "MAX_WAITING", 2)
+    monkeypatch.setattr(responses, "MAX_WAITING", 2)
     tools = Tools()
     async with serving(tmp_path, tools) as served:
         session = await ready_session(http, served)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from decathlon_client import Decathlon
+from decathlon_client.sdk import LARGE_EVENTS
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
@@ -79,5 +80,7 @@ async def test_a_client_that_takes_large_events_gets_large_replies(served: Serve
             members = RESULTS["_meta" if member == "_meta" else "an-unknown-member"]
             await write(e.call, members)
             reply = await e.call("probe__odd")
-            assert not reply.is_error
+            assert reply.is_error == (not LARGE_EVENTS)  # an old SDK does not take them
+            if reply.is_error:
+                continue
             assert LARGE in json.dumps(reply.raw[member])

@@ -14,11 +14,11 @@ import mcp_types as types
 from mcp.client.streamable_http import MCP_SESSION_ID
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 
-from decathlon_client.address import DIRECT, LARGE_EVENTS, authorization
+from decathlon_client.address import DIRECT, authorization
 from decathlon_client.errors import ConnectionLostError
 from decathlon_client.labels import label_headers
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy, Resends
-from decathlon_client.sdk import CONNECT_SECONDS
+from decathlon_client.sdk import CONNECT_SECONDS, LARGE_EVENTS
 from decathlon_client.session import UNAVAILABLE
 from decathlon_client.values import as_object
 

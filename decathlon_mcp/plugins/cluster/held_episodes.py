@@ -31,8 +31,9 @@ from decathlon_mcp.http.bodies import BodyReader
 from decathlon_mcp.http.errors import UnauthorizedError, refusal
 from decathlon_mcp.http.protocol import HELD_KEY
 from decathlon_mcp.labels import LABEL_HEADER, read_label_header
-from decathlon_mcp.protocol.http import Headers, wait_until_disconnected
+from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, describe_start, start_episode
+from decathlon_mcp.protocol.responses import wait_until_disconnected
 from decathlon_mcp.types import JsonObject, as_object
 
 HEARTBEAT_SECONDS = 5.0

@@ -22,8 +22,9 @@ from decathlon_mcp.http.bodies import BodyError, BodyReader
 from decathlon_mcp.http.errors import body_refusal, mcp_refusal
 from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.plugins.cluster.held_episodes import LINES_HEADERS
-from decathlon_mcp.protocol.http import Headers, wait_until_disconnected
+from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import INVALID_PARAMS, McpError, readable_id
+from decathlon_mcp.protocol.responses import wait_until_disconnected
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import as_object
 

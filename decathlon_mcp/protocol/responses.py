@@ -1,0 +1,422 @@
+"""A request over HTTP with its response, from the first byte that is sent to the last.
+
+What a service answers is the same for every form of response. The form is decided here:
+
+- In a session whose client can come back for an answer: events, the first of which has the id that it comes
+  back with. Losing the connection changes nothing.
+- In another session: one JSON body, or events if the client asked for progress or the answer can take long.
+- Without a session: one JSON body, or events once there is something to send before the answer. A disconnect
+  cancels the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol
+
+import anyio
+from msgspec.structs import replace
+from starlette.requests import Request as StarletteRequest
+from starlette.types import Receive, Scope, Send
+
+from decathlon_mcp.background import LazyTimer
+from decathlon_mcp.errors import AtCapacityError, LimitExceededError
+from decathlon_mcp.protocol.headers import Headers
+from decathlon_mcp.protocol.messages import (
+    CALL,
+    MAX_REQUEST_ID_BYTES,
+    REQUEST_CANCELLED,
+    EventId,
+    Kind,
+    McpError,
+    Message,
+    request_id_text,
+)
+from decathlon_mcp.protocol.requests import (
+    Request,
+    RequestContext,
+    Respond,
+    Result,
+    error_message,
+    prefers_events,
+)
+from decathlon_mcp.protocol.results import error_result, wire_error
+from decathlon_mcp.protocol.sessions import Session
+from decathlon_mcp.types import JsonObject, as_json, as_object
+
+CONNECTION_KEY = "decathlon.connection"
+"""Key of the `Connection` in the ASGI scope."""
+PING_SECONDS = 15.0
+"""Time between two comments on a silent stream: clients and proxies close silent connections."""
+PING = b": ping\r\n\r\n"
+FAST_SECONDS = 0.25
+"""A request that takes longer notices that its client is gone; before, watching costs more than it saves."""
+MAX_WAITING = 256
+"""Requests of one session that wait for their answers."""
+MAX_EVENT_BYTES = (1 << 20) - 1024
+"""Longest answer in an event. The Python SDK (2.1 and later) ends its session, and all calls, over 1 MiB."""
+LARGE_EVENTS_HEADER = "Decathlon-Large-Events"
+"""Header of clients that take an event of any length: `decathlon_client` and its bridge."""
+LARGE_EVENTS_AGENTS = ("node", "undici", "Bun/", "Deno/", "python-httpx/")
+"""Beginnings of the `User-Agent` of clients that do: the TypeScript SDKs, and the Python SDK 1.x."""
+LEAVING_SECONDS = 0.5
+"""How long the answer to a cancelled request waits for its client to leave. The Python client often closes
+its connection after a cancellation, and complains of an answer that comes while it does."""
+LEAVING_CHECKS = 10
+_EVENT_STREAM_HEADERS = (
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"connection", b"keep-alive"),
+    (b"content-type", b"text/event-stream"),
+    (b"x-accel-buffering", b"no"),
+)
+_STATUS = {-32700: 400, -32600: 400, -32602: 400, -32601: 404, -32020: 400, -32021: 400, -32022: 400}
+"""HTTP status by the code of an error, in revisions without sessions; 200 for all others."""
+
+
+class Connection(Protocol):
+    """The connection of a request, as far as it matters to one that waits for the response."""
+
+    is_lost: bool
+
+    async def settled(self) -> None:
+        """If the client has sent its last byte, wait until it is known whether it still reads."""
+        ...
+
+
+class Watch:
+    """Has every request watched that takes longer than FAST_SECONDS."""
+
+    # One timer for all: a timer of the event loop for each costs more than most of what a call needs.
+    def __init__(self, start_soon: Callable[..., object]) -> None:
+        self._start_soon = start_soon
+        self._timer = LazyTimer(self._look)
+        # Those that are not watched yet, and when they began; the oldest is first.
+        self._unwatched: dict[HttpRequest, float] = {}
+
+    def add(self, request: HttpRequest, *, at_once: bool) -> None:
+        """A request begins."""
+        if at_once:
+            self._start_soon(request.watch)
+            return
+        began_at = asyncio.get_running_loop().time()
+        if not self._unwatched:
+            self._timer.set(began_at + FAST_SECONDS)
+        self._unwatched[request] = began_at
+
+    def remove(self, request: HttpRequest) -> None:
+        """A request has ended."""
+        self._unwatched.pop(request, None)
+
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for request, began_at in list(self._unwatched.items()):
+            if began_at + FAST_SECONDS > now:
+                self._timer.set(began_at + FAST_SECONDS)
+                return
+            del self._unwatched[request]
+            self._start_soon(request.watch)
+
+
+class HttpRequest(Request):
+    """One request, and its response.
+
+    `generation`: of this server, if the client can come back for the answer; else 0. `resumed`: it has done
+    so, with this event's id.
+    """
+
+    def __init__(
+        self,
+        message: Message,
+        context: RequestContext,
+        session: Session | None,
+        version: str,
+        *,
+        watch: Watch,
+        asgi: tuple[Scope, Receive, Send],
+        takes_events: bool,
+        generation: int = 0,
+        resumed: EventId | None = None,
+    ) -> None:
+        returns = takes_events and session is not None and session.can_return and generation != 0
+        super().__init__(
+            message,
+            context,
+            session,
+            version,
+            can_stream=takes_events and (returns or session is None or prefers_events(message)),
+        )
+        self.resumed = resumed
+        self.starts_episode = False
+        """Whether it may start an episode, which only its reply makes known."""
+        self.watched = False
+        """Whether it is noticed from the beginning that the client is gone."""
+        self.on_gone: Callable[[], object] = context.abandon
+        """Called once if the client leaves before it has the answer."""
+        self.answered = False
+        """Whether the whole response was handed over while the client was there."""
+        context.may_return = returns
+        self._event: tuple[int, int] | None = None
+        """What names the response: the generation of a server, and a number."""
+        if resumed is not None:
+            self._event = (resumed.generation, resumed.number)
+        elif returns and len(request_id_text(message.id)) <= MAX_REQUEST_ID_BYTES:
+            self._event = (generation, next(_numbers))
+        self._watch = watch
+        self._takes_events = takes_events
+        self._http_scope, self._receive, self._send = asgi
+        self._connection: Connection | None = self._http_scope.get(CONNECTION_KEY)
+        self._scope = anyio.CancelScope()
+        self._watching: anyio.CancelScope | None = None
+        self._event_id: EventId | None = None
+        self._sends_events = False
+        self._is_answering = False
+        self._is_gone = False
+        self._session_ended = False
+        self._writing: anyio.Lock | None = None
+
+    async def serve(self, respond: Respond) -> None:
+        """Send the response: what `respond` returns, or the error that it raises."""
+        session = self.session
+        if session is not None:
+            session.requests[self] = None
+        self._watch.add(self, at_once=self.watched)
+        try:
+            answer: tuple[bytes, McpError | None] | None = None
+            with self._scope:
+                if self.resumed is not None:
+                    await self.accepted(self.resumed.kind, agent=self.resumed.agent)
+                answer = await self.outcome(self._refuse_too_many if self._is_one_too_many else respond)
+            if answer is not None:
+                await self._answer(*answer)
+            elif session is not None:
+                await self._answer(*await self._cancelled())
+        finally:
+            self._is_answering = True
+            self._watch.remove(self)
+            if self._watching is not None:
+                self._watching.cancel()
+            if session is not None:
+                session.requests.pop(self, None)
+                session.used_at = time.monotonic()
+            self.drop_call(handed_over=self.answered)
+
+    def cancel(self, *, session_ended: bool = False) -> None:
+        """End the request: its client has cancelled it, or the session ends."""
+        self._session_ended = self._session_ended or session_ended
+        self._scope.cancel()
+
+    async def watch(self) -> None:
+        """Notice that the client is gone, and keep the connection busy."""
+        if self._is_answering or self._watching is not None:
+            return
+        with anyio.CancelScope() as self._watching:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait_until_disconnected, self._receive, self._on_disconnect)
+                while self.can_stream:
+                    await anyio.sleep(PING_SECONDS - (0 if self._sends_events else FAST_SECONDS))
+                    await self._send_event(PING)
+
+    def _on_disconnect(self) -> None:
+        if self._is_answering:
+            return  # it has the answer
+        self._lose_client()
+        if self._watching is not None:
+            self._watching.cancel()
+        if self.session is None:
+            self._scope.cancel()
+        elif self.resumed is not None and any(
+            other is not self and other.event_key == self.event_key for other in self.session.requests
+        ):
+            # A client that comes back again and again would leave a request each time.
+            self._scope.cancel()
+
+    def _lose_client(self) -> None:
+        if not self._is_gone:
+            self._is_gone = True
+            self.on_gone()
+
+    # as `Request`
+
+    @property
+    def event_key(self) -> str | None:
+        return None if self._event is None else f"{self._event[0]}.{self._event[1]}"
+
+    @property
+    def base_url(self) -> str | None:
+        return self.context.public_url or str(StarletteRequest(self._http_scope).base_url).rstrip("/")
+
+    @property
+    def is_http(self) -> bool:
+        return True
+
+    def http_header(self, name: str) -> str | None:
+        return Headers(self._http_scope).text(name.encode())
+
+    async def accepted(self, kind: Kind, *, agent: str = "") -> None:
+        if self._event is None or self._event_id is not None:
+            return
+        self._event_id = EventId(*self._event, kind, self.id, agent)
+        await self._send_event(b"id: %b\r\ndata: \r\n\r\n" % str(self._event_id).encode())
+
+    async def notify(self, method: str, params: JsonObject, *, with_reply: bool = True) -> None:
+        notification = {"jsonrpc": "2.0", "method": method, "params": params}
+        if with_reply and self.can_stream:
+            await self._send_event(event_frame(as_json(notification)))
+        elif self.session is not None:
+            self.session.send(notification)
+
+    async def is_gone(self) -> bool:
+        if self._is_gone:
+            return True
+        if self._connection is None:
+            return await _is_disconnected(self._receive)
+        await self._connection.settled()
+        return self._connection.is_lost
+
+    # the response
+
+    @property
+    def _is_one_too_many(self) -> bool:
+        return self.session is not None and len(self.session.requests) > MAX_WAITING
+
+    async def _refuse_too_many(self, _request: Request) -> Result:
+        raise AtCapacityError(
+            f"{MAX_WAITING} requests of this session wait for their answers", retryAfterSeconds=1.0
+        )
+
+    async def _cancelled(self) -> tuple[bytes, McpError | None]:
+        if self._session_ended:
+            error = McpError(REQUEST_CANCELLED, "the session was ended before the request was answered")
+            return error_message(error, self.id), error
+        for _ in range(LEAVING_CHECKS):
+            if await self.is_gone():
+                break
+            await anyio.sleep(LEAVING_SECONDS / LEAVING_CHECKS)
+        # With an event before it, the answer is one as well: a JSON body that comes while the Python client
+        # closes its connection fails the whole client (`_handle_json_response` of mcp 2.3.0).
+        await self._send_event(PING)
+        error = McpError(REQUEST_CANCELLED, "Request cancelled")
+        return error_message(error, self.id), error
+
+    async def _answer(self, message: bytes, error: McpError | None) -> None:
+        # A client that starts an episode may have left before this server has looked: nobody else knows of
+        # the episode. What the connection says about that is read while this waits.
+        left = self.starts_episode and await _is_disconnected(self._receive)
+        if left or await self.is_gone():
+            self._lose_client()
+        self._is_answering = True
+        if self._writing is not None:
+            async with self._writing:
+                pass  # a ping in progress
+        if self._sends_events:
+            if len(message) > MAX_EVENT_BYTES and not self._takes_long_events:
+                message = self._too_long(len(message))
+            event_id = None if self._event_id is None else replace(self._event_id, is_answer=True)
+            await send_body(self._send, event_frame(message, event_id), more=False)
+        else:
+            status = _STATUS.get(error.code, 200) if error is not None and self.session is None else 200
+            await send_json(self._send, message, status=status, session=self.session, headers=_retry(error))
+        is_lost = self._connection is not None and self._connection.is_lost
+        self.answered = not (self._is_gone or is_lost)
+
+    @property
+    def _takes_long_events(self) -> bool:
+        agent = self.http_header("user-agent") or ""
+        is_announced = self.http_header(LARGE_EVENTS_HEADER.lower()) is not None
+        return is_announced or agent.startswith(LARGE_EVENTS_AGENTS)
+
+    def _too_long(self, size: int) -> bytes:
+        limit = LimitExceededError(
+            f"the reply has {size} bytes, more than the {MAX_EVENT_BYTES} that this client may take",
+            limit_bytes=MAX_EVENT_BYTES,
+        )
+        if self.method == CALL:
+            return self.answer(error_result(limit))
+        return error_message(wire_error(limit), self.id)
+
+    async def _send_event(self, frame: bytes) -> None:
+        """Send what comes before the answer."""
+        self._writing = self._writing or anyio.Lock(fast_acquire=True)
+        async with self._writing:
+            if self._is_answering or not self._takes_events:
+                return
+            if not self._sends_events:
+                self._sends_events = True
+                await send_event_head(self._send, self.session)
+            await send_body(self._send, frame, more=True)
+
+
+_numbers = count(1)
+"""Numbers of responses, none of which is given twice by one process."""
+
+
+def _retry(error: McpError | None) -> tuple[tuple[bytes, bytes], ...]:
+    """The header for an error that says when to try again."""
+    data = None if error is None else as_object(error.data)
+    if data is None or data.get("code") != "at_capacity" or "retryAfterSeconds" not in data:
+        return ()
+    return ((b"retry-after", b"%.0f" % data["retryAfterSeconds"]),)
+
+
+def event_frame(message: bytes, event_id: EventId | None = None) -> bytes:
+    """An event with a JSON-RPC message, which must be on one line."""
+    prefix = b"" if event_id is None else b"id: %b\r\n" % str(event_id).encode()
+    return b"%bevent: message\r\ndata: %b\r\n\r\n" % (prefix, message)
+
+
+def _session_header(session: Session | None) -> tuple[tuple[bytes, bytes], ...]:
+    if session is None or session.id is None or not session.is_open:
+        return ()
+    return ((b"mcp-session-id", session.id.encode("ascii")),)
+
+
+async def send_event_head(send: Send, session: Session | None) -> None:
+    """Send the head of a response that is a stream of events."""
+    headers = [*_EVENT_STREAM_HEADERS, *_session_header(session)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def send_json(
+    send: Send,
+    message: bytes,
+    *,
+    status: int = 200,
+    session: Session | None = None,
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+) -> None:
+    """Send a whole response with a JSON body."""
+    head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(message))]
+    head += [*_session_header(session), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send_body(send, message, more=False)
+
+
+async def send_accepted(send: Send, session: Session | None) -> None:
+    """Send the response to a notification."""
+    head = [(b"content-length", b"0"), *_session_header(session)]
+    await send({"type": "http.response.start", "status": 202, "headers": head})
+    await send_body(send, b"", more=False)
+
+
+async def send_body(send: Send, body: bytes, *, more: bool) -> None:
+    """Send a part of a response's body."""
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _is_disconnected(receive: Receive) -> bool:
+    """Whether the client of a request, whose body has been read, is gone or has the whole response."""
+    # What comes next is the disconnect, without waiting if it has come.
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        return (await receive())["type"] == "http.disconnect"
+    return False
+
+
+async def wait_until_disconnected(receive: Receive, on_gone: Callable[[], object]) -> None:
+    """Wait until the client is gone or has the whole response, then call `on_gone`."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    on_gone()
