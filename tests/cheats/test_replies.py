@@ -6,6 +6,7 @@ The agent's tool server sends any bytes as its reply, as root in the sandbox can
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -117,13 +118,22 @@ async def test_reply_over_a_limit_is_an_error_that_says_so(server: Served, membe
     server.find(started["episode"]).close()
 
 
-async def test_reply_of_the_largest_size_is_relayed(server: Served) -> None:
-    started = await start(server, "sum-prices")
+def whole_replies(folder: Path) -> str:
+    """The suite, whose replies the driver does not cut."""
+    suite = folder / "suite"
+    shutil.copytree(SUITE, suite)
+    settings = (suite / "suite.yaml").read_text()
+    (suite / "suite.yaml").write_text(settings.replace("cuts_overlong: true", "cuts_overlong: false"))
+    return str(suite)
+
+
+async def test_reply_of_the_largest_size_is_relayed(tmp_path: Path) -> None:
     members = """'"result": {"content": [{"type": "text", "text": "' + 'x' * 4_190_000 + '"}]}'"""
-    async with connected(started["address"], "sessionless") as agent:
-        result: Any = await agent.call_tool("root__reply", {"members": members})
-        assert len(result.content[0].text) == 4_190_000
-    server.find(started["episode"]).close()
+    async with serving(tmp_path / "state", suite=(whole_replies(tmp_path),), provider="host") as server:
+        started = await start(server, "sum-prices")
+        async with connected(started["address"], "sessionless") as agent:
+            result: Any = await agent.call_tool("root__reply", {"members": members})
+            assert len(result.content[0].text) == 4_190_000
 
 
 FORGED_ERRORS: list[dict[str, Any]] = [
@@ -249,7 +259,8 @@ async def test_log_at_its_limit_ends_the_attempt_which_is_graded_as_truncated(
 ) -> None:
     monkeypatch.setattr("decathlon_mcp.episodes.directory.MAX_LOG_BYTES", 1 << 20)
     members = """'"result": {"content": [{"type": "text", "text": "' + 'x' * 600_000 + '"}]}'"""
-    async with serving(tmp_path, suite=(SUITE,), provider="host") as server:
+    state = tmp_path / "state"
+    async with serving(state, suite=(whole_replies(tmp_path),), provider="host") as server:
         started = await start(server, "sum-prices")
         async with connected(started["address"]) as agent:
             await agent.call_tool("root__shell", {"command": SOLUTIONS["sum-prices"]})
@@ -260,7 +271,7 @@ async def test_log_at_its_limit_ends_the_attempt_which_is_graded_as_truncated(
             assert late.is_error
             assert "its log has reached its limit" in late.content[0].text
             verdict: Any = (await agent.call_tool("evaluate", {})).structured_content
-        folder = tmp_path / "episodes" / started["episode"]
+        folder = state / "episodes" / started["episode"]
         calls = json.loads((folder / "traj_log.json").read_text())["key_stats"]["tool_calls"]
         assert (folder / "trajectory.jsonl").stat().st_size < 1 << 20
     assert (verdict["status"], verdict["reward"], verdict["truncated"]) == ("scored", 1.0, True)

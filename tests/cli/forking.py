@@ -22,7 +22,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from decathlon_mcp import cli
+from decathlon_mcp import cli, hooks, settings
 from tests import cpu_time
 
 COMMAND_SECONDS = 120
@@ -113,6 +113,11 @@ def _main() -> None:
     # imports them itself, with what it was given.
     for name in [name for name in sys.modules if name.startswith(names)]:
         del sys.modules[name]
+    for module in (hooks, settings):
+        # What they remember of plug-ins belongs to the modules that are gone.
+        for function in vars(module).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
     assert threading.active_count() == 1, "a forked process would lack the other threads"
     gc.freeze()  # a collection in a forked process would write to, and so copy, every page
     faulthandler.enable()  # each command has its own stderr

@@ -160,7 +160,7 @@ def test_claude_desktop_gets_instructions_with_the_bundle_and_the_settings_file(
 @pytest.mark.parametrize(
     ("program", "page", "heading"),
     [
-        ("claude-desktop", "README.md", "Claude Desktop, Claude Code, Cursor"),
+        ("claude-desktop", "README.md", "Play"),
         ("claude-desktop", "docs/clients/claude-desktop.md", "Claude Desktop"),
         ("vscode", "docs/clients/vscode.md", "VS Code"),
     ],

@@ -89,7 +89,7 @@ def test_embedding_without_the_server_names_the_missing_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("server_not_installed this runs the server in this process")
-    assert "pip install '.[server,starter]' (" in done.stdout
+    assert "pip install '.[server,starter]'; where" in done.stdout
     assert "msgspec" in done.stdout
 
 

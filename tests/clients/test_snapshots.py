@@ -160,7 +160,7 @@ async def test_where_states_cannot_be_saved_that_is_said(tmp_path: Path) -> None
             async with d.episode("find-answer", snapshots=1):
                 pass
         async with d.episode("find-answer") as e:
-            with pytest.raises(NotRunnableError, match="provider local cannot be saved"):
+            with pytest.raises(NotRunnableError, match="provider host cannot be saved"):
                 await d.snapshot(e)
             # Without states, all calls are made again.
             await e.call("probe__write", {"path": "answer.txt", "text": "42"})

@@ -1,4 +1,4 @@
-"""The README's loop with a fake model, and the programs of `docs/training.md`."""
+"""The plain loop with a fake model, and the other programs of `docs/training.md`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
         yield served
 
 
-async def test_the_readmes_loop_plays_any_task_with_any_endpoint(served: Served, tmp_path: Path) -> None:
+async def test_the_plain_loop_plays_any_task_with_any_endpoint(served: Served, tmp_path: Path) -> None:
     program = block(PAGE, "Any endpoint, any trainer", "python")
-    assert block("README.md", "Train", "python").text == program.text
     with oracles("audit-expenses") as url:
         environment = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}
         output = await run(
@@ -36,6 +35,18 @@ async def test_the_readmes_loop_plays_any_task_with_any_endpoint(served: Served,
         )
     assert sorted(output.splitlines()) == ["audit-expenses 0.0 None"] * 2 + ["tune-reactor 1.0 None"] * 2
     assert served.episodes.live == []
+
+
+async def test_a_rollout_needs_no_server_started_by_hand(tmp_path: Path) -> None:
+    program = block("docs/trainers/from-verifiers.md", "A rollout", "python")
+    with oracles() as url:
+        environment = {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_KEY": "none",
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        }
+        output = await run(program, [sys.executable], url=None, folder=tmp_path, environment=environment)
+    assert output.splitlines()[-1].startswith("1.0 {'calls': ")
 
 
 @pytest.mark.long
