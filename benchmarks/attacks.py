@@ -45,7 +45,7 @@ LINKED_BYTES = 30_000
 FORM_SECONDS = 10.0
 """How long an attacker's form waits for the server."""
 INTRODUCTION = """\
-Each attack runs against a fresh server of the local provider with {limit:g} GiB of address space. The
+Each attack runs against a fresh server without isolation that has {limit:g} GiB of address space. The
 neighbour is an episode that was open before; it is played and graded after the attack."""
 
 Address = tuple[str, int]
@@ -289,7 +289,7 @@ class Outcome:
 
 @contextmanager
 def limited_server(python: str, limit_bytes: int) -> Generator[tuple[Address, subprocess.Popen[bytes]]]:
-    """A server with the local provider whose address space is limited."""
+    """A server without isolation whose address space is limited."""
     with tempfile.TemporaryDirectory(prefix="decathlon-attacks-") as name:
         ready = Path(name) / "ready"
         options = {

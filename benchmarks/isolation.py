@@ -1,4 +1,4 @@
-"""Opening a local sandbox in namespaces, with and without a network, compared with an ordinary process.
+"""Opening a sandbox in namespaces, with and without a network, compared with an ordinary process.
 
     python -m benchmarks.isolation
     python -m benchmarks.isolation --image DIR    # an unpacked image: bubblewrap, gVisor and Docker compared
@@ -125,7 +125,7 @@ def _opening(
 
 def page(results: dict[str, dict[str, Samples]], rounds: int) -> Iterator[str]:
     """The lines of the results' page."""
-    yield "# Isolation of local sandboxes"
+    yield "# Isolation of sandboxes of this machine"
     yield ""
     yield from (f"- {name}: {value}" for name, value in machine().items())
     yield ""
@@ -268,8 +268,8 @@ async def _program_steps(provider: Provider, spec: SandboxSpec) -> dict[str, flo
         seconds: list[float] = []
         for number in range(40):
             moment = time.perf_counter()
-            said = {"name": "say", "arguments": {"text": "again"}}
-            await call_server(driver, SERVERS[number % len(SERVERS)], said)
+            call = {"name": "say", "arguments": {"text": "again"}}
+            await call_server(driver, SERVERS[number % len(SERVERS)], call)
             seconds.append(time.perf_counter() - moment)
         found[_SERVER_STEPS[1]] = median(seconds)
     return found

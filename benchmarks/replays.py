@@ -4,7 +4,7 @@
     python -m benchmarks.replays --write     # writes benchmarks/results/replay.json and the page's table
 
 Each task is played with its known solution and graded, and its episode replayed with `--claim`: with the
-provider `local`, and on Docker.
+provider `host`, and on Docker.
 """
 
 from __future__ import annotations

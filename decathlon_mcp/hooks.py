@@ -44,7 +44,7 @@ class Plugin:
     findings: Sequence[str] = ()
     """Functions that yield the findings of `doctor` about settings, which they get. They block."""
     task_notes: Sequence[str] = ()
-    """Functions that tell more of a task in `tasks --check`: a text and members of its JSON, or None. They
+    """Functions that make a note on a task for `tasks --check`: a text and members of its JSON, or None. They
     get the settings, the suite and the task; they block, and may raise SettingsError."""
     page: str = ""
     """A function that makes what people see of a server (`http.application.Page`) from its registry, state

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -31,83 +31,72 @@ from decathlon_client.session import HttpEndpoint, SessionOwner
 COMMAND = "decathlon-mcp"
 READY_SECONDS = 120.0
 """How long a start may take: that of a Docker engine's first sandbox is part of it."""
-CLOSE_SECONDS = 45.0
-"""How long the end may take: a server waits up to 30 s for evaluations that run."""
+DRAIN_SECONDS, STOP_SECONDS = 30.0, 15.0
+"""How long a server that stops waits for gradings, unless `drain_seconds` is set, and time for all else."""
 POLL_SECONDS = 0.05
+"""Between two looks for the file with the URL. A start takes a second."""
 LOG_CHARACTERS = 1500
+"""How much of the end of a log is in an error: its last ten lines, about."""
 
 log = logging.getLogger("decathlon.client")
 
 # Ends with its own stdin, a pipe whose other end only the parent has, or with the server.
-_GUARD = f"""
+_GUARD = """
 import os, select, shutil, subprocess, sys
-server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
+folder, stop_seconds, *command = sys.argv[1:]
+server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 select.select([0, os.pidfd_open(server.pid)], [], [])
 server.terminate()
 try:
-    status = server.wait({CLOSE_SECONDS})
+    status = server.wait(float(stop_seconds))
 except subprocess.TimeoutExpired:
     server.kill()
     status = server.wait()
 if select.select([0], [], [], 0)[0]:
-    shutil.rmtree(sys.argv[1], ignore_errors=True)  # the parent may be gone
+    shutil.rmtree(folder, ignore_errors=True)  # the parent may be gone
 sys.exit(status if status >= 0 else 128 - status)
 """
 
 
 class ChildServer:
-    """A running server; made by `start`. `url` is its address."""
+    """A server in a process of its own, which ends with this process.
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        self._process = process
-        self._folder = folder
+    `command` starts `decathlon-mcp`; see `find_program`. `settings` are options of `serve` by name:
+    `max_sandboxes=64`, `dense=True`. `environment` and `cwd` are those of this process if None. `start` waits
+    until `url` can be used, and `close` must be called.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        suites: Sequence[str],
+        settings: Mapping[str, Any],
+        *,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
         self.url = ""
-
-    @classmethod
-    def start(
-        cls, program: str | os.PathLike[str] | None, suites: Sequence[str], settings: Mapping[str, Any]
-    ) -> Self:
-        """Start a server and wait until it is ready.
-
-        `program` is the file or the name of `decathlon-mcp`; None: the one beside this Python, else the one
-        on the PATH. `settings` are options of `serve` by name: `max_sandboxes=64`, `dense=True`. Raises
-        ClientError with the end of its log if it does not start, or if there is no such program.
-        """
-        # Nobody continues its episodes; so it shares its state folder with other servers.
-        settings = {"survive_seconds": 0, **settings}
-        command = [find_program(program), "serve", "--port", "0", *options(suites, settings)]
-        folder = Path(tempfile.mkdtemp(prefix="decathlon-server-"))
+        stop_seconds = float(settings.get("drain_seconds", DRAIN_SECONDS)) + STOP_SECONDS
+        words = [*command, "serve", "--port", "0", *options(suites, settings)]
+        self._folder = Path(tempfile.mkdtemp(prefix="decathlon-server-"))
+        guard = [sys.executable, "-I", "-c", _GUARD, str(self._folder), str(stop_seconds)]
         try:
-            with (folder / "log").open("wb") as server_log:
-                process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-I",
-                        "-c",
-                        _GUARD,
-                        str(folder),
-                        *command,
-                        "--ready-file",
-                        str(folder / "url"),
-                    ],
+            with (self._folder / "log").open("wb") as server_log:
+                self._process = subprocess.Popen(
+                    [*guard, *words, "--ready-file", str(self._folder / "url")],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=server_log,
+                    env=environment,
+                    cwd=cwd,
                     start_new_session=True,  # Ctrl-C is for this process, which then ends the server
                 )
-            server = cls(process, folder)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
-        try:
-            server._wait_until_ready()
-        except BaseException:
-            server.close()
-            raise
-        log.info("A server runs at %s", server.url)
-        return server
 
-    def _wait_until_ready(self) -> None:
+    def start(self) -> str:
+        """Wait until the server is ready; returns its URL. Raises ClientError with the end of its log."""
         deadline = time.monotonic() + READY_SECONDS
         while not self.url:
             with suppress(FileNotFoundError):
@@ -121,13 +110,35 @@ class ChildServer:
                     code="server_not_started",
                 )
             time.sleep(POLL_SECONDS)
+        log.info("A server runs at %s", self.url)
+        return self.url
 
     def close(self) -> None:
-        """End the server: its episodes are closed; claimed attempts are still graded, for up to 30 s."""
+        """End the server: its episodes are closed; claimed attempts are graded within `drain_seconds`."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def child_server(server: ChildServer) -> AsyncGenerator[str]:
+    """The URL of a server that is started now, and ended after the body. Raises as `ChildServer.start`."""
+    try:
+        # A thread that was left alone ends with the server.
+        yield await anyio.to_thread.run_sync(server.start, abandon_on_cancel=True)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(server.close)
+
+
+def _unshared(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a server for one program.
+
+    Nobody continues its episodes, so that it can share its state folder with other servers. Nobody reads its
+    log, unless it does not start.
+    """
+    return {"survive_seconds": 0, "log_level": "warning", **settings}
 
 
 class ChildEndpoint:
@@ -136,24 +147,16 @@ class ChildEndpoint:
     def __init__(
         self, program: str | os.PathLike[str] | None, suites: Sequence[str], settings: Mapping[str, Any]
     ) -> None:
-        self._start = (program, suites, settings)
+        self._program, self._suites, self._settings = program, suites, _unshared(settings)
         self._http: HttpEndpoint | None = None
 
     @asynccontextmanager
     async def run(self) -> AsyncGenerator[None]:
-        server: ChildServer | None = None
-        try:
-            # Not cancelled: a server that was started has to be ended.
-            with anyio.CancelScope(shield=True):
-                server = await anyio.to_thread.run_sync(ChildServer.start, *self._start)
-            assert server is not None
-            self._http = HttpEndpoint(server.url, "")
+        program = await anyio.to_thread.run_sync(find_program, self._program)
+        async with child_server(ChildServer([program], self._suites, self._settings)) as url:
+            self._http = HttpEndpoint(url, "")
             async with self._http.run():
                 yield
-        finally:
-            if server is not None:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(server.close)
 
     @property
     def _endpoint(self) -> HttpEndpoint:
@@ -178,13 +181,19 @@ def server_of_this_process(
 ) -> str:
     """The URL of a server for all of this process, which is started now if it does not run and ends with it.
 
-    Takes and raises what `ChildServer.start` does.
+    `program`: see `find_program`. `settings`: see `ChildServer`. Raises ClientError.
     """
-    settings = dict(settings or {})
+    settings = _unshared(settings or {})
     key = (os.getpid(), program, tuple(suites), repr(sorted(settings.items())))
     with _starting:
         if key not in _of_process:
-            server = _of_process[key] = ChildServer.start(program, suites, settings)
+            server = ChildServer([find_program(program)], suites, settings)
+            try:
+                server.start()
+            except BaseException:
+                server.close()
+                raise
+            _of_process[key] = server
             atexit.register(_close_own, os.getpid(), server)
         return _of_process[key].url
 
@@ -196,7 +205,10 @@ def _close_own(pid: int, server: ChildServer) -> None:
 
 
 def find_program(program: str | os.PathLike[str] | None) -> str:
-    """The file of the server's program. Raises ClientError if there is none."""
+    """The file of the server's program: this one, or without it the one beside this Python or on the PATH.
+
+    Raises ClientError if there is none, or if it lacks the server's packages.
+    """
     wanted = os.fspath(program) if program is not None else None
     own = Path(sys.executable).parent / COMMAND
     found = shutil.which(wanted) if wanted else str(own) if own.is_file() else shutil.which(COMMAND)

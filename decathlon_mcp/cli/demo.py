@@ -6,21 +6,16 @@ import fcntl
 import itertools
 import json
 import os
-import signal
 import sys
-from collections import deque
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
-import anyio
-from anyio.abc import Process
-from anyio.streams.text import TextReceiveStream
 from decathlon_client import ClientError, Decathlon, Episode, Verdict
+from decathlon_client.child_server import ChildServer, child_server
 from decathlon_client.script import ScriptError, Step, play_script
 from decathlon_client.shutdown import shutdown_on_signal
 
-from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.cli.output import shell_path, this_command
@@ -30,11 +25,8 @@ from decathlon_mcp.sandboxes.host.isolation import HostIsolation
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.starter import oracle, oracle_ids
 from decathlon_mcp.storage.database import SCHEMA_VERSION
-from decathlon_mcp.types import JsonObject
 
 DEFAULT_TASK = "tune-reactor"
-READY_SECONDS = 60.0
-"""A start takes seconds; the first one on a slow disk compiles every module."""
 
 
 async def demo(task: str | None, all_tasks: bool) -> int:
@@ -124,26 +116,22 @@ def _show_verdict(verdict: Verdict, console: ScriptConsole) -> None:
 
 @asynccontextmanager
 async def _server(console: ScriptConsole, state: Path) -> AsyncGenerator[str]:
-    """Start a server on a free port, and yield its URL."""
+    """Start a server on a free port, and yield its URL. Raises DecathlonError with the end of its log."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     # Only a server that may be continued keeps rows of its episodes; nobody continues this one.
-    environment[f"{PREFIX}SURVIVE_SECONDS"] = "1"
-    arguments = ["serve", "--suite", "starter", "--provider", "host", "--port", "0", "--log-format", "json"]
-    command = [sys.executable, "-m", "decathlon_mcp.cli", *arguments, "--state", str(state)]
-    console.line("server", f"decathlon-mcp {' '.join(arguments)}")
-    async with background_tasks() as tasks:
-        process = await anyio.open_process(command, stdout=None, env=environment, cwd=state)
-        try:
-            log = _ServerLog(process)
-            async with console.waiting("starting the server"):
-                tasks.start_soon(log.follow)
-                url = await log.url()
-            console.line("server", f"listening at {url}")
-            console.line("isolation", _isolation(state))
-            yield url
-        finally:
-            with anyio.CancelScope(shield=True):
-                await _stop(process)
+    settings = {"provider": "host", "state": state, "survive_seconds": 1}
+    command = [sys.executable, "-m", "decathlon_mcp.cli"]
+    console.line("server", "decathlon-mcp serve --suite starter --provider host --port 0")
+    server = ChildServer(command, ["starter"], settings, environment=environment, cwd=state)
+    async with AsyncExitStack() as stack:
+        async with console.waiting("starting the server"):
+            try:
+                url = await stack.enter_async_context(child_server(server))
+            except ClientError as error:
+                raise DecathlonError(error.message) from error
+        console.line("server", f"listening at {url}")
+        console.line("isolation", _isolation(state))
+        yield url
 
 
 def _isolation(state: Path) -> str:
@@ -152,55 +140,3 @@ def _isolation(state: Path) -> str:
         why = f": {found.why}" if found is not None and found.why else ""
         return f"none, sandboxes are ordinary processes of this user{why}"
     return "namespaces, sandboxes see this machine's programs and nothing else of it"
-
-
-class _ServerLog:
-    """Reads the server's log on stderr, one JSON object per line, to learn its URL."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._last_lines: deque[str] = deque(maxlen=10)
-        self._url: str | None = None
-        self._url_known = anyio.Event()
-
-    async def follow(self) -> None:
-        """Read until the server ends."""
-        # Also after the URL is known: a full pipe would block the server.
-        assert self._process.stderr is not None
-        partial = ""
-        async for chunk in TextReceiveStream(self._process.stderr, errors="replace"):
-            *lines, partial = (partial + chunk).split("\n")
-            for line in lines:
-                self._parse(line)
-        self._url_known.set()
-
-    async def url(self) -> str:
-        """Wait for the server's URL. Raises DecathlonError with its last log lines if there is none."""
-        with anyio.move_on_after(READY_SECONDS):
-            await self._url_known.wait()
-        if self._url is None:
-            raise DecathlonError(
-                f"the server did not start: {' | '.join(self._last_lines) or 'it printed nothing'}"
-            )
-        return self._url
-
-    def _parse(self, line: str) -> None:
-        self._last_lines.append(line)
-        try:
-            record: JsonObject = json.loads(line)
-        except ValueError:
-            return
-        if record.get("message") == "listening":
-            self._url = str(record["url"])
-            self._url_known.set()
-
-
-async def _stop(process: Process) -> None:
-    """Send SIGTERM, and SIGKILL if the process does not end in time."""
-    if process.returncode is None:
-        process.send_signal(signal.SIGTERM)
-    with anyio.move_on_after(45):  # longer than the server's own drain of 30 s
-        await process.wait()
-    if process.returncode is None:
-        process.kill()
-    await process.aclose()

@@ -151,7 +151,7 @@ async def _collect(
         sandboxes = [] if store is None else store.sandboxes()
         sessions = {} if store is None else store.session_counts()
     if other is not None:
-        # Everything of episodes is that server's, whoever opened it.
+        # The provider of that server has all sandboxes of episodes, whichever server opened them.
         continued = {row.server for row in episodes} | {row.owner for row in sandboxes}
         report.restarting = other.supervisor if other.pid == other.supervisor else None
         episodes = []

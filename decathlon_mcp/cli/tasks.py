@@ -185,11 +185,13 @@ def _missing_requirements(
 
 
 def _notes(settings: Settings, catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[TaskNote]]:
-    """What plug-ins tell of these tasks. Blocks. Raises SettingsError."""
-    tellers = [load(part) for plugin in plugins() for part in plugin.task_notes]
-    entries = {name: catalogue.entry(name) for name in names}
-    notes = {name: [teller(settings, *entry) for teller in tellers] for name, entry in entries.items()}
-    return {name: [note for note in told if note is not None] for name, told in notes.items()}
+    """The notes of plug-ins on these tasks. Blocks. Raises SettingsError."""
+    parts = [load(part) for plugin in plugins() for part in plugin.task_notes]
+    notes: dict[str, list[TaskNote]] = {}
+    for name in names:
+        made = (part(settings, *catalogue.entry(name)) for part in parts)
+        notes[name] = [note for note in made if note is not None]
+    return notes
 
 
 def _missing_to_json(requirements: list[MissingRequirement]) -> JsonObject:

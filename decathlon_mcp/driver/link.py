@@ -100,8 +100,8 @@ class DriverLink:
         )
         self._ids = itertools.count((survival.generation << wire.COUNTER_BITS) + 1)
         self._pending = PendingRequests()
-        # The requests that the last `attach` named, without those of which the driver has said since that it
-        # never received them.
+        # The requests that the last `attach` named. A request goes when the driver answers that it never
+        # received it.
         self._named: set[int] = set()
         # Replies to requests of an earlier server process; None until a reply has come.
         self._unanswered: dict[int, bytes | None] = dict.fromkeys(unanswered)

@@ -29,8 +29,9 @@ NOTIFICATION_BYTES_BURST = 8 << 20
 DONE_AFTER_RESPONSES = 32
 DONE_AFTER_BYTES = 64 << 10
 DONE_AFTER_SECONDS = 0.25
-"""When the driver is told which responses it may forget, if no request goes to it before. A request carries
-it along, which costs nothing."""
+"""Limits on responses that the driver keeps although they were handled: their number, their bytes and their
+age. The next request names them without cost; a line of its own is written only if none comes. A quarter of a
+second spares a busy link such lines, and frees the memory of an idle driver."""
 COPIES_OF_COPIES = 256
 """Generations of one server process. A request's id is longer by so many bits."""
 

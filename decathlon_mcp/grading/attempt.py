@@ -29,7 +29,7 @@ MAX_COUNT = 2**53 - 1
 class Facts(BaseModel):
     """What a verdict reports of the way to it, noted from the set-up on; each is a member of the verdict.
 
-    A plug-in adds members of its own with `Episode.note_facts`. The core carries them unseen, in the
+    A plug-in adds members of its own with `EpisodeRecords.note_facts`. The core carries them unseen, in the
     episode's row and to the verdict.
     """
 

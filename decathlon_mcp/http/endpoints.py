@@ -50,7 +50,6 @@ from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.edge")
 
-SESSION_HEADER = SESSION.decode()
 UNUSED_SECONDS = 60.0
 """Time between two searches for stored sessions that no client has used for the idle time."""
 RANDOM_TASK = "random"

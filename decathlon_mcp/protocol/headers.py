@@ -1,4 +1,4 @@
-"""Headers of HTTP requests: how they are read, and whether they agree with the body, as 2026-07-28 wants."""
+"""Headers of HTTP requests: reads them, and checks that they agree with the body (required by 2026-07-28)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAMED = {CALL: "name", "prompts/get": "name", "resources/read": "uri"}
 
 
 class Headers(dict[bytes, bytes]):
-    """The headers of a request by their names; of a repeated one the first value. Without spaces around."""
+    """The headers of a request by their names, without surrounding spaces; of repeated ones the first."""
 
     # RFC 9110, section 5.5: spaces around a value are not part of it. httptools keeps those after it.
     def __init__(self, scope: Scope) -> None:

@@ -182,13 +182,13 @@ def instance_lock(state: Path, server: Server, *, leave: Collection[str] = ()) -
 
 async def wait_for_stop(state: Path, server: Server, seconds: float) -> None:
     """Wait for another `serve` on the state folder that is stopping, at most so long."""
-    started, is_told = anyio.current_time(), False
+    started, is_logged = anyio.current_time(), False
     while (other := serving(state, server)) is not None:
         if anyio.current_time() - started > max(SETTLE_SECONDS, seconds if other.stops else 0):
             return
-        if not is_told:
+        if not is_logged:
             log.warning("another server has the state folder", extra=fields(pid=other.pid, stops=other.stops))
-            is_told = True
+            is_logged = True
         await anyio.sleep(RETRY_SECONDS)
 
 

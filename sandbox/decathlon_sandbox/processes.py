@@ -1,4 +1,4 @@
-"""The processes of a machine as /proc shows them, for the driver and for the server's local sandboxes.
+"""The processes of a machine as /proc shows them, for the driver and for the provider `host`.
 
 Linux only. Without /proc there are no processes. Every file is read up to a limit: a process without any
 privilege can claim an environment or a command line of many gigabytes (PR_SET_MM in prctl(2)).

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from decathlon_client import ClientError
-from decathlon_client.child_server import ChildServer, find_program, options
+from decathlon_client.child_server import find_program, options, server_of_this_process
 from tool_decathlon import ToolDecathlonEnv
 
 from tests.probe.serving import SUITE, Served
@@ -132,7 +132,7 @@ def test_settings_become_options_of_serve() -> None:
 
 def test_a_server_that_does_not_start_shows_its_reason(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match=r"the server ended with status 1: .*nowhere"):
-        ChildServer.start(PROGRAM, [str(tmp_path / "nowhere")], {"state": tmp_path / "state"})
+        server_of_this_process(PROGRAM, [str(tmp_path / "nowhere")], {"state": tmp_path / "state"})
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.http.endpoints import SESSION_HEADER
 from decathlon_mcp.protocol import sessions
 from tests.http.messages import ACCEPT, INITIALIZE
 from tests.probe.clients import connected
 from tests.probe.serving import serving
 
+SESSION = "mcp-session-id"
 pytestmark = pytest.mark.anyio
 
 
@@ -65,14 +65,14 @@ async def test_one_token_cannot_take_all_sessions(tmp_path: Path, monkeypatch: p
     async with serving(tmp_path, tokens=tokens, provider="host") as served:
         async with httpx2.AsyncClient() as http:
             opened = [await open_session(http, served.lobby, "ada") for _ in range(3)]
-            assert [SESSION_HEADER in response.headers for response in opened] == [True, True, False]
+            assert [SESSION in response.headers for response in opened] == [True, True, False]
             assert opened[2].json()["error"]["data"]["code"] == "at_capacity"
-            assert SESSION_HEADER in (await open_session(http, served.lobby, "bob")).headers
+            assert SESSION in (await open_session(http, served.lobby, "bob")).headers
             ended = {**ACCEPT, "authorization": "Bearer ada-secret"}
             await http.delete(
                 served.lobby, headers={**ended, "mcp-session-id": opened[0].headers["mcp-session-id"]}
             )
-            assert SESSION_HEADER in (await open_session(http, served.lobby, "ada")).headers
+            assert SESSION in (await open_session(http, served.lobby, "ada")).headers
 
 
 async def test_an_agent_without_a_token_cannot_take_all_sessions(
@@ -85,5 +85,5 @@ async def test_an_agent_without_a_token_cannot_take_all_sessions(
             reply: Any = await ada.call_tool("start_episode", {"task": "find-answer"})
             started = reply.structured_content
             opened = [await open_session(http, started["agent_address"], None) for _ in range(3)]
-            assert [SESSION_HEADER in response.headers for response in opened] == [True, True, False]
-            assert SESSION_HEADER in (await open_session(http, started["address"], "ada")).headers
+            assert [SESSION in response.headers for response in opened] == [True, True, False]
+            assert SESSION in (await open_session(http, started["address"], "ada")).headers

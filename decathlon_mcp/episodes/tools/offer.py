@@ -2,8 +2,8 @@
 
 If the cache has the task's list, the episode offers it from its first moment, in the queue too, and only
 those servers start at set-up that have to. A list that was given to a client stays the episode's. A server
-that has other tools, when it starts or later, is a note in the trajectory. If it has started with other tools
-than the cache said, the cache forgets the list, and the next episode starts its servers at set-up again.
+that has other tools, when it starts or later, is a note in the trajectory. If it starts with other tools
+than the cached ones, the cache forgets the list, and the next episode starts its servers at set-up again.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A sandbox has no network. Two ways lead out of it, both over the connection to i
 - a port of its loopback, which the variables for a proxy name;
 - ports 80 and 443 of its loopback, to which every host name leads, for programs that ignore these variables.
 
-Sandboxes that share the loopback of the machine (provider `local`) have the first way only.
+Sandboxes that share the loopback of the machine (`--isolation none`) have the first way only.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _weaker(state: Path, what: str, reason: str, choice: str) -> SettingsError:
 
 @cache
 def why_no_own_network() -> str | None:
-    """Why local sandboxes cannot have a network of their own here, and what to do; None if they can.
+    """Why sandboxes here cannot have a network of their own, and what to do; None if they can.
 
     Raises ProviderUnavailableError if that could not be found out.
     """
@@ -166,7 +166,7 @@ def why_no_own_network() -> str | None:
 
 @cache
 def why_unavailable() -> str | None:
-    """Why local sandboxes cannot have namespaces on this machine, and what to do; None if they can.
+    """Why sandboxes here cannot have namespaces, and what to do; None if they can.
 
     Runs bubblewrap once, for some 50 ms. Raises ProviderUnavailableError if that could not be found out.
     """
@@ -193,7 +193,7 @@ def _asked(look: Callable[[], str | None], what: str) -> str | None:
                 return f"bubblewrap cannot be run: {error}"
             reason = str(error)
     raise ProviderUnavailableError(
-        f"whether local sandboxes can have {what} here could not be found out in {PROBE_ATTEMPTS} tries: "
+        f"whether sandboxes can have {what} here could not be found out in {PROBE_ATTEMPTS} tries: "
         f"{reason}; try again"
     )
 

@@ -1,4 +1,4 @@
-"""Stops and kills the processes of local sandboxes, of any number of sandboxes together."""
+"""Stops and kills the processes of sandboxes of this machine, of any number of sandboxes together."""
 
 from __future__ import annotations
 

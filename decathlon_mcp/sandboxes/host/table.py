@@ -1,4 +1,4 @@
-"""Which of this machine's processes belong to a local sandbox: its first process and its descendants.
+"""Which of this machine's processes belong to a sandbox: its first process and its descendants.
 
 Of other processes nothing is read. A first process that is one of a PID namespace, or a child subreaper
 (`payloads.subreaper`), adopts whoever loses its parent, so that a process of the sandbox cannot leave its
