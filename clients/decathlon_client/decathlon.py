@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
@@ -21,7 +22,7 @@ import anyio.lowlevel
 
 from decathlon_client.background import ShieldedTasks, shielded_tasks
 from decathlon_client.batch import Batch, Late, Plan, open_batch
-from decathlon_client.close_budget import CloseBudget, is_interrupt
+from decathlon_client.close_budget import INTERRUPTED_SECONDS, CloseBudget, is_interrupt
 from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
 from decathlon_client.embedded import EmbeddedEndpoint
 from decathlon_client.episode import CallLobby, Episode, connect_episode
@@ -47,7 +48,7 @@ from decathlon_client.values import (
 
 START_SECONDS = 60.0
 """How long a `start_episode` that was sent is protected from cancellation."""
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 30.0
 """How long closing one episode may take; a server that does not answer ends it by its lease."""
 CLOSE_QUEUE_SECONDS = 60.0
 """How long an episode waits until it is its turn to be closed."""
@@ -55,7 +56,7 @@ MAX_CONCURRENT = 16
 """Limit on `start_episode` requests sent at once, and on `close_episode` requests. A slow server would answer
 the last of hundreds too late; it opens the sandboxes of started episodes in parallel anyway."""
 DISCONNECT_SECONDS = 1.0
-"""For the connection after an interrupt; `close_budget.INTERRUPTED_SECONDS` was for the episodes."""
+"""For the connection after an interrupt, when the episodes have had `close_budget.INTERRUPTED_SECONDS`."""
 NOT_OPEN = "this Decathlon is not open: use it in `async with`"
 
 log = logging.getLogger("decathlon.client")
@@ -120,6 +121,7 @@ class Decathlon:
         self._owners: EpisodeOwners | None = None
         self._tools: dict[object, tuple[Tool, ...]] = {}
         self._listing = anyio.Lock()
+        self._episodes_budget = CloseBudget()
         self._close_budget = CloseBudget()
         self._starting = anyio.CapacityLimiter(MAX_CONCURRENT)
         self._closing = anyio.CapacityLimiter(MAX_CONCURRENT)
@@ -152,10 +154,11 @@ class Decathlon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._stack is not None, "this Decathlon is not open"
-        stack, close_budget = self._stack, self._close_budget
+        stack, episodes_budget, close_budget = self._stack, self._episodes_budget, self._close_budget
         self._reset()
         if is_interrupt(error):
-            close_budget.shorten(DISCONNECT_SECONDS)
+            episodes_budget.shorten()
+            close_budget.shorten(INTERRUPTED_SECONDS + DISCONNECT_SECONDS)
         await stack.__aexit__(kind, error, trace)
 
     async def tasks(
@@ -428,9 +431,11 @@ class Decathlon:
             await anyio.lowlevel.checkpoint_if_cancelled()
             # Its closing may come after this client's own.
             lobby = self._lobby
+            # So its time to close is the client's: a user that is cancelled waits no longer, and the closing
+            # of many episodes on a busy machine goes on.
             owner = EpisodeOwner(
-                partial(self._start, lobby, arguments, close_budget),
-                partial(self._close, lobby, close_budget),
+                partial(self._start, lobby, arguments, self._episodes_budget),
+                partial(self._close, lobby, self._episodes_budget),
             )
             self._owners.add(owner)
             started: JsonObject = {}
@@ -444,7 +449,8 @@ class Decathlon:
                 _name_episode(error, started)
                 raise
             finally:
-                await owner.aclose()
+                with close_budget.shield(math.inf):
+                    await owner.aclose()
 
     @asynccontextmanager
     async def _hold(
@@ -522,6 +528,8 @@ class Decathlon:
                         await self._ask("close_episode", {"episode": handle}, lobby=lobby)
                     except ClientError as error:
                         log.info("An episode could not be closed: %s", error.message)
+                    return
+        log.info("An episode could not be closed in time")
 
     async def _call_lobby(
         self, lobby: ReconnectingSession | None, tool: str, arguments: JsonObject, **options: Any

@@ -63,8 +63,7 @@ class EpisodeOwner:
     async def aclose(self) -> None:
         """Release the episode and wait until it is closed; the closing goes on if this is cancelled."""
         self.release()
-        with anyio.CancelScope(shield=True):
-            await self._closed.wait()
+        await self._closed.wait()
 
 
 class EpisodeOwners:
