@@ -2,8 +2,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-# More than the cores: most tests wait for processes and containers.
-JOBS ?= 6
+# More than the cores: many tests wait for processes and containers.
+JOBS ?= 4
 # A process gets tests that stand together, which share fixtures.
 PARALLEL = -n $(JOBS) --dist worksteal
 UV ?= uv

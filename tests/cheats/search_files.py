@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
 SKIPPED = ("/proc", "/sys", "/dev")
 MAX_FILE_BYTES = 4 << 20
-HASHES = re.compile(rb"(?:sha(?:256|512)-)?([A-Za-z0-9+/_-]{22,})")
+OF_HASHES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_-"
+"""The characters of hexadecimal and of both kinds of base64."""
+WORDS = bytes(byte if byte in OF_HASHES else ord(" ") for byte in range(256))
+"""Leaves of a file what can be of a hash; four times as fast as a regular expression."""
+PREFIXES = (b"", b"sha256-", b"sha512-")
 
 
 def main() -> None:
     order = json.loads(Path(__file__).with_name("texts.json").read_text())
     texts, hashes = ([text[::-1].encode("latin-1") for text in order[name]] for name in ("texts", "hashes"))
-    wanted, count = set(hashes), 0
+    wanted, count = {prefix + text for text in hashes for prefix in PREFIXES}, 0
     for folder, names, files in os.walk("/"):
         names[:] = [name for name in names if f"{folder}/{name}".replace("//", "/") not in SKIPPED]
         if folder.startswith("/usr/") and "python" not in folder:
@@ -38,7 +41,7 @@ def main() -> None:
                 continue
             count += 1
             found = {
-                *wanted.intersection(HASHES.findall(content)),
+                *wanted.intersection(content.translate(WORDS).split()),
                 *(text for text in texts if text in content),
             }
             if found:

@@ -785,7 +785,7 @@ async def test_engine_that_starts_later_is_used(docker: Bench, monkeypatch: pyte
 
 
 async def test_engine_over_tcp_works(docker: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(120):
         async with engine_over_tcp() as port:
             monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{port}")
             async with DockerProvider(docker.owner) as provider:
