@@ -318,7 +318,7 @@ def _like(template: dict[str, object], number: int) -> dict[str, object]:
 
 def _write_trajectory(state: Path, handle: str, calls: int, reply_bytes: int) -> str:
     """Write calls with replies of that length; the episode's public id."""
-    trajectory = Trajectory.create(state / "episodes" / handle, max_calls_bytes=1 << 40)
+    trajectory = Trajectory(state / "episodes" / handle, max_calls_bytes=1 << 40).create()
     reply = Raw(b'{"content":[{"type":"text","text":"%b"}]}' % (b"x" * reply_bytes))
     for seq in range(1, calls + 1):
         trajectory.add(

@@ -192,7 +192,7 @@ class EpisodeDirectory:
         """The trajectory of a new episode, with room for its verdict, so that a full disk is found now."""
         options, folder = self._options, self.folder(handle)
         try:
-            trajectory = Trajectory.create(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk)
+            trajectory = Trajectory(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk).create()
             on_error.callback(shutil.rmtree, folder, ignore_errors=True)
             on_error.callback(trajectory.close)
             KeptFiles(folder).reserve_verdict()
@@ -208,7 +208,7 @@ class EpisodeDirectory:
     def reopen_trajectory(self, handle: str) -> Trajectory:
         """The trajectory of an episode of a dead server. Raises OSError."""
         options, folder = self._options, self.folder(handle)
-        trajectory = Trajectory.reopen(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk)
+        trajectory = Trajectory(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk).reopen()
         KeptFiles(folder).reserve_again()
         return trajectory
 

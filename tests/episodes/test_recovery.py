@@ -117,7 +117,7 @@ async def recovered(
         store.update_episode(HANDLE, phase=phase, progress=progress, tools=offered)
         if agent is not None:
             store.insert_sandbox(agent)
-    trajectory = Trajectory.create(state / "episodes" / HANDLE)
+    trajectory = Trajectory(state / "episodes" / HANDLE).create()
     files = KeptFiles(trajectory.folder)
     files.reserve_verdict()
     if verdict is not None:
