@@ -262,7 +262,7 @@ def _end(store: Store, number: int) -> None:
         "metrics": metrics,
         "evaluator_output": "x" * 3_000,
     }
-    store.set_verdict(_handle(number), verdict)
+    store.update_episode(_handle(number), verdict=verdict)
     store.end_episode(_handle(number), "scored", calls=30)
 
 
@@ -304,7 +304,7 @@ def _like(template: dict[str, object], number: int) -> dict[str, object]:
         "public_id": row.public_id,
         "agent_id": row.agent_id,
         "task": row.task,
-        "run": row.run,
+        "run": row.labels["run"],
         "step": float(row.labels["step"]),
         "labels": "{" + ", ".join(f'"{name}": "{value}"' for name, value in row.labels.items()) + "}",
         "started_at": row.started_at,
@@ -318,7 +318,7 @@ def _like(template: dict[str, object], number: int) -> dict[str, object]:
 
 def _write_trajectory(state: Path, handle: str, calls: int, reply_bytes: int) -> str:
     """Write calls with replies of that length; the episode's public id."""
-    trajectory = Trajectory.create(state / "episodes" / handle, max_calls_bytes=1 << 40)
+    trajectory = Trajectory(state / "episodes" / handle, max_calls_bytes=1 << 40).create()
     reply = Raw(b'{"content":[{"type":"text","text":"%b"}]}' % (b"x" * reply_bytes))
     for seq in range(1, calls + 1):
         trajectory.add(

@@ -40,6 +40,7 @@ from decathlon_mcp.storage.lock import (
 )
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 
+_SESSION_COUNTS = "SELECT server, count(*) FROM sessions GROUP BY server"
 SERVER_NAME = re.compile(r"[0-9a-f]{12}")
 GRADED_LATER = frozenset({Phase.CLAIMED, Phase.SCORED})
 """Phases of episodes that can be continued without a live sandbox: what is graded is on the disk."""
@@ -149,7 +150,7 @@ async def _collect(
     with Store.open_read_only(state) as store:
         episodes = [] if store is None else store.unfinished_episodes()
         sandboxes = [] if store is None else store.sandboxes()
-        sessions = {} if store is None else store.session_counts()
+        sessions = {} if store is None else dict[str, int](store.query(_SESSION_COUNTS))
     if other is not None:
         # The provider of that server has all sandboxes of episodes, whichever server opened them.
         continued = {row.server for row in episodes} | {row.owner for row in sandboxes}
@@ -236,7 +237,7 @@ def _forget(owner: str, state: Path, unfinished: Iterable[EpisodeRow], lock: Ins
         with Store.open(state, lock.name) as store:
             for row in unfinished:
                 store.end_episode(row.id, Ending.NOT_CONTINUED)
-            store.delete_sessions(owner)
+            store.write(("DELETE FROM sessions WHERE server = ?", (owner,)))
     if owner in lock.dead:
         lock.forget(owner)
 

@@ -20,7 +20,7 @@ from decathlon_mcp.grading.attempt import CallCounts, CallRecord
 from decathlon_mcp.storage.trajectory import SentCalls, Trajectory
 from decathlon_mcp.storage.trajectory_lines import LoggedKey, RequestKeys
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import JsonObject, as_json, as_object, read_object
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -35,12 +35,17 @@ _OF_THIS_EPISODE = frozenset({"event", "time", "replayed", "request", *RequestKe
 
 @dataclass(frozen=True, slots=True)
 class RecordedCalls:
-    """The calls of an attempt, read from its trajectory one by one each time it is iterated."""
+    """The calls of an attempt, read from its trajectory one by one each time it is iterated.
+
+    Calls whose line cannot be read are skipped.
+    """
 
     sent: SentCalls
 
     def __iter__(self) -> Iterator[CallRecord]:
-        return (CallRecord.of_lines(call, reply) for call, reply in self.sent.objects())
+        for lines in self.sent:
+            if (call := read_object(lines.call)) is not None:
+                yield CallRecord.of_lines(call, read_object(lines.reply))
 
 
 class CallLog:
@@ -120,8 +125,8 @@ class CallLog:
     def copy(self, *lines: JsonObject) -> bool:
         """Write a call from both lines that it has in another episode; False if they cannot be kept.
 
-        Their members may be `msgspec.Raw`, except for `seq`, `server`, `tool` and `failed`. Requests by which
-        clients know it stay the other episode's.
+        Their members may be `msgspec.Raw`, except for `seq`, `server`, `tool`, `failed` and `seconds`.
+        Requests by which clients know it stay the other episode's.
         """
         call, reply = ({key: line[key] for key in line if key not in _OF_THIS_EPISODE} for line in lines)
         add = self.trajectory.add

@@ -107,7 +107,7 @@ class EpisodeDirectory:
         episode = self._by_agent_id.get(agent_id)
         # Most requests have the handle of a live episode, for which the store need not be asked.
         if episode is None and agent_id not in self._episodes and self.store is not None:
-            row = self.store.episode_of_agent(agent_id)
+            row = self.store.episode(agent_id, by="agent_id")
             episode = None if row is None else self._ended_before(row.id)
         return episode
 
@@ -116,8 +116,9 @@ class EpisodeDirectory:
         if operation is None:
             return None
         episode = self._by_operation.get(operation)
-        if episode is None and self.store is not None and (row := self.store.episode_of_operation(operation)):
-            episode = self._ended_before(row.id)
+        if episode is None and self.store is not None:
+            row = self.store.episode(operation, by="operation")
+            episode = None if row is None else self._ended_before(row.id)
         return episode
 
     def handle_of(self, public_id: str) -> str | None:
@@ -191,7 +192,7 @@ class EpisodeDirectory:
         """The trajectory of a new episode, with room for its verdict, so that a full disk is found now."""
         options, folder = self._options, self.folder(handle)
         try:
-            trajectory = Trajectory.create(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk)
+            trajectory = Trajectory(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk).create()
             on_error.callback(shutil.rmtree, folder, ignore_errors=True)
             on_error.callback(trajectory.close)
             KeptFiles(folder).reserve_verdict()
@@ -207,7 +208,7 @@ class EpisodeDirectory:
     def reopen_trajectory(self, handle: str) -> Trajectory:
         """The trajectory of an episode of a dead server. Raises OSError."""
         options, folder = self._options, self.folder(handle)
-        trajectory = Trajectory.reopen(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk)
+        trajectory = Trajectory(folder, max_calls_bytes=MAX_LOG_BYTES, disk=options.disk).reopen()
         KeptFiles(folder).reserve_again()
         return trajectory
 

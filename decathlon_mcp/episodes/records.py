@@ -6,6 +6,7 @@ write nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -20,13 +21,16 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.episodes.specification import Branch, Claim, EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import SuiteError, UnknownTaskError
+from decathlon_mcp.errors import DecathlonError, SuiteError, UnknownTaskError
 from decathlon_mcp.grading.attempt import Facts
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec, kernel_of
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from decathlon_mcp.suites.tasks import FOLDER, Task
+from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
+
+log = logging.getLogger("decathlon.episodes")
 
 SandboxRole = Literal["agent", "preprocess", "grader", "service"]
 
@@ -225,13 +229,8 @@ class EpisodeRecords:
         """
         self.progress = replace(self.progress, **changes)
         if self._store is not None:
-            self._store.update_episode(
-                self._id,
-                phase=phase,
-                progress=self.progress.to_json(),
-                tools=tools,
-                calls=calls,
-            )
+            given = {name: value for name, value in (("tools", tools), ("calls", calls)) if value is not None}
+            self._store.update_episode(self._id, phase=phase, progress=self.progress.to_json(), **given)
 
     def note_facts(self, **facts: Any) -> None:
         """Note what the verdict is to report, for members of `Facts` and of plug-ins.
@@ -249,13 +248,13 @@ class EpisodeRecords:
 
     def set_labels(self, labels: Mapping[str, str]) -> None:
         if self._store is not None:
-            self._store.set_labels(self._id, labels)
+            self._store.update_episode(self._id, labels=labels)
         elif self._row is not None:
             self._row = replace(self._row, labels=labels)
 
     def set_verdict(self, verdict: JsonObject) -> None:
         if self._store is not None:
-            self._store.set_verdict(self._id, verdict)
+            self._store.update_episode(self._id, verdict=verdict)
         elif self._row is not None:
             self._row = replace(self._row, verdict=verdict)
 
@@ -263,8 +262,13 @@ class EpisodeRecords:
         if self._store is not None:
             self._store.end_episode(self._id, ending, cause=cause, calls=calls)
         elif self._archive is not None and self._row is not None:
-            row = replace(self._row, progress=self.progress.to_json())
-            self._archive.add_ended(row, ending, cause=cause, calls=calls)
+            # The ids of requests are known to the server that ran it alone.
+            row = replace(self._row, progress=self.progress.to_json(), operation=None)
+            try:
+                self._archive.insert_episode(row)
+                self._archive.end_episode(self._id, ending, cause=cause, calls=calls)
+            except DecathlonError as error:
+                log.warning("the row of an episode is lost", extra=fields(why=error.message))
         self._row = None
 
 

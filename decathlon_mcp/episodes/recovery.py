@@ -158,7 +158,7 @@ class Recovery:
             store.end_episode(row.id, Ending.NOT_CONTINUED)
         for episode in stored:
             if episode.verdict is not None:
-                store.set_verdict(episode.spec.id, episode.verdict.to_json())
+                store.update_episode(episode.spec.id, verdict=episode.verdict.to_json())
         return stored
 
     def _read(self, store: Store, row: EpisodeRow) -> StoredEpisode:

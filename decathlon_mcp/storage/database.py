@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from decathlon_mcp.errors import SchemaError, SettingsError
-from decathlon_mcp.storage.disk import REPAIR
+from decathlon_mcp.storage.disk import REPAIR_OR_LEAVE
 
 FILE_NAME = "store.db"
 BUSY_SECONDS = 5.0
@@ -98,6 +98,22 @@ CREATE INDEX sessions_by_episode ON sessions (episode) WHERE episode IS NOT NULL
 """
 
 
+_DAMAGED = (
+    "it is damaged: move {name}* out of the folder. Then episodes in progress end; the files of all episodes "
+    "stay"
+)
+_LOCKED = f"another process has locked it for over {BUSY_SECONDS:g} s"
+_CURES = {
+    **dict.fromkeys((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB), _DAMAGED),
+    **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), _LOCKED),
+    **dict.fromkeys(
+        (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR),
+        REPAIR_OR_LEAVE,
+    ),
+}
+"""What to do about errors, by the primary result code of SQLite."""
+
+
 @contextmanager
 def read_only_connection(state: Path) -> Generator[sqlite3.Connection | None]:
     """A connection that reads the database of a state folder while servers write; None if there is none.
@@ -109,61 +125,55 @@ def read_only_connection(state: Path) -> Generator[sqlite3.Connection | None]:
         yield None
         return
     with errors_named(file):
-        connection = sqlite3.connect(
-            f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
-        )
+        address = f"{file.absolute().as_uri()}?mode=ro"
+        connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
         with closing(connection):
-            _refuse_other_schema(_schema_version(connection), file)
+            _refuse_other_schema(connection, file)
             yield connection
 
 
 def connect(file: Path) -> sqlite3.Connection:
+    """A connection that writes; creates the database if there is none.
+
+    Raises SchemaError for a database of another schema, sqlite3.Error and OSError.
+    """
     connection = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         file.chmod(0o600)  # handles of episodes are capabilities
         connection.execute("PRAGMA journal_mode = WAL")
         # Without fsync for each row: rows survive the process, and a power cut ends the sandboxes too.
         connection.execute("PRAGMA synchronous = NORMAL")
-        # A checkpoint waits for the disk; `maintain` does it in a thread.
+        # A checkpoint waits for the disk; `Store.maintain` does it in a thread.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-    except (sqlite3.Error, OSError):
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if _schema_version(connection) == 0:
+                # Not `executescript`, which would commit.
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        _refuse_other_schema(connection, file)
+    except BaseException:
         connection.close()
         raise
     return connection
 
 
-def create_schema(connection: sqlite3.Connection, file: Path) -> None:
-    """Create the tables of a new database. Raises SettingsError for one of another schema."""
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        version = _schema_version(connection)
-        if version == 0:
-            # Not `executescript`, which would commit.
-            for statement in filter(str.strip, _SCHEMA.split(";")):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            version = SCHEMA_VERSION
-    _refuse_other_schema(version, file)
-
-
-def _schema_version(connection: sqlite3.Connection) -> int:
-    """The version of a database's schema; 0 if it is new."""
-    ((version,),) = connection.execute("PRAGMA user_version").fetchall()
-    return int(version)
-
-
-def _refuse_other_schema(version: int, file: Path) -> None:
-    if version != SCHEMA_VERSION:
-        raise SchemaError(
-            f"--state: {file} has schema {version}, and this version of decathlon-mcp needs schema "
-            f"{SCHEMA_VERSION}: move the folder away, or use the version that wrote it"
-        )
+def set_timeout(connection: sqlite3.Connection, seconds: float) -> None:
+    """Let the statements of a connection wait so long for another process's lock."""
+    connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
 
 def checkpoint(connection: sqlite3.Connection, file: Path) -> None:
+    """Move new rows from the log into the database file. Blocks."""
     log = file.with_name(f"{file.name}-wal")
     mode = "TRUNCATE" if log.exists() and log.stat().st_size > MAX_LOG_BYTES else "PASSIVE"
     connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+
+
+def error_code(error: sqlite3.Error) -> int:
+    """The primary result code of SQLite; 0 for Python's own errors, such as that of a closed connection."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 @contextmanager
@@ -172,30 +182,18 @@ def errors_named(file: Path) -> Generator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _unusable(file, error) from None
+        cure = _CURES.get(error_code(error), "choose another folder").format(name=file.name)
+        raise SettingsError(f"--state: {file} cannot be used: {error}; {cure}") from None
 
 
-def error_code(error: sqlite3.Error) -> int:
-    """The primary result code of SQLite; 0 for Python's own errors, such as that of a closed connection."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+def _schema_version(connection: sqlite3.Connection) -> int:
+    """The version of a database's schema; 0 if it is new."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _unusable(file: Path, error: sqlite3.Error) -> SettingsError:
-    code = error_code(error)
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        cure = (
-            f"it is damaged: move {file.name}* out of the folder. Then episodes in progress end; the files "
-            "of all episodes stay"
+def _refuse_other_schema(connection: sqlite3.Connection, file: Path) -> None:
+    if (version := _schema_version(connection)) != SCHEMA_VERSION:
+        raise SchemaError(
+            f"--state: {file} has schema {version}, and this version of decathlon-mcp needs schema "
+            f"{SCHEMA_VERSION}: move the folder away, or use the version that wrote it"
         )
-    elif code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        cure = f"another process has locked it for over {BUSY_SECONDS:g} s"
-    elif code in (
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_IOERR,
-    ):
-        cure = f"{REPAIR}, or choose another folder, without the episodes of this one"
-    else:
-        cure = "choose another folder"
-    return SettingsError(f"--state: {file} cannot be used: {error}; {cure}")

@@ -28,15 +28,15 @@ _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, err
 """Errors of a file that somebody can repair while a server runs, after which the same step succeeds."""
 
 
-REPAIR = "free space and inodes on its disk, and let it be written"
-"""What goes before the choice of another folder, in which the episodes of this one would be lost."""
+REPAIR_OR_LEAVE = (
+    "free space and inodes on its disk, and let it be written, or choose another folder, without the "
+    "episodes of this one"
+)
 
 
 def cure_of(error: OSError) -> str:
     """What to do about an error of the state folder."""
-    if is_full(error):
-        return f"{REPAIR}, or choose another folder, without the episodes of this one"
-    return "choose another folder"
+    return REPAIR_OR_LEAVE if is_full(error) else "choose another folder"
 
 
 def is_full(error: Exception) -> bool:

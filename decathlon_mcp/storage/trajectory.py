@@ -24,7 +24,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import FileIO
-from itertools import chain, pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -35,6 +34,7 @@ from decathlon_mcp.storage.disk import (
     DiskSpace,
     append_to_regular,
     is_full,
+    new_file,
     open_regular,
     write_all,
 )
@@ -65,18 +65,15 @@ NOTES_SHARE = 4
 """The notes of an episode take at most this part of what its calls may take, in addition."""
 RETRY_SECONDS = 5.0
 """When a client may try again that was refused because the disk cannot be written."""
-
 MAX_SKIPPED_CALLS = 100_000
 """Numbers without a line in a trajectory: damaged lines must not make the tables as long as they like."""
-LAST_LINE_BYTES = 1 << 16
-"""More than the line `end` can have."""
 
 _CALL_EVENTS = frozenset({"accepted", "call", "reply", "joined"})
+_INDEXED_EVENTS = _CALL_EVENTS | {"note"}
 _ORIGINS = frozenset({"accepted", "call", "joined"})
 """Lines that have members which a next server needs behind their long one."""
 _SENT, _FAILED = 1, 2
-_KNOWN = ("seq", "calls", "server", "tool", "failed")
-"""What is counted of a line that is appended."""
+_INDEXED_MEMBERS = ("seq", "calls", "server", "tool", "failed", "seconds")
 
 log = logging.getLogger("decathlon.observe")
 
@@ -84,7 +81,7 @@ log = logging.getLogger("decathlon.observe")
 class CallLines(NamedTuple):
     """Both lines of a call that was sent, as they are, and where they begin in the file.
 
-    `reply`: empty, and `reply_at` infinite, if there is none. `overlaps`: another call ran meanwhile.
+    `reply`: empty, and `reply_at` infinite, if there is none.
     """
 
     seq: int
@@ -92,7 +89,6 @@ class CallLines(NamedTuple):
     reply: bytes
     call_at: int
     reply_at: float
-    overlaps: bool
 
 
 @dataclass(slots=True)
@@ -104,60 +100,25 @@ class LoggedCalls:
     """The last lines of the calls without a reply, in the order of their numbers."""
 
 
-class SentCalls:
-    """The calls that were sent up to now, in the order of their numbers.
-
-    Their lines are read from disk one by one each time this is iterated: OSError if that fails.
-    """
-
-    def __init__(self, file: Path, index: Index) -> None:
-        self._file = file
-        self._calls, self._replies, self._flags = index.calls[:], index.replies[:], index.flags[:]
-
-    def __iter__(self) -> Iterator[CallLines]:
-        newest_reply = NOTHING
-        with open_regular(self._file) as lines:
-            for seq, following in pairwise(chain(self._sent(), (None,))):
-                if seq is None:
-                    return
-                call_at, reply_at = self._calls[seq - 1], self._replies[seq - 1]
-                next_at = math.inf if following is None else self._calls[following - 1]
-                end = math.inf if reply_at == NOTHING else reply_at
-                overlaps = newest_reply > call_at or end > next_at
-                newest_reply = max(newest_reply, reply_at)
-                call, reply = (read_line(lines, place, MAX_LINE_BYTES) for place in (call_at, reply_at))
-                yield CallLines(seq, call, reply, call_at, end, overlaps)
-
-    def places(self) -> Iterator[tuple[int, int]]:
-        """The number of each call, and where its line begins."""
-        return ((seq, self._calls[seq - 1]) for seq in self._sent())
-
-    def objects(self) -> Iterator[tuple[JsonObject, JsonObject | None]]:
-        """Both lines of each call as JSON; calls whose line cannot be read are skipped."""
-        for lines in self:
-            if (call := read_object(lines.call)) is not None:
-                yield call, read_object(lines.reply)
-
-    def _sent(self) -> Iterator[int]:
-        return (seq for seq, flags in enumerate(self._flags[: len(self._calls)], 1) if flags & _SENT)
-
-
 class Index:
     """Where the lines of a trajectory are, and what is counted of them.
 
-    17 bytes a call: an episode may have millions. `timed`: with 16 more, for `call_times`.
+    33 bytes a call: an episode may have millions.
     """
 
-    def __init__(self, *, timed: bool = False) -> None:
-        self.size_bytes = 0
-        """How much of the file has been read."""
-        self.inode = 0
-        self.calls, self.replies, self.flags = array("q"), array("q"), bytearray()
-        self.times, self.seconds = (array("d"), array("d")) if timed else (None, None)
+    def __init__(self) -> None:
+        self.size_bytes = self.inode = 0
+        """How much of which file has been read."""
+        # Of each call, by its number: where its lines begin, when its line was written, how long it took.
+        self.calls, self.replies = array("q"), array("q")
+        self.times, self.seconds = array("d"), array("d")
+        self.flags = bytearray()
         self.sent = self.answered = self.failed = self.notes_bytes = self.lines = self.last = 0
         self.tools = set[tuple[str, str]]()
         self.notes, self.note_calls = array("q"), array("q")
+        """Of each note, where it begins, and how many calls there were before."""
         self.placed: dict[str, int] = {}
+        """Where the lines `start`, `ready` and `claim` begin."""
 
     def read(
         self,
@@ -170,7 +131,7 @@ class Index:
         for place, size, data in find_lines(lines, self.size_bytes, whole=whole):
             event, line = event_of(data), NO_MEMBERS
             # Of others they are not needed. They can be long, and labels have any names.
-            if event in _CALL_EVENTS or event == "note":
+            if event in _INDEXED_EVENTS:
                 line = decoded(data) if event in whole else short_members(data)
             # No server can have given a number that is much higher.
             if line.seq <= self.lines + MAX_SKIPPED_CALLS:
@@ -196,28 +157,26 @@ class Index:
     def _add_call(self, event: str, line: Line, place: int) -> None:
         self.lines += 1
         at = line.seq - 1
-        missing = line.seq - len(self.calls)
-        if missing > 0:
-            if self.times is not None and self.seconds is not None:
-                self.times.extend([line.time] * missing)
-                self.seconds.extend([math.nan] * missing)
+        if (missing := line.seq - len(self.calls)) > 0:
+            self.times.extend([line.time] * missing)
+            self.seconds.extend([math.nan] * missing)
             self.flags.extend(bytes(missing))
             self.replies.extend([NOTHING] * missing)
             self.calls.extend([NOTHING] * missing)
-        self.last = max(self.last, line.seq)  # after the tables: readers in other threads go by it
-        if event != "reply":
-            self.calls[at] = place
-            if event == "call" and not self.flags[at] & _SENT:
-                self.flags[at] |= _SENT
-                self.sent += 1
-                self.tools.add((line.server or "", line.tool or ""))
+            self.last = line.seq  # after the tables: readers in other threads go by it
+        if event == "reply":
+            if self.replies[at] == NOTHING:
+                self.count_reply(line.seq, failed=line.failed)
+            self.replies[at] = place
+            self.flags[at] = self.flags[at] & _SENT | (_FAILED if line.failed else 0)
+            if line.seconds is not None:
+                self.seconds[at] = line.seconds
             return
-        if self.replies[at] == NOTHING:
-            self.count_reply(line.seq, failed=line.failed)
-        self.replies[at] = place
-        self.flags[at] = self.flags[at] & _SENT | (_FAILED if line.failed else 0)
-        if self.seconds is not None and line.seconds is not None:
-            self.seconds[at] = line.seconds
+        self.calls[at] = place
+        if event == "call" and not self.flags[at] & _SENT:
+            self.flags[at] |= _SENT
+            self.sent += 1
+            self.tools.add((line.server or "", line.tool or ""))
 
     def count_reply(self, seq: int, *, failed: bool) -> None:
         """Count the reply to a call, if it was sent."""
@@ -234,24 +193,35 @@ class Index:
     def has_failed(self, seq: int) -> bool:
         return bool(self.flags[seq - 1] & _FAILED)
 
-    def notes_before(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Of the notes before the calls with these numbers, how many calls were before, and its number."""
-        return (
-            (count, number) for number, count in enumerate(self.note_calls, 1) if first <= count + 1 <= last
-        )
 
-    def call_times(self) -> Iterator[tuple[float, float, bool]]:
-        """Of each call when its line was written, how long it took (NaN: no reply), and whether it failed."""
-        times, seconds = self.times or (), self.seconds or ()
-        return zip(times, seconds, (bool(flags & _FAILED) for flags in self.flags), strict=False)
+class SentCalls:
+    """The calls that were sent up to now, in the order of their numbers.
+
+    Their lines are read from disk one by one each time this is iterated: OSError if that fails.
+    """
+
+    def __init__(self, file: Path, index: Index) -> None:
+        self._file = file
+        self._calls, self._replies, self._flags = index.calls[:], index.replies[:], index.flags[:]
+
+    def __iter__(self) -> Iterator[CallLines]:
+        with open_regular(self._file) as lines:
+            for seq, call_at, reply_at in self.places():
+                call, reply = (read_line(lines, place, MAX_LINE_BYTES) for place in (call_at, reply_at))
+                yield CallLines(seq, call, reply, call_at, math.inf if reply_at == NOTHING else reply_at)
+
+    def places(self) -> Iterator[tuple[int, int, int]]:
+        """The number of each call, and where its lines begin."""
+        tables = zip(self._calls, self._replies, self._flags, strict=False)
+        return ((seq, call, reply) for seq, (call, reply, flags) in enumerate(tables, 1) if flags & _SENT)
 
 
 class Trajectory:
     """Appends lines, knows the place of every line, and reads them again. All methods block.
 
-    `index`: what is known of the lines until now. The server that plays the episode appends (`create`,
-    `reopen`); its lines about calls take at most `max_calls_bytes`, and SMALL_BYTES while `disk` is nearly
-    full. Everybody else constructs one, also of an episode that plays, and calls `update`.
+    The server that plays the episode appends, after `create` or `reopen`; its lines about calls take at most
+    `max_calls_bytes`, and SMALL_BYTES while `disk` is nearly full. Everybody else calls `update`, also for an
+    episode that plays.
     """
 
     def __init__(
@@ -260,7 +230,8 @@ class Trajectory:
         self.folder, self.disk = folder, disk
         self.file = folder / TRAJECTORY_FILE
         self._max_calls_bytes = max_calls_bytes
-        self.index = Index(timed=True)
+        self.index = Index()
+        """What is known of the lines until now."""
         self._out: FileIO | None = None
         self._end = 0
         """Where the next line is appended."""
@@ -268,44 +239,31 @@ class Trajectory:
         """Whether the file may end with the beginning of a line that could not be written."""
         self._lock = Lock()
 
-    @classmethod
-    def create(
-        cls, folder: Path, *, max_calls_bytes: int = MAX_CALLS_BYTES, disk: DiskSpace | None = None
-    ) -> Self:
-        """A new one, in a new folder that is readable by its owner alone. Raises OSError.
-
-        Later a disk that fails is an error for lines of calls alone; it costs other lines, which is logged.
-        """
-        trajectory = cls(folder, max_calls_bytes=max_calls_bytes, disk=disk)
-        trajectory.index = Index()
-        folder.mkdir(parents=True, mode=0o700)
+    def create(self) -> Self:
+        """Begin a new one, in a new folder that is readable by its owner alone. Raises OSError."""
+        self.folder.mkdir(parents=True, mode=0o700)
         try:
-            trajectory._out = append_to_regular(trajectory.file, create=True)
+            self._out = append_to_regular(self.file, create=True)
         except BaseException:
             with suppress(OSError):
-                folder.rmdir()
+                self.folder.rmdir()
             raise
-        return trajectory
+        return self
 
-    @classmethod
-    def reopen(
-        cls, folder: Path, *, max_calls_bytes: int = MAX_CALLS_BYTES, disk: DiskSpace | None = None
-    ) -> Self:
+    def reopen(self) -> Self:
         """Continue that of a server that ended; `read_calls` has its calls. Raises OSError.
 
         A last line that the server did not write completely is removed: what it describes did not happen.
         """
-        trajectory = cls(folder, max_calls_bytes=max_calls_bytes, disk=disk)
-        trajectory.index = Index()
-        out = append_to_regular(trajectory.file)
+        out = append_to_regular(self.file)
         try:
-            trajectory._end = end_of_lines(trajectory.file)
-            out.truncate(trajectory._end)
+            self._end = end_of_lines(self.file)
+            out.truncate(self._end)
         except BaseException:
             out.close()
             raise
-        trajectory._out = out
-        return trajectory
+        self._out = out
+        return self
 
     # writing
 
@@ -317,18 +275,18 @@ class Trajectory:
         """
         if event == "note" and self.disk is not None and self.disk.is_low():
             return False
-        now = time.time()
+        now = round(time.time(), 6)
         with self._lock:
             if self._out is None:
                 return False
-            line = as_json_with_raw({"event": event, "time": round(now, 6), **values}) + b"\n"
-            if not self._may_add(event, len(line)) or not self._write(event, line):
+            line = as_json_with_raw({"event": event, "time": now, **values}) + b"\n"
+            if not self._may_add(event, len(line)) or not self._write(self._out, event, line):
                 return False
             place, self._end = self._end, self._end + len(line)
-            known = NO_MEMBERS
-            if event in _CALL_EVENTS or event == "note":
-                known = Line(**{name: values[name] for name in _KNOWN if name in values})
-            self.index.add(event, known, place, len(line))
+            members = NO_MEMBERS
+            if event in _INDEXED_EVENTS:
+                members = Line(now, **{name: values[name] for name in _INDEXED_MEMBERS if name in values})
+            self.index.add(event, members, place, len(line))
         return True
 
     def _may_add(self, event: str, size_bytes: int) -> bool:
@@ -345,26 +303,22 @@ class Trajectory:
             total_bytes <= SMALL_BYTES or self.disk is None or not self.disk.is_low()
         )
 
-    def _write(self, event: str, line: bytes) -> bool:
-        assert self._out is not None
+    def _write(self, out: FileIO, event: str, line: bytes) -> bool:
         try:
             if self._is_torn:
-                self._out.truncate(self._end)
-                self._is_torn = False
-            write_all(self._out.fileno(), line)
-        except OSError as error:
-            # The beginning of the line may have been written.
+                out.truncate(self._end)
             self._is_torn = True
+            write_all(out.fileno(), line)
+            self._is_torn = False
+        except OSError as error:
             with suppress(OSError):
-                self._out.truncate(self._end)
-                self._is_torn = False
+                out.truncate(self._end)
             if event in _CALL_EVENTS and is_full(error):
                 raise DiskFullError(
                     f"the server's disk cannot be written: {error.strerror}", retryAfterSeconds=RETRY_SECONDS
                 ) from error
             log.warning("a line of a trajectory is lost", extra=fields(event=event, why=error.strerror))
-            return False
-        return True
+        return not self._is_torn
 
     def close(self) -> None:
         """Append no more. The lines can still be read. A disk that fails is logged."""
@@ -373,28 +327,27 @@ class Trajectory:
             if out is not None:
                 out.close()
         except OSError as error:
-            log.warning(
-                "a trajectory could not be closed", extra=fields(file=TRAJECTORY_FILE, why=error.strerror)
-            )
+            why = fields(file=TRAJECTORY_FILE, why=error.strerror)
+            log.warning("a trajectory could not be closed", extra=why)
 
     def remove_calls(self, last: int) -> None:
         """Remove the lines of all calls up to this number, which will be made again. Raises OSError.
 
         Only before anything is appended; `read_calls` comes next.
         """
-        kept = self.folder / f"{TRAJECTORY_FILE}.partial"
         with self._lock:
-            with open_regular(self.file) as lines, open_regular(self.file) as source, kept.open("xb") as file:
-                os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(lines.fileno()).st_mode))
+            with (
+                open_regular(self.file) as lines,
+                open_regular(self.file) as source,
+                new_file(self.file, self.folder / f"{TRAJECTORY_FILE}.partial") as kept,
+            ):
                 for place, size, prefix in find_lines(lines):
                     if not 0 < short_members(prefix).seq <= last:
                         source.seek(place)
-                        file.write(source.read(size))
-            os.replace(kept, self.file)  # noqa: PTH105  (documented as atomic)
-            out = append_to_regular(self.file)
+                        kept.write(source.read(size))
+                self._end = kept.tell()
             self.close()
-            self._out = out
-            self._end = self.file.stat().st_size
+            self._out = append_to_regular(self.file)
 
     # finding
 
@@ -429,7 +382,7 @@ class Trajectory:
         with self._lock, open_regular(self.file) as lines:
             status = os.fstat(lines.fileno())
             if status.st_ino != self.index.inode or status.st_size < self.index.size_bytes:
-                self.index = Index(timed=True)
+                self.index = Index()
                 self.index.inode = status.st_ino
             self.index.read(lines)
         return self
@@ -438,6 +391,7 @@ class Trajectory:
         """Free the places of an episode that is over. What was counted stays."""
         index = self.index
         index.calls, index.replies, index.flags = array("q"), array("q"), bytearray()
+        index.times, index.seconds = array("d"), array("d")
 
     # reading
 
@@ -450,10 +404,6 @@ class Trajectory:
         with open_regular(self.file) as lines:
             return read_object(read_line(lines, place, MAX_LINE_BYTES))
 
-    def first(self, event: str) -> JsonObject:
-        """The line `start`, `ready` or `claim`; empty if there is none. Raises OSError."""
-        return self.line(self.index.placed.get(event, NOTHING)) or {}
-
     def why_unreadable(self) -> str | None:
         """Why there is no file to read; None if there is one."""
         # Not opened: a server that has no descriptor left can read it later.
@@ -462,11 +412,3 @@ class Trajectory:
         except OSError as error:
             return f"it cannot be read: {error.strerror}"
         return None if is_regular else "it is not a regular file"
-
-
-def has_ended(folder: Path) -> bool:
-    """Whether the last line of an episode's trajectory says that it is over. Raises OSError."""
-    with open_regular(folder / TRAJECTORY_FILE) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_LINE_BYTES))
-        *_, last = file.read(LAST_LINE_BYTES).splitlines() or [b""]
-    return (read_object(last) or {}).get("event") == "end"

@@ -312,7 +312,7 @@ def test_episodes_of_a_server_without_a_file_are_kept_unless_abandoned(
     assert shell.run("gc", "--abandon").stdout.startswith("nothing is left")
     with Store.open_read_only(dead.state) as store:
         assert store is not None
-        assert (store.unfinished_episodes(), store.session_counts()) == ([], {})
+        assert (store.unfinished_episodes(), store.query("SELECT id FROM sessions")) == ([], [])
 
 
 def test_only_a_session_that_is_left_is_named(shell: Shell, server: Callable[..., RunningServer]) -> None:
@@ -413,7 +413,7 @@ def test_episodes_are_listed_with_public_ids(shell: Shell, server: Callable[...,
                 progress={},
             )
         )
-        store.set_verdict("over-since-long-ago", {"reward": 0.5})
+        store.update_episode("over-since-long-ago", verdict={"reward": 0.5})
         store.end_episode("over-since-long-ago", "scored", calls=7)
     folder = running.state / "episodes" / running.handle
     folder.mkdir()

@@ -184,7 +184,7 @@ def caller_of(operation: str) -> Waiter:
 
 async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
     """The first server: a call that is answered, and one in which the server dies."""
-    episode, crash = episode_of(folder, Trajectory.create(folder / "episode")), Crash(step)
+    episode, crash = episode_of(folder, Trajectory(folder / "episode").create()), Crash(step)
     episode.mark_opening()
     make_ready(episode, tools(folder, Crash(0), 1, waits=waits))
     async with episode.calls.running():
@@ -198,7 +198,7 @@ async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
 
 async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     """The next server, and its client."""
-    episode = episode_of(folder, Trajectory.reopen(folder / "episode"))
+    episode = episode_of(folder, Trajectory(folder / "episode").reopen())
     await episode.calls.restore()
     counts = [episode.calls.sent]
     replies: list[str] = []

@@ -99,7 +99,7 @@ async def test_error_whose_data_is_no_json_is_the_cause_of_an_end(tmp_path: Path
 
 
 def test_trajectory_whose_descriptor_is_gone_is_closed(tmp_path: Path) -> None:
-    trajectory = Trajectory.create(tmp_path / "episode")
+    trajectory = Trajectory(tmp_path / "episode").create()
     out = trajectory._out  # pyright: ignore[reportPrivateUsage]
     assert out is not None
     os.close(out.fileno())

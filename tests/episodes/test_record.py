@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp import __version__
+from decathlon_mcp.episodes.call_log import RecordedCalls
 from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.episodes.records import read_episode
 from decathlon_mcp.storage.kept_tools import remove_unnamed_tools
@@ -119,7 +120,7 @@ async def test_readers_of_calls_pass_over_the_other_lines(served: Served) -> Non
     async with playing(served, "find-answer", "task") as player:
         await player.call("probe__read", path="notes.txt")
     trajectory = Trajectory(served.state / "episodes" / player.episode_id).update()
-    assert [call["name"] for call, _ in trajectory.sent_calls().objects()] == ["probe__read"]
+    assert [call.name for call in RecordedCalls(trajectory.sent_calls())] == ["probe__read"]
 
 
 @pytest.mark.parametrize("hours", [-10, 10], ids=["forward", "back"])

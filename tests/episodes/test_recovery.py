@@ -117,7 +117,7 @@ async def recovered(
         store.update_episode(HANDLE, phase=phase, progress=progress, tools=offered)
         if agent is not None:
             store.insert_sandbox(agent)
-    trajectory = Trajectory.create(state / "episodes" / HANDLE)
+    trajectory = Trajectory(state / "episodes" / HANDLE).create()
     files = KeptFiles(trajectory.folder)
     files.reserve_verdict()
     if verdict is not None:
@@ -351,7 +351,7 @@ async def test_sessions_of_a_server_that_has_no_file_any_more_do_not_stay(tmp_pa
         assert registry.store is not None
         assert registry.store.session("s") is not None
     with Store.open(state, "next") as store:
-        assert store.session_counts() == {}
+        assert store.query("SELECT id FROM sessions") == []
 
 
 @asynccontextmanager

@@ -553,7 +553,7 @@ def new_episode(
         spec,
         sandbox_factory=factory,
         ticket=registry.admission.reserve(task_name),
-        trajectory=Trajectory.create(folder / spec.id),
+        trajectory=Trajectory(folder / spec.id).create(),
         metrics=registry.metrics.episode(factory.suite.name, task_name),
     )
 

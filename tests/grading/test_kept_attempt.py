@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.regrade.keeping import KeptAttempt
+from decathlon_mcp.plugins.regrade.regrading import is_open
+from decathlon_mcp.storage.trajectory import Trajectory
 from tests.grading.support import make_attempt
 
 LAUNCH_TIME = datetime(2026, 11, 21, 9, 30, 1, 250, tzinfo=timezone(timedelta(hours=9)))
@@ -110,3 +114,14 @@ for _ in range(5):
 
 def test_the_first_attempts_of_a_process_are_read_in_several_threads() -> None:
     subprocess.run([sys.executable, "-c", FIRST_ATTEMPTS], check=True)
+
+
+def test_an_episode_without_a_row_is_open_until_its_record_says_that_it_is_over(tmp_path: Path) -> None:
+    folder = tmp_path / "episodes" / "one"
+    assert not is_open(folder)
+    with closing(Trajectory(folder).create()) as trajectory:
+        assert is_open(folder)
+        trajectory.add("claim", answer="x" * 100_000)
+        assert is_open(folder)
+        trajectory.add("end", ending="closed")
+        assert not is_open(folder)

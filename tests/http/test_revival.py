@@ -292,5 +292,5 @@ async def test_session_whose_episode_is_over_lists_tools_and_refuses_calls(
                 assert back["error"]["data"]["code"] == ("unanswered" if request_id == 2 else "episode_ended")
             # The next server does not know the episode at all.
             server.registry.directory._episodes.clear()  # pyright: ignore[reportPrivateUsage]
-            server.store.delete_ended(episode.id)
+            server.store.write(("DELETE FROM episodes WHERE id = ?", (episode.id,)))
             await server.restart()

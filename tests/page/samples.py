@@ -112,7 +112,7 @@ class Folder:
                 ),
                 **(verdict or {}),
             }
-            self._store.set_verdict(handle, written)
+            self._store.update_episode(handle, verdict=written)
             self._store.end_episode(handle, ending, calls=calls)
             # The store takes the time of the clock.
             self._store._connection.execute(  # pyright: ignore[reportPrivateUsage]

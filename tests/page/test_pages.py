@@ -14,6 +14,7 @@ import pytest
 
 from decathlon_mcp.plugins.history import trees
 from decathlon_mcp.plugins.page.live import LiveFeed, Snapshot
+from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import public_id
 from tests.page.outlines import outline
@@ -441,13 +442,12 @@ async def test_a_tree_outlives_the_files_and_the_rows_of_its_episodes(state: Pat
         shutil.rmtree(state / "episodes" / ("1" * 48))
         assert outline(await text_of(client, f"/e/{d}"), names) == ["✓ 1.00 A", *tree]
         with Store.open(state, "server") as store:
-            for handle in ("1" * 48, "2" * 48, "3" * 48, "4" * 48):
-                store.forget_files(handle)
+            await delete_old_episodes(store, state / "episodes", -1)
         page = await text_of(client, f"/e/{d}")
         assert outline(page, names) == ["✓ 1.00 A", *tree]
         assert f"Calls 1 to 3 were replayed from episode {b}" in words(page)
         with Store.open(state, "server") as store:
-            store.delete_ended("1" * 48)
+            store.write(("DELETE FROM episodes WHERE id = ?", ("1" * 48,)))
         page = await text_of(client, f"/e/{d}")
         assert outline(page, names) == ["A is not here, or belongs to somebody else", *tree]
         assert f'href="/e/{root}"' not in page

@@ -51,7 +51,7 @@ def add_episode(
         if not isinstance(reward, str):
             succeeded = reward == 1.0 if success is None else success
             verdict = {"status": "scored", "success": succeeded, "reward": reward, "metrics": {"turns": 3.0}}
-        store.set_verdict(name, verdict)
+        store.update_episode(name, verdict=verdict)
         ending = "its evaluation gave no verdict" if reward == LOST else "scored"
         store.end_episode(name, ending, calls=calls)
         return row.public_id

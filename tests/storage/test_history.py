@@ -284,7 +284,7 @@ class Writers:
 
     def open(self, name: str = "one") -> tuple[Trajectory, str]:
         episode = add_episode(self._state, name)
-        return self.keep(Trajectory.create(self._state / "episodes" / name)), episode
+        return self.keep(Trajectory(self._state / "episodes" / name).create()), episode
 
     def keep(self, trajectory: Trajectory) -> Trajectory:
         self._open.append(trajectory)
@@ -373,7 +373,7 @@ def test_an_unfinished_trajectory_is_continued_from_where_it_was_read(
         half.write(b'{"event":"call","time":1.0,"seq":5,')
     assert [entry.seq for entry in history.calls(episode, 2, 10) if isinstance(entry, CallEntry)] == [2, 3, 4]
     # A server that starts later cuts the line that the dead one did not finish.
-    trajectory = writers.keep(Trajectory.reopen(trajectory.folder))
+    trajectory = writers.keep(Trajectory(trajectory.folder).reopen())
     write_calls(trajectory, 5, 5)
     assert len(history.calls(episode, 1, 10)) == 5
 
@@ -514,7 +514,7 @@ def test_damaged_lines_hide_no_others(tmp_path: Path, writers: Writers, line: by
     write_calls(trajectory, 1, 1)
     with (trajectory.folder / "trajectory.jsonl").open("ab") as file:
         file.write(line + b"\n")
-    trajectory = writers.keep(Trajectory.reopen(trajectory.folder))
+    trajectory = writers.keep(Trajectory(trajectory.folder).reopen())
     write_calls(trajectory, 2, 2)
     history = EpisodeHistory([tmp_path])
     entries = history.calls(episode, 1, 10)

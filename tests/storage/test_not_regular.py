@@ -13,7 +13,7 @@ from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
 from decathlon_mcp.storage.disk import NotRegularError
 from decathlon_mcp.storage.kept_tools import CACHE_FOLDER, FOLDER, CachedLists, remove_unnamed_tools
 from decathlon_mcp.storage.keys import PAGE_KEY_FILE, load_or_create_page_key
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, Trajectory, has_ended
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, Trajectory
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -32,18 +32,14 @@ def folder(file: Path) -> None:
     file.mkdir()
 
 
-def update(folder: Path) -> None:
-    Trajectory(folder).update()
-
-
 @pytest.mark.parametrize("place", [fifo, link, folder])
-@pytest.mark.parametrize("read", [update, has_ended, Trajectory.reopen])
+@pytest.mark.parametrize("read", [Trajectory.update, Trajectory.reopen])
 def test_what_is_no_trajectory_is_refused_at_once(
-    place: Callable[[Path], None], read: Callable[[Path], object], tmp_path: Path
+    place: Callable[[Path], None], read: Callable[[Trajectory], object], tmp_path: Path
 ) -> None:
     place(tmp_path / TRAJECTORY_FILE)
     with pytest.raises(NotRegularError, match="not a regular file"):
-        read(tmp_path)
+        read(Trajectory(tmp_path))
 
 
 @pytest.mark.parametrize("place", [fifo, link, folder])

@@ -11,7 +11,8 @@ import pytest
 
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
-from decathlon_mcp.storage.retention import delete_old_episodes, delete_run
+from decathlon_mcp.plugins.page.stored_runs import delete_run, pin_run
+from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run
 
@@ -76,7 +77,7 @@ async def test_ended_episodes_are_deleted_with_their_folders_once_they_are_old(
     assert live.exists()
     row = store.episode("ended")
     assert row is not None
-    assert (row.phase, row.has_files, row.spec) == ("ended", False, {})
+    assert (row.phase, row.spec) == ("ended", {})
     assert await delete_old_episodes(store, folder, -1) == 0
 
 
@@ -100,16 +101,16 @@ async def test_files_of_a_pinned_run_are_kept_also_of_episodes_that_start_later(
     add_run(tmp_path, "r", {"a": [1.0]})
     add_episode(tmp_path, "other", labels={"run": "other"})
     with Store.open(tmp_path, "me") as store:
-        store.pin_run("r", pinned=True)
+        pin_run(store, "r", pinned=True)
     add_episode(tmp_path, "later", labels={"run": "r"}, started_at=2.0)
     report = EpisodeHistory([tmp_path]).run("r")
     assert report is not None
     assert report.summary.pinned
     with Store.open(tmp_path, "me") as store:
         assert await delete_old_episodes(store, folder, -1) == 1
-        store.pin_run("r", pinned=False, owner="somebody else")
+        pin_run(store, "r", pinned=False, owner="somebody else")
         assert await delete_old_episodes(store, folder, -1) == 0
-        store.pin_run("r", pinned=False)
+        pin_run(store, "r", pinned=False)
         assert await delete_old_episodes(store, folder, -1) == 2
 
 

@@ -20,7 +20,7 @@ import pytest
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, SettingsError
 from decathlon_mcp.storage import store as store_module
 from decathlon_mcp.storage.database import SCHEMA_VERSION
-from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, SessionRow, Store
+from decathlon_mcp.storage.store import ENDED, EpisodeRow, Outcome, SandboxRow, SessionRow, Store
 
 WRITER = """
 import sys
@@ -66,15 +66,12 @@ def test_rows_are_read_back_as_written(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me") as store:
         store.insert_episode(episode(operation="s:1", token="alice"))
         store.update_episode("one", phase="ready", progress={"calls": 1}, tools={"files": []})
-        store.set_verdict("one", {"reward": 1.0})
+        store.update_episode("one", verdict={"reward": 1.0})
     with Store.open(tmp_path, "me") as store:
         (row,) = store.unfinished_episodes()
         written = episode(operation="s:1", phase="ready", token="alice")
-        written = replace(
-            written, progress={"calls": 1}, tools={"files": []}, verdict={"reward": 1.0}, reward=1.0
-        )
-        assert row == written
-        assert store.episode_of_operation("s:1") == row
+        assert row == replace(written, progress={"calls": 1}, tools={"files": []}, verdict={"reward": 1.0})
+        assert store.episode("s:1", by="operation") == store.episode("one-agent", by="agent_id") == row
         store.end_episode("one", "closed")
         assert store.unfinished_episodes() == []
         ended = store.episode("one")
@@ -82,51 +79,47 @@ def test_rows_are_read_back_as_written(tmp_path: Path) -> None:
         assert (ended.phase, ended.ending) == (ENDED, "closed")
 
 
-def test_columns_of_labels_and_verdict_are_read_back(tmp_path: Path) -> None:
+def cells(store: Store, columns: str) -> list[tuple[object, ...]]:
+    return store.query(f"SELECT {columns} FROM episodes ORDER BY id")
+
+
+def test_columns_that_lists_read_follow_the_labels_the_verdict_and_the_end(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me") as store:
         store.insert_episode(replace(episode(), labels={"run": "a", "step": "7"}))
-        store.insert_episode(replace(episode("two"), labels={"replay_of": "0123456789abcdef"}))
+        store.insert_episode(replace(episode("two"), labels={"replay_of": "0123456789abcdef", "step": "x"}))
         store.update_episode("one", phase="claimed", progress={}, calls=3)
         verdict = {"status": "scored", "success": False, "reward": 0.5, "metrics": {"turns": 4.0}}
-        store.set_verdict("one", verdict)
+        store.update_episode("one", verdict=verdict)
         store.end_episode("one", "scored")
         store.end_episode("two", "its set-up failed", cause="no such image" + "x" * 1_000, calls=0)
-        one, two = store.episode("one"), store.episode("two")
-    assert one is not None
-    assert (one.labels, one.run) == ({"run": "a", "step": "7"}, "a")
-    assert (one.calls, one.turns, one.status, one.success, one.reward) == (3, 4, "scored", False, 0.5)
-    assert (one.is_derived, one.pinned, one.has_files, one.cause) == (False, False, True, None)
-    assert two is not None
-    assert (two.run, two.calls, two.status, two.success, two.reward) == (None, 0, None, None, None)
-    assert two.is_derived
-    assert two.cause is not None
-    assert len(two.cause) == store_module.MAX_CAUSE_CHARACTERS
+        assert cells(store, "run, step, is_derived, pinned, has_files") == [
+            ("a", 7.0, 0, 0, 1),
+            (None, None, 1, 0, 1),
+        ]
+        assert cells(store, "calls, turns, status, success, reward, outcome") == [
+            (3, 4, "scored", 0, 0.5, Outcome.FAILED),
+            (0, None, None, None, None, Outcome.LOST),
+        ]
+        assert cells(store, "length(cause)") == [(None,), (store_module.MAX_CAUSE_CHARACTERS,)]
 
 
 def test_a_branch_names_its_origin_and_how_it_came_there_once_it_is_ready(tmp_path: Path) -> None:
     branch = {"branch": {"episode": "0123456789abcdef", "at": 3, "on_difference": "report"}}
+    ready = {"ready_at": "2026-01-01T00:00:00Z"}
     with Store.open(tmp_path, "me") as store:
         store.insert_episode(replace(episode(), spec=branch))
-        ready = {"ready_at": "2026-01-01T00:00:00Z"}
         for progress, expected in (
             ({"differences": 1}, (None, None)),
-            ({"differences": 2, **ready}, (2, False)),
-            ({"exact": True, **ready}, (0, True)),
+            ({"differences": 2, **ready}, (2, 0)),
+            ({"exact": True, **ready}, (0, 1)),
         ):
             store.update_episode("one", phase="ready", progress=progress)
-            row = store.episode("one")
-            assert row is not None
-            assert (row.differences, row.exact) == expected
-        archived = replace(episode("two"), spec=branch, progress={"differences": 1, **ready})
-        store.add_ended(archived, "scored", cause=None, calls=3)
-        store.end_episode("one", "scored")
-        store.forget_files("one")
-        rows = [store.episode(name) for name in ("one", "two")]
-    assert [row and (row.branch_of, row.branch_at, row.differences, row.exact) for row in rows] == [
-        ("0123456789abcdef", 3, 0, True),
-        ("0123456789abcdef", 3, 1, False),
-    ]
-    assert all(row and row.is_derived for row in rows)
+            assert cells(store, "differences, exact") == [expected]
+        store.insert_episode(replace(episode("two"), spec=branch, progress={"differences": 1, **ready}))
+        assert cells(store, "branch_of, branch_at, differences, exact, is_derived") == [
+            ("0123456789abcdef", 3, 0, 1, 1),
+            ("0123456789abcdef", 3, 1, 0, 1),
+        ]
 
 
 def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
@@ -172,19 +165,6 @@ def test_sessions_of_a_server_that_ended_by_itself_are_deleted(tmp_path: Path) -
     with Store.open(tmp_path, "second") as store:
         store.adopt([])
         assert store.session("s") is None
-
-
-def test_files_of_episodes_that_ended_long_ago_are_forgotten(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "me") as store:
-        for name in ("old", "live"):
-            store.insert_episode(episode(name))
-        store.end_episode("old", "closed")
-        assert store.old_episodes(0.0, 5) == []
-        assert store.old_episodes(1e12, 5) == ["old"]
-        for handle in ("old", "live"):
-            store.forget_files(handle)
-        assert store.old_episodes(1e12, 5) == []
-        assert [row.id for row in store.unfinished_episodes()] == ["live"]
 
 
 def test_every_row_that_was_written_survives_kill_9(tmp_path: Path) -> None:
@@ -318,7 +298,7 @@ def test_changes_on_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: p
     with Store.open(tmp_path, "me") as store:
         store.insert_episode(episode())
         with full(store):
-            store.set_verdict("one", {"detail": "x" * 100_000})
+            store.update_episode("one", verdict={"detail": "x" * 100_000})
             store.end_episode("one", "closed")
             assert [row.id for row in store.unfinished_episodes()] == ["one"]
             with pytest.raises(AtCapacityError):

@@ -13,14 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from decathlon_mcp.episodes.call_log import RecordedCalls
 from decathlon_mcp.errors import DiskFullError
+from decathlon_mcp.plugins.history.recorded_calls import recorded_calls
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.trajectory import (
     MAX_NOTE_LINE_BYTES,
     MAX_SKIPPED_CALLS,
     CallLines,
     Trajectory,
-    has_ended,
 )
 from decathlon_mcp.storage.trajectory_lines import NOTHING, LoggedKey
 from decathlon_mcp.types import JsonObject
@@ -37,7 +38,7 @@ REPLY: dict[str, Any] = {"failed": False, "seconds": 0.5, "result": {"content": 
 
 
 def new(folder: Path, **options: Any) -> Trajectory:
-    return Trajectory.create(folder / "one", **options)
+    return Trajectory(folder / "one", **options).create()
 
 
 def numbers(trajectory: Trajectory) -> list[int]:
@@ -47,8 +48,8 @@ def numbers(trajectory: Trajectory) -> list[int]:
 def test_lines_are_read_back_as_written(tmp_path: Path) -> None:
     with closing(new(tmp_path)) as trajectory:
         trajectory.add("claim", answer="ü\n\ud800")
-        assert trajectory.first("claim")["answer"] == "ü\n\ud800"
-        assert trajectory.first("end") == {}
+        assert trajectory.line(trajectory.index.placed["claim"])["answer"] == "ü\n\ud800"  # pyright: ignore[reportOptionalSubscript]
+        assert trajectory.line(NOTHING) is None
         assert trajectory.add("call", seq=1, arguments=msgspec.Raw(b'{ "as":"it came"}'), **REPLY)
         ((_, call, *_),) = trajectory.sent_calls()
         assert b'"arguments":{ "as":"it came"}' in call
@@ -70,11 +71,9 @@ def test_one_that_is_missing_is_not_begun_again(tmp_path: Path) -> None:
     trajectory.file.unlink()
     assert trajectory.why_unreadable() == "it cannot be read: No such file or directory"
     with pytest.raises(FileNotFoundError):
-        Trajectory.reopen(trajectory.folder)
+        Trajectory(trajectory.folder).reopen()
     with pytest.raises(FileNotFoundError):
         Trajectory(trajectory.folder).update()
-    with pytest.raises(FileNotFoundError):
-        has_ended(trajectory.folder)
     assert list(trajectory.folder.iterdir()) == []
 
 
@@ -105,7 +104,7 @@ def test_who_appends_and_all_who_read_know_the_same(tmp_path: Path) -> None:
     with closing(new(tmp_path)) as writer:
         fill(writer)
         reader = Trajectory(writer.folder).update()
-        with closing(Trajectory.reopen(writer.folder)) as again:
+        with closing(Trajectory(writer.folder).reopen()) as again:
             logged = again.read_calls()
         assert known(writer) == known(reader) == known(again)
         assert known(writer)[:6] == (3, 2, 1, 4, {("files", "read"), ("files", "write")}, 1)
@@ -132,7 +131,7 @@ def test_a_reader_goes_on_where_it_was_and_begins_again_with_another_file(tmp_pa
         writer.read_calls()
         assert writer.add("call", seq=3, **CALL)
         assert numbers(writer) == numbers(reader.update()) == [2, 3]
-    assert [seconds for _, seconds, _ in reader.index.call_times()][1] == 0.5
+    assert reader.index.seconds[1] == 0.5
 
 
 def test_lines_of_calls_that_are_made_again_are_removed_and_no_others(tmp_path: Path) -> None:
@@ -160,8 +159,9 @@ def test_calls_know_which_others_ran_meanwhile(tmp_path: Path) -> None:
         ):
             trajectory.add(event, seq=seq)
         found = list(trajectory.sent_calls())
-    assert [lines.seq for lines in found if lines.overlaps] == [2, 3, 4]
-    assert found[3] == CallLines(4, found[3].call, b"", found[3].call_at, float("inf"), True)
+        assert [call.seq for call in recorded_calls(trajectory) if call.overlaps] == [2, 3, 4]
+        assert [call.seq for call in recorded_calls(trajectory, 2)] == [1, 2]
+    assert found[3] == CallLines(4, found[3].call, b"", found[3].call_at, float("inf"))
 
 
 def test_calls_that_come_later_are_not_among_those_until_now(tmp_path: Path) -> None:
@@ -197,12 +197,12 @@ def test_lines_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
     ):
         found = read()
         assert numbers(found) == seqs
-        assert [call["seq"] for call, _ in found.sent_calls().objects()] == [1]
+        assert [call.seq for call in RecordedCalls(found.sent_calls())] == [1]
         assert len(found.index.calls) <= 3
 
 
 def continued(folder: Path) -> Trajectory:
-    with closing(Trajectory.reopen(folder)) as trajectory:
+    with closing(Trajectory(folder).reopen()) as trajectory:
         assert [line["seq"] for line in trajectory.read_calls().unanswered] == [1]
         return trajectory
 
@@ -213,29 +213,20 @@ def test_a_torn_last_line_is_removed_when_it_is_continued(tmp_path: Path, torn: 
         trajectory.add("call", seq=1)
     with trajectory.file.open("ab") as file:
         file.write(torn)
-    with closing(Trajectory.reopen(trajectory.folder)) as again:
+    with closing(Trajectory(trajectory.folder).reopen()) as again:
         again.read_calls()
         again.add("call", seq=2)
         assert [event["seq"] for event in events(again, "call")] == numbers(again) == [1, 2]
     trajectory.file.write_bytes(torn)
-    Trajectory.reopen(trajectory.folder).close()
+    Trajectory(trajectory.folder).reopen().close()
     assert trajectory.file.read_bytes() == b""
-
-
-def test_an_end_is_the_last_line(tmp_path: Path) -> None:
-    with closing(new(tmp_path)) as trajectory:
-        assert not has_ended(trajectory.folder)
-        trajectory.add("claim", answer="x" * 100_000)
-        assert not has_ended(trajectory.folder)
-        trajectory.add("end", ending="closed")
-        assert has_ended(trajectory.folder)
 
 
 FILL = """
 import resource, sys
 from pathlib import Path
 from decathlon_mcp.storage.trajectory import Trajectory
-trajectory = Trajectory.create(Path(sys.argv[1]))
+trajectory = Trajectory(Path(sys.argv[1])).create()
 assert trajectory.add("call", seq=1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 assert not trajectory.add("call", seq=2, result="x" * 400_000)
@@ -278,7 +269,7 @@ def test_calls_over_the_limit_are_not_kept_and_other_lines_are(tmp_path: Path) -
         assert kept == [True, True, False, False]
         assert trajectory.add("claim", answer="y" * 2000)
         assert numbers(trajectory) == [1, 2]
-    with closing(Trajectory.reopen(trajectory.folder, max_calls_bytes=1000)) as again:
+    with closing(Trajectory(trajectory.folder, max_calls_bytes=1000).reopen()) as again:
         assert not again.add("reply", seq=2)
 
 
@@ -295,10 +286,10 @@ def test_notes_are_limited_and_take_no_room_from_the_calls(tmp_path: Path) -> No
         assert trajectory.add("call", seq=1, result="x" * 1800)
         assert [trajectory.add("note", calls=1, text="x" * 400) for _ in range(3)] == [True, True, False]
         assert trajectory.add("call", seq=2, result="x" * 1800)
-        with closing(Trajectory.reopen(trajectory.folder, max_calls_bytes=4000)) as again:
+        with closing(Trajectory(trajectory.folder, max_calls_bytes=4000).reopen()) as again:
             again.read_calls()
             assert not again.add("note", calls=1, text="x" * 400)
-    with closing(Trajectory.create(tmp_path / "two")) as trajectory:
+    with closing(Trajectory(tmp_path / "two").create()) as trajectory:
         assert not trajectory.add("note", calls=0, text="x" * MAX_NOTE_LINE_BYTES)
         assert trajectory.add("note", calls=0, text="x" * (MAX_NOTE_LINE_BYTES - 100))
 
@@ -309,6 +300,5 @@ def test_places_take_little_memory(tmp_path: Path) -> None:
             trajectory.add("call", seq=seq, server="s", tool="t")
             trajectory.add("reply", seq=seq)
         index = trajectory.index
-        tables = (index.calls, index.replies, index.flags, index.notes, index.note_calls)
-        assert sum(map(sys.getsizeof, tables)) < 24 * 1000
-        assert index.times is None
+        tables = (index.calls, index.replies, index.times, index.seconds, index.flags, index.notes)
+        assert sum(map(sys.getsizeof, tables)) < 45 * 1000

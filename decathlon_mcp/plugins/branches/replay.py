@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import islice
 from pathlib import Path
 
 import anyio
@@ -98,7 +97,7 @@ def require_state_after(trajectory: Trajectory, last: int) -> None:
         )
     refused, claim = f"no branch after call {last}: call", index.placed.get("claim", math.inf)
     sent = trajectory.sent_calls()
-    following = min((at for seq, at in sent.places() if seq > last), default=math.inf)
+    following = min((call_at for seq, call_at, _ in sent.places() if seq > last), default=math.inf)
     for call in sent:
         if call.seq > last:
             return
@@ -133,8 +132,7 @@ async def play_again(
                 break
             episode.calls.copy(*pair)
         calls = (call for call in recorded_calls(recorded, branch.at) if call.seq > copied)
-        replied = islice(recorded.index.call_times(), branch.at)
-        times = (seconds for _, seconds, _ in replied if not math.isnan(seconds))
+        times = (seconds for seconds in recorded.index.seconds[: branch.at] if not math.isnan(seconds))
         seconds = episode.spec.limits.set_up_seconds + TIMES_SLOWER * sum(times)
         with anyio.move_on_after(seconds) as time_limit:
             while (call := await anyio.to_thread.run_sync(next, calls, None)) is not None:

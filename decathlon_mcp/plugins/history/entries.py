@@ -47,11 +47,12 @@ _decode_arguments = msgspec.json.Decoder(_Arguments).decode
 
 def call_times(trajectory: Trajectory) -> list[CallTime]:
     """See `EpisodeHistory.call_times`."""
-    times = list(trajectory.index.call_times())
-    first = min((time for time, _, _ in times), default=0.0)
+    index = trajectory.index
+    times = zip(range(1, index.last + 1), index.times, index.seconds, strict=False)
+    first = min(index.times, default=0.0)
     return [
-        CallTime(seq, time - first, None if math.isnan(seconds) else seconds, failed)
-        for seq, (time, seconds, failed) in enumerate(times, 1)
+        CallTime(seq, time - first, None if math.isnan(seconds) else seconds, index.has_failed(seq))
+        for seq, time, seconds in times
     ]
 
 
@@ -88,7 +89,11 @@ class EntryReader:
         """See `EpisodeHistory.calls`. Values above `limit` bytes are cut."""
         end = self._index.last
         # Notes after the last call come with it.
-        waiting = iter(sorted(self._index.notes_before(first, last if last < end else max(last, end) + 1)))
+        end_of_notes = last if last < end else max(last, end) + 1
+        counts = enumerate(self._index.note_calls, 1)
+        waiting = iter(
+            sorted((count, number) for number, count in counts if first <= count + 1 <= end_of_notes)
+        )
         note = next(waiting, None)
         for seq in range(max(1, first), min(last, end) + 1):
             while note is not None and note[0] < seq:

@@ -47,8 +47,8 @@ def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: boo
     with Store.open_read_only(state) as store:
         if store is None:
             report(f"no server has kept episodes in {state}")
-        known = store.handles() if store is not None and handles else ()
-    of = {public_id(handle): handle for handle in known}
+        known = store.query("SELECT public_id, id FROM episodes") if store is not None and handles else ()
+    of = dict[str, str](known)
     processes = running_servers(state)
     summaries = [
         *_episodes(history, replace(query, live=True, with_branches=True)),
@@ -161,14 +161,14 @@ def _details(row: EpisodeRow, sandboxes: list[SandboxRow], state: Path) -> JsonO
     assert details is not None, "its row was just read"
     summary = _summary(details.summary, running_servers(state), {row.public_id: row.id})
     summary["started"] = _time(row.started_at)
-    if row.ended_at is not None:
-        summary["ended"] = _time(row.ended_at)
+    if details.summary.ended_at is not None:
+        summary["ended"] = _time(details.summary.ended_at)
     verdict = details.verdict or {}
     answer = details.answer
     entries = history.calls(row.public_id, details.calls - LAST_CALLS + 1, details.calls)
     return {
         **summary,
-        "calls": details.calls if row.has_files else row.calls,
+        "calls": details.calls if details.summary.has_files else details.summary.calls,
         # Why it has its reward, before all else.
         "claim": None if details.claim is None else {**details.claim, "answer": answer and answer.raw},
         "evaluator_output": verdict.get("evaluator_output"),

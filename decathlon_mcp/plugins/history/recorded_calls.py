@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -35,7 +37,7 @@ class _Reply(msgspec.Struct, frozen=True):
 
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_READ_MEMBERS = frozenset({"seq", "server", "tool", "failed"})
+_READ_MEMBERS = frozenset({"seq", "server", "tool", "failed", "seconds"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,14 @@ class RecordedCall:
 
 def recorded_calls(trajectory: Trajectory, last: int | None = None) -> Iterator[RecordedCall]:
     """The calls that were sent, up to this number; each is read when it is asked for. Raises OSError."""
-    for lines in trajectory.sent_calls():
-        if last is not None and lines.seq > last:
+    newest_reply = 0.0
+    for lines, following in pairwise(chain(trajectory.sent_calls(), (None,))):
+        if lines is None or (last is not None and lines.seq > last):
             return
+        next_at = math.inf if following is None else following.call_at
+        overlaps = newest_reply > lines.call_at or lines.reply_at > next_at
+        if lines.reply:
+            newest_reply = max(newest_reply, lines.reply_at)
         if not (call := read_object(lines.call)):
             continue
         reply, missing = _read_reply(lines.reply)
@@ -66,7 +73,7 @@ def recorded_calls(trajectory: Trajectory, last: int | None = None) -> Iterator[
             meta=as_object(call.get("meta")),
             reply=reply,
             missing=missing,
-            overlaps=lines.overlaps,
+            overlaps=overlaps,
         )
 
 

@@ -19,9 +19,9 @@ from decathlon_mcp.plugins.page.application import PageApp
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
 from decathlon_mcp.plugins.page.play.attempts import RUN, PlayPages
 from decathlon_mcp.plugins.page.site import Site
+from decathlon_mcp.plugins.page.stored_runs import delete_run, pin_run
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.storage.keys import load_or_create_page_key
-from decathlon_mcp.storage.retention import delete_run
 from decathlon_mcp.types import public_id
 
 
@@ -75,7 +75,7 @@ class RegistryControl:
 
     def pin(self, run: str, owner: str | None, *, pinned: bool) -> None:
         if (store := self._registry.store) is not None:
-            from_thread.run_sync(partial(store.pin_run, run, pinned=pinned, owner=owner))
+            from_thread.run_sync(partial(pin_run, store, run, pinned=pinned, owner=owner))
 
     def delete(self, run: str, owner: str | None) -> int:
         if (store := self._registry.store) is None:

@@ -37,6 +37,7 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.storage.store import REPLAY_LABEL, Store
 from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.storage.trajectory_lines import NOTHING
 from decathlon_mcp.types import JsonObject, as_object
 
 EQUAL, DIFFERENT, NOT_PLAYED = 0, 1, 2
@@ -107,7 +108,8 @@ def _read(state: Path, name: str) -> _Source:
         row = find_row(store, state, name)
     try:
         trajectory = Trajectory(state / "episodes" / row.id).update()
-        head, ready, claim = map(trajectory.first, ("start", "ready", "claim"))
+        places = (trajectory.index.placed.get(event, NOTHING) for event in ("start", "ready", "claim"))
+        head, ready, claim = (trajectory.line(place) or {} for place in places)
     except OSError as error:
         raise BadRequestError(f"the calls of {row.public_id} cannot be read: {error.strerror}") from None
     return _Source(row.public_id, trajectory, head, ready, claim, row.verdict)
