@@ -17,10 +17,10 @@ import pytest
 from anyio.abc import Process
 
 from decathlon_mcp.driver.client import BOOT_COMMAND
+from decathlon_mcp.plugins.docker.events import OWNER_LABEL
+from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
 from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTest
-from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.host.isolation import why_no_own_network, why_unavailable
 from decathlon_mcp.sandboxes.host.plugin import FOLDER

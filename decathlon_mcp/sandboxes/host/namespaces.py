@@ -77,13 +77,13 @@ from decathlon_mcp.sandboxes.host.sandbox import HostSandbox
 from decathlon_mcp.sandboxes.host.seccomp import compile_filter
 from decathlon_mcp.sandboxes.host.signals import SIGNAL_SECONDS, ProcessSignaller
 from decathlon_mcp.sandboxes.host.table import ProcessId
+from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.sandboxes.usage import Usage
 from decathlon_mcp.storage.disk import read_kernel_file
 from decathlon_mcp.telemetry.logs import fields
 
 STATUS_FILE = "status"
 """In a sandbox's folder: what bubblewrap writes about the first process."""
-NO_NETWORK = "sandboxes of an unpacked image have no outbound network: use --provider docker"
 SET_UP_SECONDS = 30.0
 """How long bubblewrap may take to set up a sandbox; usually some 10 ms."""
 MAX_BATCH = 256
@@ -97,6 +97,11 @@ _Read = TypeVar("_Read")
 
 _log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None)
+
+
+def why_no_network() -> str:
+    """Why sandboxes with the files of an unpacked image have no network: the end of a sentence."""
+    return f"sandboxes of an unpacked image have no outbound network: use {another_provider()}"
 
 
 class HasFileno(Protocol):
@@ -191,7 +196,7 @@ class NamespaceSandbox(HostSandbox):
         """Start bubblewrap. See `wait_until_open`."""
         files = self.files
         if self.spec.network != "none" and files.location is not None:
-            raise NotRunnableError(NO_NETWORK)
+            raise NotRunnableError(why_no_network())
         program = self.spec.command[0]
         if files.find_program(program) is None:
             where = "this machine" if files.location is None else f"image {files.location}"
