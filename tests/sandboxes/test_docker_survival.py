@@ -14,12 +14,12 @@ from docker import APIClient
 from docker.errors import APIError
 
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.plugins.conformance.archives import file_entry, pack
+from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
 from decathlon_mcp.plugins.docker import provider as docker_provider
 from decathlon_mcp.plugins.docker.engine import live_restore_keeps_auto_remove
 from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
-from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
 from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench, docker_bench
 from tests.sandboxes.own_engine import OwnEngine
