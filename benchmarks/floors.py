@@ -23,8 +23,8 @@ from anyio.abc import ByteStream
 from benchmarks.load import for_each
 from benchmarks.running import RUN_LABEL, SUITE, Run
 from decathlon_mcp.driver.client import BOOT_COMMAND, connect
+from decathlon_mcp.plugins.docker.sandbox import AttachedStream
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.docker.sandbox import AttachedStream
 from decathlon_mcp.sandboxes.streams import LogTail, SocketStream
 
 OPENING = 4

@@ -26,10 +26,10 @@ from benchmarks.machine import available_memory_mib, busy_cpu_seconds, machine
 from benchmarks.samples import Measurement, Samples, measure_in_turns
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError
+from decathlon_mcp.plugins.conformance.archives import file_entry, pack
+from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.host.isolation import why_no_own_network, why_unavailable
 from decathlon_mcp.sandboxes.host.provider import HostProvider

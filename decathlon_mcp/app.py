@@ -42,7 +42,7 @@ from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.fault import ProviderHealth
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import Status
-from decathlon_mcp.hooks import load, plugins
+from decathlon_mcp.hooks import load, own_provider, plugins
 from decathlon_mcp.sandboxes.base import Limits, Provider
 from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside, require_descriptors
 from decathlon_mcp.sandboxes.plugins import (
@@ -92,9 +92,11 @@ def image_for(suite: Suite, settings: Settings) -> str | None:
 
 def check_provider(settings: Settings) -> None:
     """Raises SettingsError for a provider that there is not, or for options that it does not take."""
-    if settings.kernel is not None and settings.provider not in (None, "host"):
-        raise SettingsError(f"--kernel {settings.kernel} is for --provider host, not {settings.provider}")
     if settings.provider is not None:
+        if settings.kernel is not None and not load_provider(settings.provider).has_kernels:
+            raise SettingsError(
+                f"--kernel {settings.kernel} is for --provider {own_provider()}, not {settings.provider}"
+            )
         parse_options(settings.provider, settings.provider_option)
     elif settings.provider_option:
         raise SettingsError(

@@ -32,6 +32,9 @@ class Plugin:
     name: str
     providers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Sandbox backends by the name that `--provider` takes; each part is a `ProviderPlugin`."""
+    image_provider: str = ""
+    """Which of its providers runs a suite with an image of its own, where none is set. The first plug-in that
+    has one decides; without any, it is the core's."""
     kernels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Kernels for the sandboxes of the provider `host` by the name that `--kernel` takes; each part is a
     `NamespaceSandbox`."""
@@ -66,13 +69,7 @@ class Plugin:
     by name, whether it is a `dry_run`; they return how many there were."""
 
 
-CORE = Plugin(
-    name="core",
-    providers={
-        "docker": "decathlon_mcp.sandboxes.docker.plugin:PROVIDER",
-        "host": "decathlon_mcp.sandboxes.host.plugin:PROVIDER",
-    },
-)
+CORE = Plugin(name="core", providers={"host": "decathlon_mcp.sandboxes.host.plugin:PROVIDER"})
 """What the core itself has of what plug-ins add."""
 
 
@@ -99,6 +96,20 @@ def plugins() -> tuple[Plugin, ...]:
 def providers() -> dict[str, str]:
     """The part of each provider, by its name. Raises SettingsError, also for a name that is used twice."""
     return _by_name("providers", (plugin.providers for plugin in plugins()))
+
+
+def own_provider() -> str:
+    """The name of the core's own provider."""
+    (name,) = CORE.providers
+    return name
+
+
+def image_provider() -> str | None:
+    """The provider of suites with an image of their own, where none is set; None without such a plug-in.
+
+    Raises SettingsError as `plugins`.
+    """
+    return next((plugin.image_provider for plugin in plugins() if plugin.image_provider), None)
 
 
 def kernels() -> dict[str, str]:

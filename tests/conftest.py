@@ -21,7 +21,6 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
-from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
 from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE
 from tests.cpu_time import CpuTime
 from tests.sandboxes.own_engine import OwnEngine, engine_with
@@ -30,6 +29,8 @@ DEADLINE_SECONDS = 180
 """Deadline of an asynchronous test, sized for a slow machine."""
 MARGIN_SECONDS = 60
 """For a test with its own `timeout` marker, the deadline is this much earlier than that timeout."""
+TEST_IMAGE = "decathlon-test:latest"
+"""`plugins.docker.image.STARTER_IMAGE`: the core's tests run without plug-ins too."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -117,10 +118,10 @@ def test_image(docker_engine: Any) -> str:
     from docker.errors import ImageNotFound
 
     try:
-        docker_engine.inspect_image(STARTER_IMAGE)
+        docker_engine.inspect_image(TEST_IMAGE)
     except ImageNotFound:
-        _skip_or_fail(f"there is no image {STARTER_IMAGE}; build it with tests/image/build")
-    return STARTER_IMAGE
+        _skip_or_fail(f"there is no image {TEST_IMAGE}; build it with tests/image/build")
+    return TEST_IMAGE
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import anyio.to_thread
 import docker
 from docker.errors import APIError
 
-from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
+from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from decathlon_mcp.sandboxes.host.records import LEADER_FILE, read_process
 from decathlon_mcp.storage.database import FILE_NAME

@@ -7,13 +7,13 @@ from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
 
-from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
-from decathlon_mcp.archives.unpacking import MemberReader, checked_entries, open_archive
+from decathlon_mcp.archives.reading import Kind, Member
+from decathlon_mcp.archives.unpacking import checked_entries
 from decathlon_mcp.archives.writing import (
     ArchiveSource,
     Entry,
     StreamedArchive,
-    archive_chunks,
+    append,
     archive_size,
 )
 from decathlon_mcp.errors import BadRequestError
@@ -31,15 +31,7 @@ def append_archive(
     device, a relative link that leads out, or a hard link to a file that is not copied. `archive` is then
     incomplete.
     """
-    with archive.open("r+b") as file:
-        reader = ArchiveReader.of_file(file)
-        for _ in reader:
-            pass
-        file.seek(reader.end)
-        with open_archive(source) as members:
-            for chunk in archive_chunks(_entries(members, prefix, names)):
-                file.write(chunk)
-        file.truncate()
+    append(archive, _entries(source, prefix, names))
 
 
 def joined(parts: Sequence[tuple[PurePosixPath, ArchiveSource]]) -> StreamedArchive:
@@ -53,17 +45,16 @@ def joined(parts: Sequence[tuple[PurePosixPath, ArchiveSource]]) -> StreamedArch
     def entries() -> Iterator[Entry]:
         folders: set[str] = set()
         for prefix, archive in parts:
-            with open_archive(archive) as reader:
-                for member, body in _entries(reader, prefix, None, folders):
-                    if member.kind is Kind.FOLDER:
-                        folders.add(member.name)
-                    yield member, body
+            for member, body in _entries(archive, prefix, None, folders):
+                if member.kind is Kind.FOLDER:
+                    folders.add(member.name)
+                yield member, body
 
     return StreamedArchive(entries, sum(archive_size(archive) for _, archive in parts))
 
 
 def _entries(
-    reader: MemberReader,
+    archive: ArchiveSource,
     prefix: PurePosixPath,
     names: Collection[str] | None,
     existing: Collection[str] = (),
@@ -71,7 +62,7 @@ def _entries(
     for folder in (*reversed(prefix.parents[:-1]), prefix) if prefix.name else ():
         if str(folder) not in existing:
             yield Member(name=str(folder), kind=Kind.FOLDER, mode=0o755), ()
-    for member, body in checked_entries(reader):
+    for member, body in checked_entries(archive):
         if names is not None and member.name.partition("/")[0] not in names:
             continue
         if member.kind is Kind.HARD_LINK:

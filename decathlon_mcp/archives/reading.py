@@ -95,8 +95,6 @@ class ArchiveReader:
     BrokenArchiveError. With a known length, a member whose body is cut short is never yielded.
     """
 
-    is_checked = False
-
     def __init__(self, file: BinaryIO, size_bytes: int | None) -> None:
         self._file = file
         self._size_bytes = size_bytes

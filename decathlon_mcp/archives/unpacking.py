@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, NoReturn, Protocol, cast
+from typing import BinaryIO, NoReturn, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -37,45 +36,21 @@ _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CL
 _ERRORS_OF_THE_ARCHIVE = frozenset(
     {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT}
 )
+_T = TypeVar("_T")
 
 
-class MemberReader(Protocol):
-    """Iterates over the members of an archive. `body` reads the member that was yielded last.
+def checked_entries(archive: ArchiveSource) -> Iterator[Entry]:
+    """The members that may be unpacked, without the archive's own folder. Blocks.
 
-    `is_checked`: `checked_members` would change and refuse none of them.
+    A body must be read, if at all, before the next entry is asked for. Names and targets of hard links are
+    relative and normalized, modes reduced to permissions. Raises BadRequestError if the archive is not a
+    whole tar, and for devices, FIFOs, sparse files, and members or relative links that lead outside; so does
+    reading a body.
     """
-
-    @property
-    def is_checked(self) -> bool: ...
-
-    def __iter__(self) -> Iterator[Member]: ...
-
-    def body(self) -> Iterator[bytes]: ...
-
-
-class _EntryReader:
-    """The members of a streamed archive."""
-
-    is_checked = True
-
-    def __init__(self, entries: Iterator[Entry]) -> None:
-        self._entries = entries
-        self._body: Body = ()
-
-    def __iter__(self) -> Iterator[Member]:
-        for member, body in self._entries:
-            self._body = body
-            yield member
-
-    def body(self) -> Iterator[bytes]:
-        return iter(self._body)
-
-
-@contextmanager
-def open_archive(archive: ArchiveSource) -> Generator[MemberReader]:
-    """A reader of an archive. Raises BadRequestError if it is not a whole tar archive."""
     if isinstance(archive, StreamedArchive):
-        yield _EntryReader(archive.entries())
+        # Who makes its members has checked them. Those of a workspace pass here several times on their way,
+        # and each check costs as much as to create the file.
+        yield from archive.entries()
         return
     name = "the archive" if isinstance(archive, bytes) else str(archive)
     with BytesIO(archive) if isinstance(archive, bytes) else archive.open("rb") as file:
@@ -83,32 +58,42 @@ def open_archive(archive: ArchiveSource) -> Generator[MemberReader]:
         file.seek(0)
         if not magic:
             raise BadRequestError(f"{name} is not a whole tar archive: it is empty")
-        try:
-            if magic == _GZIP_MAGIC:
-                with gzip.GzipFile(fileobj=file) as plain:
-                    yield ArchiveReader(cast("BinaryIO", plain), None)
-            else:
-                yield ArchiveReader.of_file(file)
-        except BrokenArchiveError as error:
-            raise BadRequestError(f"{name} is not a whole tar archive: {error}") from error
+        if magic == _GZIP_MAGIC:
+            with gzip.GzipFile(fileobj=file) as plain:
+                yield from _entries(ArchiveReader(cast("BinaryIO", plain), None), name, _checked)
+        else:
+            yield from _entries(ArchiveReader.of_file(file), name, _checked)
 
 
-def checked_members(reader: MemberReader) -> Iterator[Member]:
-    """Members that may be unpacked, without the archive's own folder.
+def _entries(reader: ArchiveReader, name: str, check: Callable[[Member], Member | None]) -> Iterator[Entry]:
+    """Those members of the archive `name` that `check` returns, with their bodies."""
+    for read in _whole(iter(reader), name):
+        if (member := check(read)) is not None:
+            yield member, _whole(reader.body(), name) if member.kind is Kind.FILE else ()
 
-    Names and targets of hard links are relative and normalized, modes reduced to permissions. Raises
-    BadRequestError for devices, FIFOs, sparse files, and members or relative links that lead outside.
-    """
-    if reader.is_checked:
-        # A workspace's members pass here several times on their way, and each check costs as much as to
-        # create the file.
-        yield from reader
-        return
-    for member in reader:
-        if member.kind is Kind.SYMLINK:
-            _check_symlink("/".join(_parts(member.name)), member.link)
-        if (normalized := _normalized(member)) is not None:
-            yield normalized
+
+def _whole(parts: Iterator[_T], name: str) -> Iterator[_T]:
+    """Parts of the archive `name`. Raises BadRequestError where it is broken."""
+    try:
+        yield from parts
+    except BrokenArchiveError as error:
+        raise BadRequestError(f"{name} is not a whole tar archive: {error}") from error
+
+
+def _checked(member: Member) -> Member | None:
+    """The member with a relative name, if a sandbox may have it; None for the archive's own folder."""
+    if member.kind is Kind.SYMLINK:
+        _check_symlink("/".join(_parts(member.name)), member.link)
+    return _normalized(member)
+
+
+def _of_root(member: Member) -> Member | None:
+    """The member as it is in a root file system that is unpacked; None if it is left out."""
+    if member.kind in (Kind.CHARACTER_DEVICE, Kind.BLOCK_DEVICE, Kind.FIFO):
+        return None
+    # Engines write absolute names in none of their archives, and "./" before them in some.
+    normalized = _normalized(member)
+    return normalized and replace(normalized, mode=normalized.mode & 0o755 | 0o400)
 
 
 def _normalized(member: Member) -> Member | None:
@@ -141,18 +126,11 @@ def _check_symlink(name: str, target: str) -> None:
             raise BadRequestError(f"an archive's link leads outside its folder: {name[:200]!r}")
 
 
-def checked_entries(reader: MemberReader) -> Iterator[Entry]:
-    """`checked_members`, with their bodies."""
-    for member in checked_members(reader):
-        yield member, reader.body() if member.kind is Kind.FILE else ()
-
-
 def with_owner(archive: ArchiveSource, user: int, group: int) -> Iterator[bytes]:
     """The checked archive as a plain tar in chunks, all members owned by one user. Raises BadRequestError."""
-    with open_archive(archive) as reader:
-        yield from archive_chunks(
-            (replace(member, user=user, group=group), body) for member, body in checked_entries(reader)
-        )
+    return archive_chunks(
+        (replace(member, user=user, group=group), body) for member, body in checked_entries(archive)
+    )
 
 
 def unpack(archive: ArchiveSource, folder: Path, *, below: Path) -> None:
@@ -160,27 +138,12 @@ def unpack(archive: ArchiveSource, folder: Path, *, below: Path) -> None:
 
     Raises BadRequestError for an archive that cannot be unpacked so.
     """
-    with open_archive(archive) as reader:
-        try:
-            cursor = FolderCursor(below, creates=True)
-        except OSError as error:
-            _raise_fault(error, below.name)
-        with cursor:
-            unpack_members(reader, cursor, folder.relative_to(below).parts)
-
-
-def unpack_members(reader: MemberReader, cursor: FolderCursor, start: Parts) -> None:
-    """Unpack what `checked_members` allows into the folder `start` of the cursor. Raises BadRequestError."""
     try:
-        cursor.enter(start)
+        cursor = FolderCursor(below, creates=True)
     except OSError as error:
-        _raise_fault(error, "/".join(start))
-    with cursor.second() as targets:
-        for member in checked_members(reader):
-            try:
-                _unpack(reader, member, cursor, targets, start)
-            except OSError as error:
-                _raise_fault(error, member.name)
+        _raise_fault(error, below.name)
+    with cursor:
+        unpack_entries(checked_entries(archive), cursor, folder.relative_to(below).parts)
 
 
 def unpack_root(chunks: Iterable[bytes], folder: Path, owner: tuple[int, int] | None) -> None:
@@ -193,28 +156,35 @@ def unpack_root(chunks: Iterable[bytes], folder: Path, owner: tuple[int, int] | 
     Raises BadRequestError for an archive that is no such thing.
     """
     reader = ArchiveReader(cast("BinaryIO", ForwardFile(chunks)), None)
+    with FolderCursor(folder, creates=True) as cursor:
+        unpack_entries(_entries(reader, "the image's archive", _of_root), cursor, owner=owner)
+
+
+def unpack_entries(
+    entries: Iterable[Entry],
+    cursor: FolderCursor,
+    start: Parts = (),
+    *,
+    owner: tuple[int, int] | None = None,
+) -> None:
+    """Unpack `checked_entries` into the folder `start` of the cursor, never writing through a link.
+
+    `owner`: the user and group that the files are given to. Raises BadRequestError, OSError.
+    """
     try:
-        with FolderCursor(folder, creates=True) as cursor, cursor.second() as targets:
-            for member in _root_members(reader):
-                try:
-                    _unpack(reader, member, cursor, targets, ())
-                    if owner is not None:
-                        *above, name = member.name.split("/")
-                        parent = cursor.enter(tuple(above))
-                        os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
-                except OSError as error:
-                    _raise_fault(error, member.name)
-    except BrokenArchiveError as error:
-        raise BadRequestError(f"the image's archive is broken: {error}") from error
-
-
-def _root_members(reader: ArchiveReader) -> Iterator[Member]:
-    for member in reader:
-        if member.kind in (Kind.CHARACTER_DEVICE, Kind.BLOCK_DEVICE, Kind.FIFO):
-            continue
-        # Engines write absolute names in none of their archives, and "./" before them in some.
-        if (normalized := _normalized(member)) is not None:
-            yield replace(normalized, mode=normalized.mode & 0o755 | 0o400)
+        cursor.enter(start)
+    except OSError as error:
+        _raise_fault(error, "/".join(start))
+    with cursor.second() as targets:
+        for member, body in entries:
+            try:
+                _unpack(member, body, cursor, targets, start)
+                if owner is not None:
+                    *above, name = _placed(member.name, start)
+                    parent = cursor.enter(tuple(above))
+                    os.chown(name, *owner, dir_fd=parent, follow_symlinks=False)
+            except OSError as error:
+                _raise_fault(error, member.name)
 
 
 def _raise_fault(error: OSError, name: str) -> NoReturn:
@@ -224,24 +194,20 @@ def _raise_fault(error: OSError, name: str) -> NoReturn:
     raise BadRequestError(f"cannot unpack {name[:200]!r}: {error.strerror}") from error
 
 
-def _unpack(
-    reader: MemberReader, member: Member, cursor: FolderCursor, targets: FolderCursor, start: Parts
-) -> None:
+def _unpack(member: Member, body: Body, cursor: FolderCursor, targets: FolderCursor, start: Parts) -> None:
     if member.kind is Kind.FOLDER:
         os.fchmod(cursor.enter(start + tuple(member.name.split("/"))), member.mode | 0o700)
         return
     parts = _placed(member.name, start)
     name, parent = parts.pop(), cursor.enter(tuple(parts))
     try:
-        _create(reader, member, parent, name, targets, start)
+        _create(member, body, parent, name, targets, start)
     except FileExistsError:
         os.unlink(name, dir_fd=parent)
-        _create(reader, member, parent, name, targets, start)
+        _create(member, body, parent, name, targets, start)
 
 
-def _create(
-    reader: MemberReader, member: Member, parent: int, name: str, targets: FolderCursor, start: Parts
-) -> None:
+def _create(member: Member, body: Body, parent: int, name: str, targets: FolderCursor, start: Parts) -> None:
     """Create the member in the folder `parent`. Raises FileExistsError before its body is read."""
     if member.kind is Kind.SYMLINK:
         os.symlink(member.link, name, dir_fd=parent)
@@ -252,16 +218,16 @@ def _create(
         source = targets.enter(tuple(folder))
         os.link(target, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
     else:
-        _write_file(reader, member, os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=parent))
+        _write_file(member, body, os.open(name, _NEW_FILE_FLAGS, 0o600, dir_fd=parent))
 
 
 def _placed(name: str, start: Parts) -> list[str]:
     return [*start, *name.split("/")]
 
 
-def _write_file(reader: MemberReader, member: Member, descriptor: int) -> None:
+def _write_file(member: Member, body: Body, descriptor: int) -> None:
     try:
-        for chunk in reader.body():
+        for chunk in body:
             view = memoryview(chunk)
             while view:
                 view = view[os.write(descriptor, view) :]

@@ -50,7 +50,7 @@ Entry = tuple[Member, Body]
 class StreamedArchive:
     """An archive that is stored nowhere: `entries` makes its members, again each time that it is read.
 
-    Who makes them has checked them: they are what `checked_members` would yield. `size_bytes` is about its
+    Who makes them has checked them: they are what `checked_entries` would yield. `size_bytes` is about its
     length.
     """
 
@@ -248,6 +248,18 @@ def file_chunks(open_file: Callable[[], int], size: int) -> Iterator[bytes]:
         os.close(descriptor)
 
 
+def append(archive: Path, entries: Iterable[Entry]) -> None:
+    """Append entries to a plain tar, which is created if missing. Raises BrokenArchiveError for another."""
+    with archive.open("r+b" if archive.exists() else "w+b") as file:
+        reader = ArchiveReader.of_file(file)
+        for _ in reader:
+            pass
+        file.seek(reader.end)
+        for chunk in archive_chunks(entries):
+            file.write(chunk)
+        file.truncate()
+
+
 def append_from_checkout(
     archive: Path, checkout: Path, sources: Mapping[PurePosixPath, PurePosixPath]
 ) -> list[Path]:
@@ -258,14 +270,7 @@ def append_from_checkout(
     Links that lead out of `checkout` are left out and returned.
     """
     left_out: list[Path] = []
-    with archive.open("r+b" if archive.exists() else "w+b") as file:
-        reader = ArchiveReader.of_file(file)
-        for _ in reader:
-            pass
-        file.seek(reader.end)
-        for chunk in archive_chunks(_checkout_entries(checkout, sources, left_out)):
-            file.write(chunk)
-        file.truncate()
+    append(archive, _checkout_entries(checkout, sources, left_out))
     return left_out
 
 

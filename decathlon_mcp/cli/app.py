@@ -14,7 +14,6 @@ from cyclopts.completion.detect import ShellDetectionError
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli import supervisor
-from decathlon_mcp.cli.image import image
 from decathlon_mcp.cli.options import (
     ADDRESS,
     DEFAULT_HOST,
@@ -62,7 +61,6 @@ app = App(
     config=SOURCES,
     group_parameters=GENERAL,
 )
-app.command(image)
 
 
 @app.command(sort_key=0, help_epilogue=EPILOGUE)

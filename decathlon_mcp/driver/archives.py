@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 import anyio.to_thread
 
 from decathlon_mcp.archives.reading import ArchiveReader, BrokenArchiveError
-from decathlon_mcp.archives.unpacking import checked_entries, open_archive
+from decathlon_mcp.archives.unpacking import checked_entries
 from decathlon_mcp.archives.writing import ArchiveSource, archive_chunks, archive_size, save
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.errors import DriverError
@@ -98,9 +98,8 @@ def _unpack_step(folder: PurePosixPath, archive: ArchiveSource) -> JsonObject | 
     if archive_size(archive) > SENT_BYTES:
         return None
     plain = bytearray()
-    with open_archive(archive) as reader:
-        for chunk in archive_chunks(checked_entries(reader)):
-            plain += chunk
-            if len(plain) > SENT_BYTES:
-                return None
+    for chunk in archive_chunks(checked_entries(archive)):
+        plain += chunk
+        if len(plain) > SENT_BYTES:
+            return None
     return {"unpack": str(folder), "tar": base64.b64encode(plain).decode()}

@@ -1,7 +1,7 @@
 """Limits of the kernel that all sandboxes of one machine share, compared with the number of sandboxes.
 
 The kernel counts these things for each user or for the whole machine, open files for each process: the
-server's, and the engine's. Sandboxes that run as root are one user for it, in containers too, so that one
+server's. Sandboxes that run as root are one user for it, in containers too, so that one
 sandbox can use up what the others need.
 """
 
@@ -9,32 +9,24 @@ from __future__ import annotations
 
 import math
 import resource
-import socket
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.sandboxes.base import Finding, finding
-from decathlon_mcp.storage.disk import read_kernel_file
 
 SYSCTL_FOLDER = Path("/proc/sys")
 SERVER_DESCRIPTORS = 128
 """File descriptors that the server needs besides those of sandboxes and connections: its own, and those of
 openings in progress. Measured: 30, and 15 for an opening."""
 DESCRIPTORS_PER_SANDBOX = 8
-"""Measured: 3 with `docker`, 4 without isolation, 5 in namespaces. Besides, a grader's sandbox opens while
+"""Measured: 3 in a container, 4 without isolation, 5 in namespaces. Besides, a grader's sandbox opens while
 the agent's closes, and an episode has a log."""
 CONNECTIONS_PER_EPISODE = 2
 """Each is one descriptor. A client has one for its requests and one for a stream."""
 CONNECTIONS_SHARE = 0.75
 """Share of the descriptors that connections may use; the rest is for sandboxes."""
-DESCRIPTORS_PER_CONTAINER = 12
-"""File descriptors of the engine's process for a container with an attached stream. Measured: 8."""
-ENGINE_DESCRIPTORS = 256
-"""Those that it needs without containers."""
-_CREDENTIALS = struct.Struct("iii")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,51 +120,3 @@ def _read(file: Path) -> int | None:
         return int(file.read_text("ascii"))
     except (OSError, ValueError):
         return None
-
-
-def check_engine_limits(max_sandboxes: int, address: str) -> Finding | None:
-    """Compare the engine's limit of open files with the number of sandboxes.
-
-    `address` as in DOCKER_HOST. None if the engine is not on this machine or its limit cannot be read, and
-    before it runs: a socket of systemd does not belong to it yet.
-    """
-    pid = _engine_pid(address)
-    limit = None if pid is None else _open_files(pid)
-    if limit is None:
-        return None
-    needed = ENGINE_DESCRIPTORS + DESCRIPTORS_PER_CONTAINER * max_sandboxes
-    return finding(
-        "limits",
-        limit >= needed,
-        f"the engine may open {limit} files, {needed} are needed",
-        f"start it with `ulimit -n {needed}`, or set LimitNOFILE={needed} in its systemd unit",
-        required=False,
-    )
-
-
-def _engine_pid(address: str) -> int | None:
-    scheme, _, path = address.partition("://")
-    if scheme != "unix":
-        return None
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(1)  # a local socket, which is full only if its engine hangs
-            connection.connect(path)
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid = _CREDENTIALS.unpack(credentials)[0]
-        return pid if read_kernel_file(Path(f"/proc/{pid}/comm")).strip() == "dockerd" else None
-    except OSError:
-        return None
-
-
-def _open_files(pid: int) -> int | None:
-    """The soft limit; None for no limit, too."""
-    try:
-        lines = read_kernel_file(Path(f"/proc/{pid}/limits")).splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("Max open files"):
-            soft = line.split()[3]
-            return int(soft) if soft.isdecimal() else None
-    return None

@@ -15,9 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.hooks import load, providers
+from decathlon_mcp.hooks import image_provider, load, own_provider, providers
 from decathlon_mcp.sandboxes.base import Provider
-from decathlon_mcp.sandboxes.host.image_folder import is_image_folder
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.validation import find_problems
 
@@ -98,6 +97,11 @@ def _plain_offer(context: ProviderContext[Any], image: str | None) -> Offer:
     return Offer()
 
 
+def is_image_folder(image: str | None) -> bool:
+    """Whether the setting `--image` names a folder: no name of an image on an engine begins like this."""
+    return image is not None and image.startswith(("/", ".", "~"))
+
+
 def _image_by_name(settings: Settings, own: str | None, is_starter: bool) -> str | None:
     """The name of an image: as set, or the suite's own."""
     if is_image_folder(settings.image):
@@ -123,6 +127,8 @@ class ProviderPlugin:
     """The image of a suite's sandboxes, from the suite's own and whether it is a starter suite; None if they
     have this machine's files, or if it is not set. Raises SettingsError for one that is not for the provider.
     """
+    has_kernels: bool = False
+    """Whether it takes the setting `--kernel`."""
     inventory: Callable[[Path], AbstractAsyncContextManager[Inventory]] | None = None
     """Opens the list of what dead servers on a state folder have left. Raises ProviderUnavailableError, or
     SettingsError, if nobody can tell. Without it, the next server finds what they left, and `gc` does not."""
@@ -149,7 +155,13 @@ class ProviderPlugin:
 def default_provider(settings: Settings, *, is_starter: bool) -> str:
     """The provider of a suite if none is set. No engine can have an image that is a folder."""
     is_here = is_starter or settings.kernel is not None or is_image_folder(settings.image)
-    return "host" if is_here else "docker"
+    return own_provider() if is_here else image_provider() or own_provider()
+
+
+def another_provider() -> str:
+    """The option for a sandbox that the core's own provider cannot open: the end of a sentence."""
+    name = image_provider()
+    return f"--provider {name}" if name else "another provider (--provider)"
 
 
 def load_provider(name: str) -> ProviderPlugin:

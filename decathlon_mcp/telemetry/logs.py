@@ -70,6 +70,6 @@ def configure_logging(level: str = "info", style: LogFormat = "text") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    libraries = ("mcp", "uvicorn", "urllib3", "docker", "httpx", "httpx2", "asyncio", "sse_starlette")
+    libraries = ("mcp", "uvicorn", "urllib3", "httpx", "httpx2", "asyncio", "sse_starlette")
     for name in (*libraries, "opentelemetry"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

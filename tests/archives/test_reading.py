@@ -22,7 +22,7 @@ from decathlon_mcp.archives.reading import (
     first_file,
     top_level_names,
 )
-from decathlon_mcp.archives.unpacking import checked_members, open_archive, unpack
+from decathlon_mcp.archives.unpacking import checked_entries, unpack
 from decathlon_mcp.archives.writing import StreamedArchive
 from decathlon_mcp.errors import BadRequestError
 
@@ -115,8 +115,8 @@ def test_gzip_is_read_without_knowing_its_length(tmp_path: Path) -> None:
     archive.write_bytes(
         gzip.compress(tar_of((tarfile.TarInfo("a"), b"1" * 2000), (tarfile.TarInfo("b"), b"2")))
     )
-    with open_archive(archive) as reader:
-        assert [(m.name, b"".join(reader.body())) for m in reader] == [("a", b"1" * 2000), ("b", b"2")]
+    found = [(member.name, b"".join(body)) for member, body in checked_entries(archive)]
+    assert found == [("a", b"1" * 2000), ("b", b"2")]
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
@@ -198,10 +198,8 @@ def test_member_after_a_sparse_file_in_old_form_is_read() -> None:
 def test_checked_members_are_normalized() -> None:
     folder, file, link = tarfile.TarInfo("./a"), tarfile.TarInfo("./a//./b"), tarfile.TarInfo("c")
     folder.type, file.mode, link.type, link.linkname = tarfile.DIRTYPE, 0o6755, tarfile.LNKTYPE, "./a/b"
-    with open_archive(
-        tar_of((tarfile.TarInfo("."), b""), (folder, b""), (file, b"1"), (link, b""))
-    ) as reader:
-        members = list(checked_members(reader))
+    archive = tar_of((tarfile.TarInfo("."), b""), (folder, b""), (file, b"1"), (link, b""))
+    members = [member for member, _ in checked_entries(archive)]
     assert [(member.name, member.mode) for member in members] == [("a", 0o644), ("a/b", 0o755), ("c", 0o644)]
     assert members[2].link == "a/b"
 

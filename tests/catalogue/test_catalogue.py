@@ -111,7 +111,8 @@ def test_a_launch_time_that_no_clock_shows_is_refused(tmp_path: Path) -> None:
 
 def test_sandboxes_with_an_image_are_in_utc_until_one_was_looked_into(tmp_path: Path) -> None:
     played = suite(tmp_path / "one", "a")
-    with_image = host_info([played], read_settings({"provider": "docker", "state": tmp_path}))
+    image = {"provider": "host", "image": str(tmp_path), "state": tmp_path}
+    with_image = host_info([played], read_settings(image))
     assert with_image.zones == {played.name: UTC}
     local = {"provider": "host", "isolation": "none", "state": tmp_path}
     assert host_info([played], read_settings(local)).zones == {}

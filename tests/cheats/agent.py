@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import anyio
 from mcp import Client
 
-from decathlon_mcp.sandboxes.conformance import paths
+from decathlon_mcp.plugins.conformance import paths
 from decathlon_mcp.types import public_id
 from tests.probe.clients import connected
 from tests.probe.serving import Served

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from decathlon_mcp.archives import packing
-from decathlon_mcp.sandboxes.docker import engine, sandbox
+from decathlon_mcp.plugins.docker import engine, sandbox
 from tests.cheats.agent import SOLUTIONS, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]

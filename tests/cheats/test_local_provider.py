@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.sandboxes.conformance import paths
+from decathlon_mcp.plugins.conformance import paths
 from tests.cheats.agent import SUITE, open_episode, replace_workspaces
 from tests.probe.serving import serving
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decathlon_mcp.sandboxes.conformance import paths
+from decathlon_mcp.plugins.conformance import paths
 from tests.cheats.agent import SOLUTIONS, STATES, CheatServer, replace_workspaces
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]

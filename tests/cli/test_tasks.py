@@ -99,7 +99,7 @@ def test_a_seed_requires_a_sample(shell: Shell) -> None:
     assert shell.error("tasks", "--seed", "7", status=1) == "--seed requires --sample"
 
 
-def test_listing_needs_no_engine(shell: Shell) -> None:
+def test_listing_needs_no_docker_engine(shell: Shell) -> None:
     done = shell.run("tasks", "--suite", SUITE, "--provider", "docker", DOCKER_HOST="unix:///nowhere")
     assert done.returncode == 0
 

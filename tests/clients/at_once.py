@@ -24,7 +24,7 @@ import docker
 import httpx2
 from decathlon_client import Decathlon, Episode
 
-from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
+from decathlon_mcp.plugins.docker.image import STARTER_IMAGE
 from tests.probe.serving import SUITE
 
 UP_SECONDS = 60.0

@@ -31,6 +31,7 @@ from anyio import CancelScope
 from anyio.abc import ByteStream, TaskGroup
 
 from decathlon_mcp.archives.writing import ArchiveSource, save
+from decathlon_mcp.driver.client import BOOT_COMMAND
 from decathlon_mcp.errors import (
     BadRequestError,
     ProviderUnavailableError,
@@ -38,7 +39,6 @@ from decathlon_mcp.errors import (
     SnapshotError,
 )
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, check_folder, finding
-from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.sandboxes.streams import EndedStream, SocketStream
 from decathlon_mcp.sandboxes.usage import Usage
@@ -393,7 +393,7 @@ class FakeProvider:
             raise faults.open_error
         tree, driver = (None, None) if snapshot is None else self._saved(snapshot)
         container = FakeContainer(self._owner, spec, faults, tree)
-        if spec.command == PROBE_COMMAND:
+        if spec.command != BOOT_COMMAND:
             first_process = FakeProbe(container.process_stream, container.tree)
         else:
             first_process = FakeDriver(

@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from decathlon_mcp.archives.reading import Kind, Member
-from decathlon_mcp.archives.unpacking import MemberReader, checked_members, open_archive
+from decathlon_mcp.archives.reading import Body, Kind, Member
+from decathlon_mcp.archives.unpacking import checked_entries
 from decathlon_mcp.archives.writing import ArchiveSource, Entry, archive_chunks
 from decathlon_mcp.errors import BadRequestError
 
@@ -88,11 +88,10 @@ class Tree:
         name = str(folder)
         try:
             self.make(folder)
-            with open_archive(archive) as reader:
-                for member in checked_members(reader):
-                    name, path = member.name, folder / member.name
-                    self.make(path.parent)
-                    self._place(path, self._node(reader, member, folder))
+            for member, body in checked_entries(archive):
+                name, path = member.name, folder / member.name
+                self.make(path.parent)
+                self._place(path, self._node(member, body, folder))
         except (NotADirectoryError, IsADirectoryError, KeyError) as error:
             raise BadRequestError(f"cannot unpack {name!r}: {error}") from error
 
@@ -103,7 +102,7 @@ class Tree:
             raise IsADirectoryError(str(path))
         self._nodes[path] = node
 
-    def _node(self, reader: MemberReader, member: Member, folder: PurePosixPath) -> Node:
+    def _node(self, member: Member, body: Body, folder: PurePosixPath) -> Node:
         match member.kind:
             case Kind.FOLDER:
                 return Folder(member.mode)
@@ -112,7 +111,7 @@ class Tree:
             case Kind.HARD_LINK:
                 return self._nodes[folder / member.link]
             case _:
-                return File(b"".join(reader.body()), member.mode)
+                return File(b"".join(body), member.mode)
 
     def get(self, folder: PurePosixPath) -> Iterator[bytes]:
         """Return a tar of `folder` in chunks; it has no members if `folder` is not a folder."""

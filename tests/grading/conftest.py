@@ -8,7 +8,6 @@ from secrets import token_hex
 
 import pytest
 
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.grading.support import SandboxGrader
 
@@ -27,5 +26,8 @@ async def docker_grader(tmp_path: Path, test_image: str) -> AsyncGenerator[Sandb
     """Grades in containers without a network."""
     folder = tmp_path / "grading"
     folder.mkdir()
+    # Imported here: the core's tests run without plug-ins too.
+    from decathlon_mcp.plugins.docker.provider import DockerProvider
+
     async with DockerProvider(f"tests-rewards-{token_hex(4)}") as provider:
         yield SandboxGrader(folder, provider, test_image)

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE
+from decathlon_mcp.plugins.docker.image import STARTER_IMAGE
 from tests.probe.clients import Player, playing
 from tests.probe.serving import SUITE, Served, serving
 

@@ -20,7 +20,7 @@ from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
 from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.http.server import serve_http
-from decathlon_mcp.sandboxes.host.image_folder import is_image_folder
+from decathlon_mcp.sandboxes.plugins import is_image_folder
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.types import public_id
 

@@ -17,10 +17,10 @@ import pytest
 from anyio.abc import Process
 
 from decathlon_mcp.driver.client import BOOT_COMMAND
+from decathlon_mcp.plugins.conformance.suite import ROOT, LastStep, ProviderUnderTest
+from decathlon_mcp.plugins.docker.events import OWNER_LABEL
+from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
-from decathlon_mcp.sandboxes.conformance import ROOT, LastStep, ProviderUnderTest
-from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.host.isolation import why_no_own_network, why_unavailable
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
@@ -97,6 +97,7 @@ async def open_bench(kind: str, request: pytest.FixtureRequest, folder: Path) ->
         request.getfixturevalue("runsc")
         bench = host_bench(owner, folder, image=request.getfixturevalue("unpacked_image"), kernel="gvisor")
     else:
+        assert kind == "docker", kind
         engine, image = request.getfixturevalue("docker_engine"), request.getfixturevalue("test_image")
         bench = docker_bench(owner, folder, engine, image)
     async with bench.machine or nullcontext(), bench.provider:

@@ -20,12 +20,12 @@ from anyio.abc import TaskGroup
 
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.driver.pending import Survival
+from decathlon_mcp.plugins.conformance.suite import LastStep
+from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.plugins.gvisor import sandbox as gvisor_sandbox
 from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes import plugins
 from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.conformance import LastStep
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.snapshots import SnapshotProvider, snapshots_of

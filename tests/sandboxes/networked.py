@@ -13,9 +13,9 @@ from pathlib import Path
 
 import anyio
 
+from decathlon_mcp.plugins.conformance.probe import receive_all
+from decathlon_mcp.plugins.conformance.suite import ROOT
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
-from decathlon_mcp.sandboxes.conformance import ROOT
-from decathlon_mcp.sandboxes.conformance.probe import receive_all
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 
 

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import anyio
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, connect
+from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 
 

@@ -18,9 +18,9 @@ from decathlon_mcp.errors import (
     NotRunnableError,
     ProviderUnavailableError,
 )
+from decathlon_mcp.plugins.conformance.archives import file_entry, pack
+from decathlon_mcp.plugins.conformance.probe import receive_all
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
-from decathlon_mcp.sandboxes.conformance.probe import receive_all
 from decathlon_mcp.sandboxes.host import command as bubblewrap_command
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder

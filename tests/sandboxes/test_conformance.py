@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import LimitExceededError
-from decathlon_mcp.sandboxes import conformance
-from decathlon_mcp.sandboxes.conformance import (
+from decathlon_mcp.plugins.conformance import suite
+from decathlon_mcp.plugins.conformance.suite import (
     ALL_CHECKS,
     CHECKS,
     SNAPSHOT_CHECKS,
@@ -36,7 +36,7 @@ SLOW = {
 HELPERS = {opening.__name__, survival.__name__, streams.__name__}
 PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": CHECKS,
-    "local": ALL_CHECKS,
+    "plain": ALL_CHECKS,
     "image": ALL_CHECKS,
     "gvisor": ALL_CHECKS + SNAPSHOT_CHECKS,
     # The slow ones are about code that it shares with bubblewrap.
@@ -74,12 +74,12 @@ def test_every_check_says_in_one_sentence_what_it_checks() -> None:
 
 
 async def test_failed_checks_are_reported_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def passing(target: conformance.ProviderUnderTest) -> None: ...
+    async def passing(target: suite.ProviderUnderTest) -> None: ...
 
-    async def failing(target: conformance.ProviderUnderTest) -> None:
+    async def failing(target: suite.ProviderUnderTest) -> None:
         raise LimitExceededError("too large")
 
-    monkeypatch.setattr(conformance, "CHECKS", (passing, failing))
+    monkeypatch.setattr(suite, "CHECKS", (passing, failing))
     bench = fake_bench("owner", tmp_path)
-    failures = await conformance.failed_checks(bench)
+    failures = await suite.failed_checks(bench)
     assert {name: str(error) for name, error in failures.items()} == {"failing": "too large"}

@@ -12,11 +12,11 @@ import pytest
 
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.driver.merging import check_merging
-from decathlon_mcp.sandboxes.docker.container import dense_profile
-from decathlon_mcp.sandboxes.docker.engine import engine_address
+from decathlon_mcp.plugins.docker.container import dense_profile
+from decathlon_mcp.plugins.docker.engine import engine_address
+from decathlon_mcp.plugins.docker.limits import check_engine_limits
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.host.seccomp import FIXED_ADDRESSES
-from decathlon_mcp.sandboxes.kernel_limits import check_engine_limits
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio

@@ -26,17 +26,17 @@ from requests import Response
 from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
+from decathlon_mcp.plugins.conformance.archives import download, file_entry, pack
+from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
+from decathlon_mcp.plugins.docker import image as docker_image
+from decathlon_mcp.plugins.docker import provider as docker_provider
+from decathlon_mcp.plugins.docker.container import DEFAULT_NETWORK
+from decathlon_mcp.plugins.docker.engine import regular_file
+from decathlon_mcp.plugins.docker.image import STARTER_IMAGE, missing_image_error
+from decathlon_mcp.plugins.docker.provider import DockerProvider, check_runtime
+from decathlon_mcp.plugins.docker.sandbox import DockerSandbox
 from decathlon_mcp.sandboxes import base
 from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec, ended_from_inside
-from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
-from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
-from decathlon_mcp.sandboxes.docker import image as docker_image
-from decathlon_mcp.sandboxes.docker import provider as docker_provider
-from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
-from decathlon_mcp.sandboxes.docker.engine import regular_file
-from decathlon_mcp.sandboxes.docker.image import STARTER_IMAGE, missing_image_error
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider, check_runtime
-from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject
 from tests.sandboxes.conftest import Bench

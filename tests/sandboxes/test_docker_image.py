@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import ImageError
-from decathlon_mcp.sandboxes.docker import image
-from decathlon_mcp.sandboxes.docker.image import find_image, forget_image
+from decathlon_mcp.plugins.docker import image
+from decathlon_mcp.plugins.docker.image import find_image, forget_image
 
 
 class Engine:

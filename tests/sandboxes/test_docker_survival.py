@@ -14,12 +14,12 @@ from docker import APIClient
 from docker.errors import APIError
 
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.plugins.conformance.archives import file_entry, pack
+from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
+from decathlon_mcp.plugins.docker import provider as docker_provider
+from decathlon_mcp.plugins.docker.engine import live_restore_keeps_auto_remove
+from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY, Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.conformance.archives import file_entry, pack
-from decathlon_mcp.sandboxes.conformance.probe import receive_all, receive_line
-from decathlon_mcp.sandboxes.docker import provider as docker_provider
-from decathlon_mcp.sandboxes.docker.engine import live_restore_keeps_auto_remove
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider
 from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench, docker_bench
 from tests.sandboxes.own_engine import OwnEngine
@@ -108,7 +108,7 @@ async def test_container_that_ended_meanwhile_is_lost_with_its_cause(docker: Ben
 async def test_files_belong_to_the_images_user_whatever_the_container_says_now(
     docker: Bench, docker_engine: Any, test_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decathlon_mcp.sandboxes.docker.image._ids_by_digest", {})
+    monkeypatch.setattr("decathlon_mcp.plugins.docker.image._ids_by_digest", {})
     script = """
 import os
 for line in iter(input, None):

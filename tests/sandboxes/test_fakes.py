@@ -13,9 +13,9 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
+from decathlon_mcp.plugins.conformance.probe import receive_all
+from decathlon_mcp.plugins.conformance.suite import PROBE_COMMAND, ROOT
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.conformance import PROBE_COMMAND, ROOT
-from decathlon_mcp.sandboxes.conformance.probe import receive_all
 from tests.fakes.calls import call_server
 from tests.fakes.driver import FakeCall, FakeTool, Faults, ProcessExit, RunReply, ToolError
 from tests.fakes.provider import FakeMachine, FakeProvider

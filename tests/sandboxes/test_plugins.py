@@ -215,18 +215,21 @@ async def test_gc_asks_each_podman_service_that_servers_have_used(
     assert (tmp_path / "servers" / "0123456789ab").exists()
 
 
-def test_the_core_has_its_providers_without_the_plug_ins(tmp_path: Path) -> None:
+def test_without_plug_ins_the_core_has_its_own_provider_for_every_suite(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "decathlon_mcp", ignore=shutil.ignore_patterns("plugins", "starter"))
     program = (
         "from decathlon_mcp.sandboxes.plugins import load_provider, providers, saving_options\n"
         "print(*sorted(providers()), *(load_provider(name).survives for name in sorted(providers())))\n"
         "print(saving_options())\n"
+        "from decathlon_mcp.sandboxes.plugins import default_provider\n"
+        "from decathlon_mcp.settings import Settings\n"
+        "print(default_provider(Settings(), is_starter=False))\n"
         "import decathlon_mcp.cli.gc"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["docker host True True", "another provider"], done
+    assert done.stdout.splitlines() == ["host True", "another provider", "host"], done
 
 
 @pytest.mark.anyio

@@ -19,12 +19,9 @@ import pytest
 from decathlon_mcp.cli.gc import collect
 from decathlon_mcp.driver.client import BOOT_COMMAND, Survival, connect
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.plugins.prime import provider as prime_provider
-from decathlon_mcp.plugins.prime import sandbox as prime_sandbox
-from decathlon_mcp.plugins.prime import stream as prime_stream
-from decathlon_mcp.plugins.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeProvider
-from decathlon_mcp.sandboxes.base import SandboxSpec, ended_from_inside
-from decathlon_mcp.sandboxes.conformance import (
+from decathlon_mcp.plugins.conformance.archives import download, file_entry, pack
+from decathlon_mcp.plugins.conformance.probe import Probe, receive_all, receive_line
+from decathlon_mcp.plugins.conformance.suite import (
     ALL_CHECKS,
     Check,
     files,
@@ -33,8 +30,11 @@ from decathlon_mcp.sandboxes.conformance import (
     streams,
     survival,
 )
-from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
-from decathlon_mcp.sandboxes.conformance.probe import Probe, receive_all, receive_line
+from decathlon_mcp.plugins.prime import provider as prime_provider
+from decathlon_mcp.plugins.prime import sandbox as prime_sandbox
+from decathlon_mcp.plugins.prime import stream as prime_stream
+from decathlon_mcp.plugins.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeProvider
+from decathlon_mcp.sandboxes.base import SandboxSpec, ended_from_inside
 from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from tests.probe.clients import playing

@@ -20,8 +20,8 @@ from requests.exceptions import ConnectionError as EngineGoneError
 
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.sandboxes.docker import provider as docker_provider
-from decathlon_mcp.sandboxes.docker.container import Container
+from decathlon_mcp.plugins.docker import provider as docker_provider
+from decathlon_mcp.plugins.docker.container import Container
 from decathlon_mcp.sandboxes.host import records as resources_module
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
 from decathlon_mcp.sandboxes.host import signals as signals_module

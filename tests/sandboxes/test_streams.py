@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.sandboxes.docker.sandbox import AttachedStream
+from decathlon_mcp.plugins.docker.sandbox import AttachedStream
 from decathlon_mcp.sandboxes.streams import LogTail, SocketStream
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError
-from decathlon_mcp.sandboxes.docker.engine import Engine
+from decathlon_mcp.plugins.docker.engine import Engine
 
 
 @pytest.mark.anyio

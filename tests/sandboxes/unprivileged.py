@@ -16,10 +16,7 @@ from pathlib import Path
 
 import anyio
 
-from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
-from decathlon_mcp.sandboxes.conformance import (
-    LastStep,
-    ProviderUnderTest,
+from decathlon_mcp.plugins.conformance import (
     archives,
     files,
     opening,
@@ -28,6 +25,8 @@ from decathlon_mcp.sandboxes.conformance import (
     snapshots,
     streams,
 )
+from decathlon_mcp.plugins.conformance.suite import LastStep, ProviderUnderTest
+from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
 from tests.sandboxes.killed_server import host_provider
 

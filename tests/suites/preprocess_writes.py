@@ -36,7 +36,7 @@ from decathlon_mcp.archives.writing import pack_files
 from decathlon_mcp.driver.client import Moment
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider
+from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.tasks import Task

@@ -19,8 +19,8 @@ from decathlon_client.errors import EpisodeEndedError, NoVerdictError, SandboxLo
 from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.http.listening import listen
+from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.protocol.messages import OPERATION_KEY
-from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.plugin import PROVIDER
 from decathlon_mcp.storage.store import Store

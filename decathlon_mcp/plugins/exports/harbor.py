@@ -26,7 +26,7 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.payloads import source
-from decathlon_mcp.sandboxes.docker.container import nesting_profile
+from decathlon_mcp.plugins.docker.container import nesting_profile
 from decathlon_mcp.settings import Settings, all_settings
 from decathlon_mcp.starter import oracle, oracle_ids, suite_path
 from decathlon_mcp.storage.keys import key_file_content

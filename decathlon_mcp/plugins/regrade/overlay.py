@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
 
-from decathlon_mcp.archives.reading import Kind, Member, digest_of
-from decathlon_mcp.archives.unpacking import MemberReader, checked_members, open_archive
+from decathlon_mcp.archives.reading import Body, Kind, Member, digest_of
+from decathlon_mcp.archives.unpacking import checked_entries
 from decathlon_mcp.archives.writing import Entry, archive_chunks, save
 
 FOLDER = "folder"
@@ -49,12 +49,10 @@ def overlay(
     removed = original.keys() - after.keys()
 
     def entries() -> Iterator[Entry]:
-        with open_archive(checkout) as reader:
-            yield from _unchanged(reader, folder, {name: after[name].kind for name in written}, removed)
-        with open_archive(preprocessed) as reader:
-            for member in checked_members(reader):
-                if member.name in written:
-                    yield member, reader.body() if member.kind is Kind.FILE else ()
+        yield from _unchanged(checkout, folder, {name: after[name].kind for name in written}, removed)
+        for member, body in checked_entries(preprocessed):
+            if member.name in written:
+                yield member, body
 
     save(archive_chunks(entries()), into)
 
@@ -72,17 +70,16 @@ class _Scanned:
 
 def _scan(archive: Path, folder: PurePosixPath) -> dict[str, _Scanned]:
     found: dict[str, _Scanned] = {}
-    with open_archive(archive) as reader:
-        for member in checked_members(reader):
-            name = _relative(member.name, folder)
-            if name is None:
+    for member, body in checked_entries(archive):
+        name = _relative(member.name, folder)
+        if name is None:
+            continue
+        if member.kind is Kind.HARD_LINK:
+            target = found.get(_relative(member.link, folder) or "")
+            if target is not None:
+                found[name] = _Scanned(member.kind, target.id, target.root)
                 continue
-            if member.kind is Kind.HARD_LINK:
-                target = found.get(_relative(member.link, folder) or "")
-                if target is not None:
-                    found[name] = _Scanned(member.kind, target.id, target.root)
-                    continue
-            found[name] = _Scanned(member.kind, _content_id(reader, member), name)
+        found[name] = _Scanned(member.kind, _content_id(member, body), name)
     return found
 
 
@@ -94,12 +91,12 @@ def _relative(name: str, folder: PurePosixPath) -> str | None:
     return str(path.relative_to(folder))
 
 
-def _content_id(reader: MemberReader, member: Member) -> str:
+def _content_id(member: Member, body: Body) -> str:
     match member.kind:
         case Kind.FOLDER:
             return FOLDER
         case Kind.FILE:
-            return digest_of(reader.body())
+            return digest_of(body)
         case _:
             return f"->{member.link}"
 
@@ -114,11 +111,11 @@ def _written_by_preprocess(after: Mapping[str, _Scanned], original: Mapping[str,
 
 
 def _unchanged(
-    reader: MemberReader, folder: PurePosixPath, written: Mapping[str, Kind], removed: Collection[str]
+    checkout: Path, folder: PurePosixPath, written: Mapping[str, Kind], removed: Collection[str]
 ) -> Iterator[Entry]:
     """The members of the checkout that preprocess neither changed nor removed."""
     above_written = {str(parent) for name in written for parent in PurePosixPath(name).parents}
-    for member in checked_members(reader):
+    for member, body in checked_entries(checkout):
         name = _relative(member.name, folder)
         if name is None or name in written or name in removed:
             continue
@@ -127,4 +124,4 @@ def _unchanged(
         parents = map(str, PurePosixPath(name).parents)
         if any(written.get(parent, Kind.FOLDER) is not Kind.FOLDER for parent in parents):
             continue
-        yield replace(member, name=name), reader.body() if member.kind is Kind.FILE else ()
+        yield replace(member, name=name), body

@@ -172,11 +172,6 @@ class ImageFolder:
             yield from _home_mounts(self.root / home.relative_to("/"), home, copied, 0)
 
 
-def is_image_folder(image: str | None) -> bool:
-    """Whether the setting `--image` names a folder: no name of an image on an engine begins like this."""
-    return image is not None and image.startswith(("/", ".", "~"))
-
-
 def _home_mounts(folder: Path, inside: PurePosixPath, copied: CopiedFiles, level: int) -> Iterator[str]:
     """What the image has in the home of its user, in the file system that is mounted there."""
     for entry in folder_entries(folder):

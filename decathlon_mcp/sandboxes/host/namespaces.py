@@ -32,9 +32,8 @@ from anyio import to_thread
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor
 from decathlon_mcp.archives.packing import pack_at
-from decathlon_mcp.archives.reading import Kind, Member
-from decathlon_mcp.archives.unpacking import MemberReader, open_archive, unpack_members
-from decathlon_mcp.archives.writing import ArchiveSource
+from decathlon_mcp.archives.unpacking import checked_entries, unpack_entries
+from decathlon_mcp.archives.writing import ArchiveSource, Entry
 from decathlon_mcp.errors import (
     BadRequestError,
     ImageError,
@@ -77,26 +76,31 @@ from decathlon_mcp.sandboxes.host.sandbox import HostSandbox
 from decathlon_mcp.sandboxes.host.seccomp import compile_filter
 from decathlon_mcp.sandboxes.host.signals import SIGNAL_SECONDS, ProcessSignaller
 from decathlon_mcp.sandboxes.host.table import ProcessId
+from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.sandboxes.usage import Usage
 from decathlon_mcp.storage.disk import read_kernel_file
 from decathlon_mcp.telemetry.logs import fields
 
 STATUS_FILE = "status"
 """In a sandbox's folder: what bubblewrap writes about the first process."""
-NO_NETWORK = "sandboxes of an unpacked image have no outbound network: use --provider docker"
 SET_UP_SECONDS = 30.0
 """How long bubblewrap may take to set up a sandbox; usually some 10 ms."""
 MAX_BATCH = 256
-"""Members without a body that are read at once."""
+"""Entries without a body that are read at once."""
 _KILLED_EXIT_CODE = 137
 _CAP_SYS_RESOURCE = 1 << 24
 # Joins the control groups whose files come before `--`, then executes the rest.
 _JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
 
-_Read = TypeVar("_Read")
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None)
+
+
+def why_no_network() -> str:
+    """Why sandboxes with the files of an unpacked image have no network: the end of a sentence."""
+    return f"sandboxes of an unpacked image have no outbound network: use {another_provider()}"
 
 
 class HasFileno(Protocol):
@@ -191,7 +195,7 @@ class NamespaceSandbox(HostSandbox):
         """Start bubblewrap. See `wait_until_open`."""
         files = self.files
         if self.spec.network != "none" and files.location is not None:
-            raise NotRunnableError(NO_NETWORK)
+            raise NotRunnableError(why_no_network())
         program = self.spec.command[0]
         if files.find_program(program) is None:
             where = "this machine" if files.location is None else f"image {files.location}"
@@ -412,13 +416,13 @@ class NamespaceSandbox(HostSandbox):
         """`put`. `below`: the writable folder that `folder` is, or is in. Blocks."""
         try:
             with (
-                open_archive(archive) as reader,
                 closing_descriptor(self.open_root()) as root,
                 FolderCursor(root) as place,
                 FolderCursor(place.enter(below.parts[1:]), creates=True) as cursor,
                 _acting_as(self._user),
             ):
-                unpack_members(_ServersReader(reader, self._user), cursor, folder.relative_to(below).parts)
+                entries = _read_as_server(checked_entries(archive), self._user)
+                unpack_entries(entries, cursor, folder.relative_to(below).parts)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -495,44 +499,36 @@ def _act_as_server() -> None:
     _libc.setfsgid(os.getegid())
 
 
-class _ServersReader:
-    """Reads an archive as the server, in a thread that is acting as `user`."""
+def _read_as_server(entries: Iterator[Entry], user: tuple[int, int] | None) -> Iterator[Entry]:
+    """The entries, read as the server in a thread that is acting as `user`.
 
-    # A streamed archive opens the server's files while it is read.
-    def __init__(self, reader: MemberReader, user: tuple[int, int] | None) -> None:
-        self._reader = reader
-        self._user = user
-        self._remaining = 0
-        self.is_checked = reader.is_checked
+    What makes a streamed archive opens the server's files meanwhile.
+    """
+    if user is None:
+        yield from entries
+        return
 
-    def __iter__(self) -> Iterator[Member]:
-        members = iter(self._reader)
-        while batch := self._as_server(lambda: _until_body(members)):
-            for self._remaining, member in zip(reversed(range(len(batch))), batch, strict=True):
-                yield member
-
-    def body(self) -> Iterator[bytes]:
-        if self._remaining:  # only the last member of a batch has a body
-            return
-        chunks = self._reader.body()
-        while (chunk := self._as_server(lambda: next(chunks, None))) is not None:
-            yield chunk
-
-    def _as_server(self, read: Callable[[], _Read]) -> _Read:
-        if self._user is None:
-            return read()
+    def as_server(read: Callable[[], _T]) -> _T:
         _act_as_server()
         try:
             return read()
         finally:
-            _act_as(*self._user)
+            _act_as(*user)
+
+    def chunks(body: Iterator[bytes]) -> Iterator[bytes]:
+        while (chunk := as_server(lambda: next(body, None))) is not None:
+            yield chunk
+
+    while batch := as_server(lambda: _until_body(entries)):
+        for member, body in batch:
+            yield member, chunks(iter(body)) if body else ()
 
 
-def _until_body(members: Iterator[Member]) -> list[Member]:
-    """The next members, up to the first with a body, so that few changes of the user serve many links."""
-    batch: list[Member] = []
-    for member in itertools.islice(members, MAX_BATCH):
-        batch.append(member)
-        if member.kind is Kind.FILE and member.size:
+def _until_body(entries: Iterator[Entry]) -> list[Entry]:
+    """The next entries, up to the first with a body, so that few changes of the user serve many links."""
+    batch: list[Entry] = []
+    for entry in itertools.islice(entries, MAX_BATCH):
+        batch.append(entry)
+        if entry[1]:
             break
     return batch

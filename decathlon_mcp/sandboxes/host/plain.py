@@ -32,6 +32,7 @@ from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.host.first_process import Launch
 from decathlon_mcp.sandboxes.host.records import closing_descriptor
 from decathlon_mcp.sandboxes.host.sandbox import HostSandbox
+from decathlon_mcp.sandboxes.plugins import another_provider
 
 ROOT, TEMPORARY = "root", "tmp"
 
@@ -112,7 +113,7 @@ def check_plain(why: str | None) -> list[Finding]:
             Path("/proc/thread-self/children").exists(),
             "shows which processes belong to a sandbox",
             "sandboxes without isolation require Linux with /proc mounted, and a kernel that lists the "
-            "children of a process there (CONFIG_PROC_CHILDREN); --provider docker does not",
+            f"children of a process there (CONFIG_PROC_CHILDREN), which {another_provider()} does not",
         ),
         finding(
             "python3",

@@ -10,12 +10,18 @@ from anyio import to_thread
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.hooks import kernels, load
-from decathlon_mcp.sandboxes.host.image_folder import UNPACK, is_image_folder
+from decathlon_mcp.sandboxes.host.image_folder import UNPACK
 from decathlon_mcp.sandboxes.host.isolation import HOST, HostIsolation, decide_isolation, why_no_own_network
-from decathlon_mcp.sandboxes.host.namespaces import NO_NETWORK, NamespaceSandbox
+from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox, why_no_network
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.host.records import living_sandboxes, sandbox_owners
-from decathlon_mcp.sandboxes.plugins import NoOptions, Offer, ProviderContext, ProviderPlugin
+from decathlon_mcp.sandboxes.plugins import (
+    NoOptions,
+    Offer,
+    ProviderContext,
+    ProviderPlugin,
+    is_image_folder,
+)
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.store import SandboxRow, Store
 from decathlon_mcp.suites.loading import STARTER
@@ -103,7 +109,7 @@ def create(context: ProviderContext[NoOptions]) -> HostProvider:
 def offer(context: ProviderContext[NoOptions], image: str | None) -> Offer:
     """See `ProviderPlugin.offer`."""
     if image is not None or context.settings.kernel is not None:
-        return Offer(without_network=NO_NETWORK)
+        return Offer(without_network=why_no_network())
     found = isolation_of(context.settings)
     varying_root = found.isolation == "none"
     return Offer(shared_network=found.why_shared or "", varying_root=varying_root, has_own_zone=False)
@@ -148,5 +154,12 @@ async def inventory(state: Path) -> AsyncGenerator[HostInventory]:
 
 
 PROVIDER = ProviderPlugin(
-    create, image=image, inventory=inventory, is_remote=False, saving=saving, offer=offer, begin=begin
+    create,
+    image=image,
+    has_kernels=True,
+    inventory=inventory,
+    is_remote=False,
+    saving=saving,
+    offer=offer,
+    begin=begin,
 )

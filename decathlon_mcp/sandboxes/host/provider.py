@@ -55,6 +55,7 @@ from decathlon_mcp.sandboxes.host.plain import PlainSandbox, check_plain
 from decathlon_mcp.sandboxes.host.records import read_owner, sandbox_owners, unfinished_folder_prefix
 from decathlon_mcp.sandboxes.host.sandbox import Footprint, HostSandbox
 from decathlon_mcp.sandboxes.host.signals import ProcessSignaller
+from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.telemetry.logs import fields
 
@@ -406,4 +407,4 @@ def _image_cure(error: DecathlonError, message: str) -> str:
         return "the image's folder, and those above it, must be accessible to the owner of its files"
     # What is missing, as its error says.
     _, _, program = message.partition(": install ")
-    return f"{f'install {program}' if program else INSTALL}, or use --provider docker"
+    return f"{f'install {program}' if program else INSTALL}, or use {another_provider()}"

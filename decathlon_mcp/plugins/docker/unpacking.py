@@ -14,15 +14,15 @@ from docker.errors import APIError
 
 from decathlon_mcp.archives.unpacking import unpack_root
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError
-from decathlon_mcp.sandboxes.docker.container import remove_container
-from decathlon_mcp.sandboxes.docker.engine import (
+from decathlon_mcp.plugins.docker.container import remove_container
+from decathlon_mcp.plugins.docker.engine import (
     REQUEST_SECONDS,
     Api,
     Engine,
     engine_message,
     raise_api_error,
 )
-from decathlon_mcp.sandboxes.docker.image import find_image
+from decathlon_mcp.plugins.docker.image import find_image
 from decathlon_mcp.sandboxes.host.image_folder import (
     CONFIG_FILE,
     CONFIG_VERSION,

@@ -13,11 +13,11 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.errors import BadRequestError, SandboxLostError, SnapshotError
+from decathlon_mcp.plugins.conformance.archives import download
+from decathlon_mcp.plugins.conformance.probe import Probe, raises, receive_all, receive_line
+from decathlon_mcp.plugins.conformance.registry import registered
+from decathlon_mcp.plugins.conformance.target import ProviderUnderTest
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.conformance.archives import download
-from decathlon_mcp.sandboxes.conformance.probe import Probe, raises, receive_all, receive_line
-from decathlon_mcp.sandboxes.conformance.registry import registered
-from decathlon_mcp.sandboxes.conformance.target import ProviderUnderTest
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox, Snapshot, SnapshotProvider, snapshots_of
 
 # What it has of each kind grows with every line that it reads.

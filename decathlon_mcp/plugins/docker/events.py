@@ -18,8 +18,8 @@ from docker.errors import DockerException, NotFound
 from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError
 
+from decathlon_mcp.plugins.docker.engine import Api, Engine, EventStream
 from decathlon_mcp.sandboxes.base import OUT_OF_MEMORY
-from decathlon_mcp.sandboxes.docker.engine import Api, Engine, EventStream
 from decathlon_mcp.types import JsonObject, as_object
 
 OWNER_LABEL = "decathlon.owner"

@@ -53,6 +53,8 @@ _DEFAULT_HOST = "unix:///var/run/docker.sock"
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
+# At level `debug`, it logs each look at its configuration.
+logging.getLogger("docker").setLevel(logging.WARNING)
 
 
 class Api(Protocol):

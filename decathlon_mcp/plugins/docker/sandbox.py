@@ -23,9 +23,8 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec, check_folder
-from decathlon_mcp.sandboxes.docker.container import Container
-from decathlon_mcp.sandboxes.docker.engine import (
+from decathlon_mcp.plugins.docker.container import Container
+from decathlon_mcp.plugins.docker.engine import (
     RESTART_SECONDS,
     Api,
     Engine,
@@ -38,7 +37,8 @@ from decathlon_mcp.sandboxes.docker.engine import (
     raise_api_error,
     refusal,
 )
-from decathlon_mcp.sandboxes.docker.events import ContainerExit
+from decathlon_mcp.plugins.docker.events import ContainerExit
+from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec, check_folder
 from decathlon_mcp.sandboxes.streams import ChunkHandler, DirectStream, EndedStream, LogTail, SocketStream
 from decathlon_mcp.sandboxes.usage import MEASURE_SECONDS, Usage
 from decathlon_mcp.types import JsonObject, as_object

@@ -26,6 +26,12 @@ from docker.errors import APIError, NotFound
 
 from decathlon_mcp.background import finish, run_alone, run_for_ever
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
+from decathlon_mcp.plugins.docker.container import DEFAULT_NETWORK, Container, remove_container
+from decathlon_mcp.plugins.docker.engine import RESTART_SECONDS, Api, Engine, engine_message, refusal
+from decathlon_mcp.plugins.docker.events import EXIT_EVENTS, OWNER_LABEL, SANDBOX_LABEL, EventWatch
+from decathlon_mcp.plugins.docker.image import find_image, install_hint
+from decathlon_mcp.plugins.docker.limits import check_engine_limits
+from decathlon_mcp.plugins.docker.sandbox import DockerSandbox
 from decathlon_mcp.sandboxes.base import (
     CHECK_SECONDS,
     PYTHON_CURE,
@@ -39,12 +45,6 @@ from decathlon_mcp.sandboxes.base import (
     finding,
     limited_check,
 )
-from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK, Container, remove_container
-from decathlon_mcp.sandboxes.docker.engine import RESTART_SECONDS, Api, Engine, engine_message, refusal
-from decathlon_mcp.sandboxes.docker.events import EXIT_EVENTS, OWNER_LABEL, SANDBOX_LABEL, EventWatch
-from decathlon_mcp.sandboxes.docker.image import find_image, install_hint
-from decathlon_mcp.sandboxes.docker.sandbox import DockerSandbox
-from decathlon_mcp.sandboxes.kernel_limits import check_engine_limits
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_object
 

@@ -7,11 +7,11 @@ import asyncio
 import anyio
 
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
+from decathlon_mcp.plugins.conformance.archives import download, file_entry, pack
+from decathlon_mcp.plugins.conformance.probe import Probe, raises, receive_all
+from decathlon_mcp.plugins.conformance.registry import registered
+from decathlon_mcp.plugins.conformance.target import PROBE_COMMAND, ProviderUnderTest
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, pack
-from decathlon_mcp.sandboxes.conformance.probe import Probe, raises, receive_all
-from decathlon_mcp.sandboxes.conformance.registry import registered
-from decathlon_mcp.sandboxes.conformance.target import PROBE_COMMAND, ProviderUnderTest
 
 
 @registered(seconds=60, survival=True)

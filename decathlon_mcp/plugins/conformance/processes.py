@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import anyio
 
+from decathlon_mcp.plugins.conformance.archives import download
+from decathlon_mcp.plugins.conformance.probe import Probe, raises, receive_all, receive_line
+from decathlon_mcp.plugins.conformance.registry import registered
+from decathlon_mcp.plugins.conformance.target import ProviderUnderTest
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.sandboxes.conformance.archives import download
-from decathlon_mcp.sandboxes.conformance.probe import Probe, raises, receive_all, receive_line
-from decathlon_mcp.sandboxes.conformance.registry import registered
-from decathlon_mcp.sandboxes.conformance.target import ProviderUnderTest
 from decathlon_mcp.sandboxes.streams import LOG_TAIL_BYTES
 
 

@@ -7,10 +7,10 @@ import gzip
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.writing import Entry
 from decathlon_mcp.errors import BadRequestError, LimitExceededError
-from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, link_entry, pack, read_archive
-from decathlon_mcp.sandboxes.conformance.probe import Probe, raises
-from decathlon_mcp.sandboxes.conformance.registry import registered
-from decathlon_mcp.sandboxes.conformance.target import ProviderUnderTest
+from decathlon_mcp.plugins.conformance.archives import download, file_entry, link_entry, pack, read_archive
+from decathlon_mcp.plugins.conformance.probe import Probe, raises
+from decathlon_mcp.plugins.conformance.registry import registered
+from decathlon_mcp.plugins.conformance.target import ProviderUnderTest
 
 
 @registered()

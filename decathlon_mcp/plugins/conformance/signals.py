@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 
-from decathlon_mcp.sandboxes.conformance.probe import receive_line
-from decathlon_mcp.sandboxes.conformance.registry import registered
-from decathlon_mcp.sandboxes.conformance.target import ProviderUnderTest
+from decathlon_mcp.plugins.conformance.probe import receive_line
+from decathlon_mcp.plugins.conformance.registry import registered
+from decathlon_mcp.plugins.conformance.target import ProviderUnderTest
 
 SIGNALS_SCRIPT = r"""
 import json, multiprocessing, os, shutil, signal, subprocess, sys, tempfile, time

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from decathlon_mcp.sandboxes.conformance.target import ProviderUnderTest
+from decathlon_mcp.plugins.conformance.target import ProviderUnderTest
 
 Check = Callable[[ProviderUnderTest], Coroutine[Any, Any, None]]
 """One check."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from decathlon_mcp.sandboxes.conformance import (
+from decathlon_mcp.plugins.conformance import (
     files,
     opening,
     paths,
@@ -30,14 +30,14 @@ from decathlon_mcp.sandboxes.conformance import (
     streams,
     survival,
 )
-from decathlon_mcp.sandboxes.conformance.registry import (
+from decathlon_mcp.plugins.conformance.registry import (
     Check,
     checks,
     command_checks,
     snapshot_checks,
     survival_checks,
 )
-from decathlon_mcp.sandboxes.conformance.target import PROBE_COMMAND, ROOT, LastStep, ProviderUnderTest
+from decathlon_mcp.plugins.conformance.target import PROBE_COMMAND, ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
 
 __all__ = [

@@ -15,22 +15,22 @@ from docker.errors import APIError, NotFound
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.writing import Entry, archive_chunks
 from decathlon_mcp.errors import BadRequestError, ImageError, SandboxLostError
-from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.docker.engine import (
+from decathlon_mcp.plugins.docker.engine import (
     Api,
     engine_message,
     live_restore_keeps_auto_remove,
     put_archive,
     refusal,
 )
-from decathlon_mcp.sandboxes.docker.events import OWNER_LABEL, SANDBOX_LABEL, cause_in
-from decathlon_mcp.sandboxes.docker.image import (
+from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL, cause_in
+from decathlon_mcp.plugins.docker.image import (
     Image,
     find_image,
     forget_image,
     missing_image_error,
     user_ids,
 )
+from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.types import JsonObject
 
 REMOVED_SECONDS = 10.0
@@ -409,7 +409,7 @@ def dense_profile() -> str:
     Engines from 20.10 on read it. A newer engine's own default may refuse more: that is the price of a dense
     sandbox until the copy is replaced.
     """
-    text = (resources.files("decathlon_mcp.sandboxes.docker") / "seccomp.json").read_text("utf-8")
+    text = (resources.files("decathlon_mcp.plugins.docker") / "seccomp.json").read_text("utf-8")
     # A third of the size: each request to create a container has it.
     return json.dumps(json.loads(text), separators=(",", ":"))
 

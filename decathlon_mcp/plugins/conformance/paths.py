@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.sandboxes.conformance.archives import download, file_entry, link_entry, pack
-from decathlon_mcp.sandboxes.conformance.probe import raises, receive_line
-from decathlon_mcp.sandboxes.conformance.registry import registered
-from decathlon_mcp.sandboxes.conformance.target import ProviderUnderTest
+from decathlon_mcp.plugins.conformance.archives import download, file_entry, link_entry, pack
+from decathlon_mcp.plugins.conformance.probe import raises, receive_line
+from decathlon_mcp.plugins.conformance.registry import registered
+from decathlon_mcp.plugins.conformance.target import ProviderUnderTest
 
 _LONGEST_PART, _LONGEST_PATH = 255, 4095
 _DEEP = "/".join(["d" * 200] * 20)

@@ -9,10 +9,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from decathlon_mcp.sandboxes.docker.container import DEFAULT_NETWORK
-from decathlon_mcp.sandboxes.docker.events import LIVING_STATES, SANDBOX_LABEL
-from decathlon_mcp.sandboxes.docker.image import images_on_engine
-from decathlon_mcp.sandboxes.docker.provider import DockerProvider, containers_of
+from decathlon_mcp.plugins.docker.container import DEFAULT_NETWORK
+from decathlon_mcp.plugins.docker.events import LIVING_STATES, SANDBOX_LABEL
+from decathlon_mcp.plugins.docker.image import images_on_engine
+from decathlon_mcp.plugins.docker.provider import DockerProvider, containers_of
 from decathlon_mcp.sandboxes.plugins import Offer, ProviderContext, ProviderPlugin
 
 

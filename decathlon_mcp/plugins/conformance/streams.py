@@ -7,11 +7,11 @@ import json
 import anyio
 
 from decathlon_mcp.errors import SandboxLostError
+from decathlon_mcp.plugins.conformance.archives import download
+from decathlon_mcp.plugins.conformance.probe import Probe, raises, receive_all, receive_line
+from decathlon_mcp.plugins.conformance.registry import registered
+from decathlon_mcp.plugins.conformance.target import OUTPUT_BYTES, ProviderUnderTest
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.sandboxes.conformance.archives import download
-from decathlon_mcp.sandboxes.conformance.probe import Probe, raises, receive_all, receive_line
-from decathlon_mcp.sandboxes.conformance.registry import registered
-from decathlon_mcp.sandboxes.conformance.target import OUTPUT_BYTES, ProviderUnderTest
 
 
 @registered(survival=True)

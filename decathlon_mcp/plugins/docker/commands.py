@@ -16,6 +16,10 @@ image = App(
 )
 
 
+def add_commands(app: App) -> None:
+    app.command(image)
+
+
 @image.command
 def unpack(
     name: Annotated[str, Parameter(metavar="IMAGE")],
@@ -38,8 +42,8 @@ def unpack(
 
 
 async def _unpack(name: str, folder: Path) -> int:
-    from decathlon_mcp.sandboxes.docker.engine import Engine
-    from decathlon_mcp.sandboxes.host.unpacking import unpack_image
+    from decathlon_mcp.plugins.docker.engine import Engine
+    from decathlon_mcp.plugins.docker.unpacking import unpack_image
 
     unpacked = await unpack_image(Engine(), name, folder)
     sys.stdout.write(

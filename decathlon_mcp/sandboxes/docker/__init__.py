@@ -1,1 +1,0 @@
-"""Sandboxes as containers of a Docker engine."""
