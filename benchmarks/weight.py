@@ -64,8 +64,6 @@ _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandbo
 _SHARED = ("archives", "suites", "catalogue", "payloads", "telemetry")
 _PLUG_INS: Mapping[str, tuple[str, ...]] = {
     "": ("plugins",),
-    "episodes": ("tools/coercion.py",),
-    "grading": ("traj_log.py",),
     "suites": ("release.py",),
 }
 """`plugins`, and the folders and modules that move there."""

@@ -61,6 +61,8 @@ class Plugin:
     episodes: Sequence[str] = ()
     """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
     sandbox factories; None without any. The first is around those that follow."""
+    suites: Sequence[str] = ()
+    """Functions that make the `SuiteHooks` of a suite, which they get; None without any."""
     saved_states: Sequence[str] = ()
     """Functions that remove what is saved of ended episodes. They get the folder of all episodes and,
     by name, whether it is a `dry_run`; they return how many there were."""

@@ -85,7 +85,9 @@ async def test_reward_is_the_exit_code(
     assert grader.networks == ["none"]
 
 
-async def test_evaluator_is_called_as_toolathlon_calls_it(grader: SandboxGrader, tmp_path: Path) -> None:
+async def test_evaluator_is_called_as_toolathlon_calls_it_with_a_traj_log(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
     source = (
         ARGUMENTS
         + """
@@ -650,7 +652,7 @@ def evaluate():
     assert verdict.reward == 5.0, verdict
 
 
-async def test_evaluator_and_function_run_in_separate_sandboxes(
+async def test_evaluator_and_function_run_in_separate_sandboxes_each_with_a_traj_log(
     grader: SandboxGrader, tmp_path: Path
 ) -> None:
     main = (
