@@ -52,8 +52,8 @@ class SuiteHooks:
     def evaluator_log(self, attempt: Attempt, task: Task, root: PurePosixPath) -> Iterable[bytes]:
         """The file of a closed attempt that its evaluator reads, in chunks that are the same every time.
 
-        `root`: the suite's folder in the evaluator's sandbox. Empty: the evaluator gets no file. Iterating
-        blocks.
+        `root`: the suite's folder in the evaluator's sandbox. Empty: the evaluator gets no file, and so not
+        the agent's answer. Iterating blocks.
         """
         return ()
 
