@@ -62,18 +62,11 @@ APART = ("plug-ins", "starter", "clients")
 """Packages without a budget. The bundled suite, which is content, is a part of `starter`."""
 _CORE = ("protocol", "http", "episodes", "grading", "driver", "storage", "sandboxes", "cli")
 _SHARED = ("archives", "suites", "catalogue", "payloads", "telemetry")
-_PLUG_INS: Mapping[str, tuple[str, ...]] = {
-    "": ("plugins",),
-    "episodes": ("tools/coercion.py",),
-    "grading": ("traj_log.py",),
-    "suites": ("release.py",),
-}
-"""`plugins`, and the folders and modules that move there."""
 PACKAGES: Mapping[Path, str] = {
     Path("decathlon_mcp"): "modules of decathlon_mcp",
     **{Path("decathlon_mcp", name): name for name in (*_CORE, "starter")},
     **{Path("decathlon_mcp", name): ", ".join(_SHARED) for name in _SHARED},
-    **{Path("decathlon_mcp", folder, name): "plug-ins" for folder in _PLUG_INS for name in _PLUG_INS[folder]},
+    Path("decathlon_mcp/plugins"): "plug-ins",
     Path("sandbox/decathlon_sandbox"): "sandbox",
     Path("clients"): "clients",
 }

@@ -36,6 +36,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
 from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.episodes.suite_hooks import suite_hooks
 from decathlon_mcp.episodes.tools.cache import ToolLists
 from decathlon_mcp.episodes.web import create_web
 from decathlon_mcp.errors import DecathlonError, SettingsError
@@ -294,7 +295,10 @@ def create_sandbox_factory(
     settings: Settings,
     health: ProviderHealth | None = None,
 ) -> SandboxFactory:
-    """The sandboxes of one suite. `common`: the suite's common archive. `health`: of the provider."""
+    """The sandboxes of one suite. `common`: the suite's common archive. `health`: of the provider.
+
+    Raises SettingsError for a suite that needs a plug-in that is not installed.
+    """
     return SandboxFactory(
         suite=suite,
         provider=provider,
@@ -305,9 +309,9 @@ def create_sandbox_factory(
         common=common,
         common_digest=suite.common_digest(),
         cuts_overlong=suite.profile.cuts_overlong,
-        coerces_arguments=suite.profile.coerces_arguments,
         grades_truncated=suite.profile.grades_truncated,
         dense=settings.dense,
+        suite_hooks=suite_hooks(suite),
         servers=settings.servers,
         health=health or ProviderHealth(settings.max_sandboxes),
     )
@@ -373,7 +377,6 @@ def create_registry(
     )
     found = plugins()
     made = [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources]
-    hooks = [load(part)(settings, options, factories) for plugin in found for part in plugin.episodes]
     sources = SandboxSources([source for source in made if source is not None], metrics)
     hooks = [load(part)(settings, options, factories) for plugin in found for part in plugin.episodes]
     return EpisodeRegistry(

@@ -64,12 +64,23 @@ class Plugin:
     episodes: Sequence[str] = ()
     """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
     sandbox factories; None without any. The first is around those that follow."""
+    profiles: Sequence[str] = ()
+    """Packages with a folder `profiles`: `NAME.yaml` is the profile of a kind of suites, and
+    `splits/NAME.yaml`, which need not be there, lists its splits."""
+    releases: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Functions that make the `Release` of a checkout, by the name of its profile; they block."""
+    suites: Sequence[str] = ()
+    """Functions that make the `SuiteHooks` of a suite, which they get; None without any."""
     saved_states: Sequence[str] = ()
     """Functions that remove what is saved of ended episodes. They get the folder of all episodes and,
     by name, whether it is a `dry_run`; they return how many there were."""
 
 
-CORE = Plugin(name="core", providers={"host": "decathlon_mcp.sandboxes.host.plugin:PROVIDER"})
+CORE = Plugin(
+    name="core",
+    providers={"host": "decathlon_mcp.sandboxes.host.plugin:PROVIDER"},
+    profiles=("decathlon_mcp.suites",),
+)
 """What the core itself has of what plug-ins add."""
 
 

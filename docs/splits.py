@@ -1,6 +1,6 @@
 """Splits a checkout's tasks into `train` and `test`, balanced over what they need. Writes YAML to stdout.
 
-    python docs/splits.py path/to/Toolathlon > decathlon_mcp/suites/profiles/splits/toolathlon.yaml
+    python docs/splits.py path/to/Toolathlon > decathlon_mcp/plugins/toolathlon/profiles/splits/NAME.yaml
 
 Balanced are the servers, the local tools, and the kind of each task: whether it needs hosted services,
 accounts, the internet, or none of these. The method is iterative stratification (Sechidis, Tsoumakas and

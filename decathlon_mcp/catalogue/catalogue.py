@@ -18,7 +18,6 @@ from decathlon_mcp.catalogue.requirements import (
 from decathlon_mcp.errors import BadRequestError, SuiteError, UnknownTaskError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted, similar
 from decathlon_mcp.suites.prompts import Prompt
-from decathlon_mcp.suites.release import Release
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
@@ -34,13 +33,14 @@ class SuiteRevision:
     """
 
     revision: str
-    release: Release | None
+    release: str | None
     changed: bool
 
     @classmethod
     def read(cls, suite: Suite, task: Task, common_digest: str) -> Self:
         """Read it, as the files are now. Blocks: in a checkout of git it runs git."""
-        return cls(suite.revision_of(task), suite.release, suite.common_digest() != common_digest)
+        release = None if suite.release is None else suite.release.name
+        return cls(suite.revision_of(task), release, suite.common_digest() != common_digest)
 
 
 class Catalogue:

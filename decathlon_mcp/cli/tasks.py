@@ -72,7 +72,7 @@ def _suites_to_json(catalogue: Catalogue) -> list[JsonObject]:
             "name": suite.name,
             "path": str(suite.path),
             "revision": suite.revision,
-            **({} if suite.release is None else {"release": suite.release}),
+            **({} if suite.release is None else {"release": suite.release.name}),
         }
         for suite in catalogue.suites
     ]

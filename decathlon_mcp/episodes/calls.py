@@ -322,7 +322,7 @@ class EpisodeCalls:
                 session is not None
                 and route is not None
                 and session.starts.is_running(route.server)
-                and not session.coerces(route)
+                and not session.filters(route)
                 and (self.gate is None or not self.gate.holds(call))
             ):
                 self._send(session, call, route)
@@ -395,7 +395,7 @@ class EpisodeCalls:
             assert route is not None, "it was sent before"
             with suppress(UnknownToolError):
                 route = self._tools.route(call.name)
-        params = await session.coerced(route, call.params)
+        params = await session.filtered(route, call.params)
         if not call.is_ended:
             if is_new and not call.replayed:
                 self._attempt.require_open(self.sent)  # the attempt may have been closed meanwhile

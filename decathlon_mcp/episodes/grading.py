@@ -26,12 +26,10 @@ from decathlon_mcp.grading.attempt import Attempt, BranchPoint
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
-from decathlon_mcp.grading.traj_log import TrajectoryLog, eval_res
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.usage import fills_disk
 from decathlon_mcp.storage.disk import is_full
-from decathlon_mcp.storage.kept_files import indented
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import Network
 
@@ -258,6 +256,7 @@ class EpisodeGrader:
             captured=captured,
             common=factory.common,
             deadline_seconds=episode.spec.limits.evaluation_seconds,
+            log=factory.suite_hooks.evaluator_log,
             credentials=self.resources.credentials,
             in_place=in_place,
             grades_truncated=factory.grades_truncated,
@@ -266,7 +265,7 @@ class EpisodeGrader:
         verdict = await with_room(episode, partial(grade, job))
         with CancelScope(shield=True):
             try:
-                await anyio.to_thread.run_sync(self._write_toolathlon_files, attempt, verdict)
+                await anyio.to_thread.run_sync(self._write_files, attempt, verdict)
             except Exception:
                 # What the agent and its tools sent is in these files; it must not cost the verdict.
                 log.exception(
@@ -274,9 +273,8 @@ class EpisodeGrader:
                 )
         return verdict
 
-    def _write_toolathlon_files(self, attempt: Attempt, verdict: Verdict) -> None:
-        # Toolathlon's viewer (vis_traj) shows folders with files of these names.
-        suite, files = self.episode.sandbox_factory.suite, self.episode.history.files
-        log = TrajectoryLog(attempt, suite=suite, task=self.episode.spec.task, root=suite.profile.root)
-        files.write_log("traj_log.json", log)
-        files.write_log("eval_res.json", (indented(eval_res(attempt, suite.profile, verdict)),))
+    def _write_files(self, attempt: Attempt, verdict: Verdict) -> None:
+        """Write what the suite's plug-in adds to the folder of a graded episode. Blocks."""
+        hooks, task = self.episode.sandbox_factory.suite_hooks, self.episode.spec.task
+        for name, chunks in hooks.files(attempt, task, verdict).items():
+            self.episode.history.files.write_log(name, chunks)

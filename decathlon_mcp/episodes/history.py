@@ -63,9 +63,7 @@ class EpisodeHistory:
 
     def note_opened(self, agent: str, image_digest: str | None, *, dense: bool = False) -> None:
         """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
-        self._records.note_facts(
-            image_digest=image_digest, dense=dense, coerced_arguments=self._factory.coerces_arguments
-        )
+        self._records.note_facts(image_digest=image_digest, dense=dense, **self._factory.suite_hooks.facts())
         self._records.update(self._state.phase, agent=agent)
 
     def note_revision(self, revision: SuiteRevision) -> None:

@@ -29,8 +29,8 @@ from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, StoredEpisode, sandbox_spec
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew, SandboxSources
 from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.episodes.suite_hooks import SuiteHooks
 from decathlon_mcp.episodes.tools.cache import ToolLists
-from decathlon_mcp.episodes.tools.local_tools import LocalTools
 from decathlon_mcp.episodes.web import EpisodeWeb, Web
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.evaluation import UNGRADED
@@ -49,38 +49,39 @@ def agent_sandbox(public_id: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxFactory:
-    """Opens sandboxes for the episodes of one suite.
-
-    `image` is None for a provider without images. `common` is the archive of the files that every sandbox of
-    the suite needs, `common_digest` identifies them. `cuts_overlong`: whether overlong replies of tools are
-    cut, as Toolathlon does. `coerces_arguments`: see `tools.coercion`. `grades_truncated`: whether an attempt
-    that a limit ended is graded. `survival`: how long
-    sandboxes wait for another server. `dense`: whether the memory of agents' sandboxes is merged.
-    `local_tools` holds the definitions that all episodes of the suite share. `sources` may have sandboxes
-    that were opened ahead. `servers`: when the task's servers start. `tool_lists`: the suite's cached ones;
-    None: every set-up starts all servers. `web`: what tasks get in place of a network; None: a network.
-    `health`: of the provider, for all suites that use it.
-    """
+    """Opens sandboxes for the episodes of one suite."""
 
     suite: Suite
     provider: Provider
     image: str | None
+    """None for a provider without images."""
     tool_names: Names
     network: Literal["auto", "none", "outbound"]
     limits: Limits
     common: Path
+    """Archive of the files that every sandbox of the suite needs."""
     common_digest: str
+    """Identifies these files."""
     cuts_overlong: bool = False
-    coerces_arguments: bool = False
+    """Whether overlong replies of tools are cut, as Toolathlon does."""
     grades_truncated: bool = True
+    """Whether an attempt that a limit ended is graded."""
     survival: Survival = field(default_factory=Survival)
+    """How long sandboxes wait for another server."""
     dense: bool = False
-    local_tools: LocalTools = field(default_factory=LocalTools)
+    """Whether the memory of agents' sandboxes is merged."""
+    suite_hooks: SuiteHooks = field(default_factory=SuiteHooks)
+    """What a plug-in adds to the suite."""
     servers: ServerStart = "lazy"
+    """When the task's servers start."""
     tool_lists: ToolLists | None = None
+    """The suite's cached lists; None: every set-up starts all servers."""
     sources: SandboxSources = field(default_factory=SandboxSources)
+    """May have sandboxes that were opened ahead."""
     web: Web | None = None
+    """What tasks get in place of a network; None: a network."""
     health: ProviderHealth = field(default_factory=ProviderHealth)
+    """Of the provider, for all suites that use it."""
 
     def network_for(self, task: Task) -> Network:
         """The network of the agent's sandbox; `auto` gives one only to tasks that need one."""

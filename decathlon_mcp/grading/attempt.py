@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.suites.prompts import Prompt
-from decathlon_mcp.suites.release import Release
 from decathlon_mcp.types import JsonObject, Network, as_object
 
 SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
@@ -41,8 +40,8 @@ class Facts(BaseModel):
     suite_changed: bool = False
     """The checkout changed between the server's start and the set-up, or between the set-up and the grading,
     so that some of the files used are of another revision."""
-    suite_release: Release | None = None
-    """For Toolathlon: whether the checkout is from before Toolathlon-Verified."""
+    suite_release: str | None = None
+    """For Toolathlon: whether the checkout is from before Toolathlon-Verified, see `Suite.release`."""
     preprocess_failure: str = ""
     """How preprocess failed in a suite that ignores that: the exit code and the end of what it printed."""
     image_digest: str | None = None

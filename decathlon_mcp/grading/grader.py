@@ -1,7 +1,7 @@
 """Runs the programs that grade an attempt, each in a sandbox prepared for it.
 
 A sandbox for grading holds the suite's own files, the task's folder with its answers, the agent's workspace
-as data, Toolathlon's log (`traj_log.py`) and the harness that calls a rubric's function. It is one that the
+as data, the log of the attempt and the harness that calls a rubric's function. It is one that the
 agent never used, except when grading in place: then the suite's files in the agent's sandbox are removed and
 unpacked again.
 
@@ -43,7 +43,6 @@ from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.inputs import GradingInputs
 from decathlon_mcp.grading.job import GradingJob
 from decathlon_mcp.grading.rubric import FUNCTION_ARGUMENTS, function_location
-from decathlon_mcp.grading.traj_log import TrajectoryLog
 from decathlon_mcp.grading.verdict import OUTPUT_CHARACTERS
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
@@ -407,9 +406,8 @@ class Grader:
         return sorted(paths)
 
     def _log_and_payloads(self, root: PurePosixPath) -> StreamedArchive:
-        """An archive with Toolathlon's log and the programs of ours that run with the evaluator. Blocks."""
-        suite, task = self.job.suite, self.job.task
-        log = TrajectoryLog(self.job.attempt, suite=suite, task=task, root=root)
+        """An archive with the attempt's log and the programs of ours that run with the evaluator. Blocks."""
+        suite, log = self.job.suite, self.job.log(self.job.attempt, self.job.task, root)
         # A member's size comes before its body, so the log is made twice instead of kept.
         size = sum(map(len, log))
         payloads = {
@@ -418,7 +416,8 @@ class Grader:
         }
 
         def entries() -> Iterator[Entry]:
-            yield Member(name=str(suite.profile.log_file), kind=Kind.FILE, size=size, mode=0o666), log
+            if size:
+                yield Member(name=str(suite.profile.log_file), kind=Kind.FILE, size=size, mode=0o666), log
             for name, body in payloads.items():
                 yield Member(name=name, kind=Kind.FILE, size=len(body), mode=0o666), (body,)
 

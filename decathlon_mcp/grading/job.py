@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,6 +18,11 @@ from decathlon_mcp.types import Network
 
 OpenSandbox: TypeAlias = Callable[[Network], AbstractAsyncContextManager[tuple[Sandbox, DriverClient]]]
 """Opens a sandbox and its driver for one run. When grading in place, it yields the agent's own sandbox."""
+
+
+EvaluatorLog: TypeAlias = Callable[[Attempt, Task, PurePosixPath], Iterable[bytes]]
+"""The file that an evaluator reads about an attempt at a task, in chunks that are the same every time; empty
+if it gets none. The path is the suite's folder in its sandbox. Iterating blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class GradingJob:
     captured: CapturedWorkspace
     common: Path
     deadline_seconds: float
+    log: EvaluatorLog
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     in_place: bool = False
     grades_truncated: bool = True

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.documents import read_yaml
-from decathlon_mcp.suites.profile import packaged_profiles
+from decathlon_mcp.suites.profile import packaged_profiles, profile_folders
 from decathlon_mcp.suites.resources import SuiteResources
 from decathlon_mcp.suites.servers import read_servers
 from decathlon_mcp.suites.sharing import read_conflicts, shared_resources
@@ -34,7 +34,6 @@ from decathlon_mcp.types import JsonObject, Language
 log = logging.getLogger("decathlon.suites")
 
 STARTER = Path(__file__).parent.parent / "starter" / "suite"
-PACKAGED = Path(__file__).parent / "profiles" / "splits"
 TRAIN_PERCENT = 80
 
 
@@ -141,14 +140,14 @@ def _no_suite(path: Path) -> SuiteError:
 
 @cache
 def packaged_splits(profile: str) -> Mapping[str, str]:
-    """The split of each task that this package lists for a profile. `docs/splits.py` makes the lists."""
-    path = PACKAGED / f"{profile}.yaml"
-    lists = read_yaml(path) if path.is_file() else {}
-    return {task_id: split for split, tasks in lists.items() for task_id in tasks}
+    """The split of each task that a profile's list names. `docs/splits.py` makes the lists."""
+    paths = (folder / "splits" / f"{profile}.yaml" for folder in profile_folders())
+    lists = [read_yaml(path) for path in paths if path.is_file()]
+    return {task: split for each in lists for split, tasks in each.items() for task in tasks}
 
 
 def splits_of(task_id: str, lists: Mapping[str, Sequence[str]], profile: str = "") -> tuple[str, ...]:
-    """The splits of a task: those of the suite's own lists, else of the package's list for its profile.
+    """The splits of a task: those of the suite's own lists, else of its profile's list.
 
     A task that neither lists is in `train` or `test`, by a hash of its id, 80 to 20.
     """

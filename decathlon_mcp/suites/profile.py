@@ -1,4 +1,4 @@
-"""Profiles: how kinds of suites differ. Three are packaged, and a suite.yaml overrides their fields."""
+"""Profiles: how kinds of suites differ. Plug-ins have some, and a suite.yaml overrides their fields."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import resources
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BeforeValidator
 
+from decathlon_mcp.hooks import plugins
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.suites.documents import read_yaml
 from decathlon_mcp.types import JsonObject, Names, PreprocessSandbox
@@ -44,13 +46,12 @@ def _inside(path: PurePosixPath) -> PurePosixPath:
 Absolute = Annotated[PurePosixPath, AfterValidator(_absolute)]
 Inside = Annotated[PurePosixPath, AfterValidator(_inside)]
 
-DEFAULT_PROFILE = "toolathlon"
+PLAIN_PROFILE = "starter"
+"""The core's own: for suites that were made for this server."""
 SEARCHED_TASKS = 20
 SEARCHED_BYTES = 1 << 16
 """How many tasks are looked at to find out a checkout's profile, and how much of each of their scripts."""
 log = logging.getLogger("decathlon.suites")
-
-PACKAGED = Path(__file__).parent / "profiles"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,27 +140,35 @@ class SuiteProfile:
 
 @cache
 def packaged_profiles() -> Mapping[str, JsonObject]:
-    """The content of the profile files in this package, by the profile's name."""
-    return {path.stem: read_yaml(path) for path in sorted(PACKAGED.glob("*.yaml"))}
+    """The content of the profile files of the core and its plug-ins, by the profile's name."""
+    files = (file for folder in profile_folders() for file in folder.glob("*.yaml"))
+    return {file.stem: read_yaml(file) for file in sorted(files, key=lambda file: file.stem)}
+
+
+def profile_folders() -> list[Path]:
+    """The folders with the profile files of the core and its plug-ins."""
+    packages = [package for plugin in plugins() for package in plugin.profiles]
+    return [Path(str(resources.files(package).joinpath("profiles"))) for package in packages]
 
 
 def detect_profile(checkout: Path) -> str:
     """The first profile one of whose `marks` exists in the checkout, or whose `task_marks` its tasks contain.
 
-    `toolathlon` if there is none, with a warning.
+    If there is none, the profile that is the `fallback`, or the plain one, with a warning.
     """
     profiles = packaged_profiles()
+    fallback = next((name for name, content in profiles.items() if content.get("fallback")), PLAIN_PROFILE)
     for name, content in profiles.items():
         if any((checkout / mark).exists() for mark in content.get("marks", ())):
-            # Forks of toolathlon_gym may keep Toolathlon's scripts.
-            return _profile_by_tasks(checkout) or name if name == DEFAULT_PROFILE else name
+            # Forks of toolathlon_gym may keep the scripts of Toolathlon, which is the fallback.
+            return _profile_by_tasks(checkout) or name if name == fallback else name
     if name := _profile_by_tasks(checkout):
         return name
     log.warning(
-        "A checkout is taken for Toolathlon, since nothing in it says what it is; suite.yaml can (`profile`)",
-        extra={"fields": {"checkout": str(checkout), "profiles": ", ".join(profiles)}},
+        "Nothing in a checkout says of what kind it is: it is taken for the usual one; suite.yaml can say it",
+        extra={"fields": {"checkout": str(checkout), "profile": fallback, "profiles": ", ".join(profiles)}},
     )
-    return DEFAULT_PROFILE
+    return fallback
 
 
 def _profile_by_tasks(checkout: Path) -> str | None:

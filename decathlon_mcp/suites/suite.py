@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.payloads import source
 from decathlon_mcp.suites import checkout as archives
 from decathlon_mcp.suites.checkout import revision
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.prompts import Prompt, read_prompt
-from decathlon_mcp.suites.release import DESCRIPTIONS, Release, find_release
 from decathlon_mcp.suites.resources import SuiteResources, credential_archives, service_archive
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig
@@ -27,6 +28,13 @@ from decathlon_mcp.suites.tokens import SOURCES
 from decathlon_mcp.types import JsonObject, Language, Names
 
 _VALUES = TypeAdapter(dict[str, str])
+
+
+class Release(NamedTuple):
+    """Which release of its kind a checkout has. `description`: for people."""
+
+    name: str
+    description: str
 
 
 @dataclass(frozen=True)
@@ -57,13 +65,15 @@ class Suite:
 
     @cached_property
     def release(self) -> Release | None:
-        """The release of a checkout of Toolathlon, None for other suites; computed once. Blocks: runs git."""
-        return find_release(self.path) if self.profile.name == "toolathlon" else None
+        """The release of the checkout, None for a kind of suites without any; computed once. Blocks."""
+        releases = {name: part for plugin in plugins() for name, part in plugin.releases.items()}
+        part = releases.get(self.profile.name)
+        return None if part is None else load(part)(self.path)
 
     @property
     def version_text(self) -> str:
         """The revision and the release, for people. Blocks: runs git."""
-        return self.revision if self.release is None else f"{self.revision}; {DESCRIPTIONS[self.release]}"
+        return self.revision if self.release is None else f"{self.revision}; {self.release.description}"
 
     def common_digest(self) -> str:
         """A digest of the files that every task uses, as they are now. Blocks."""

@@ -5,7 +5,7 @@ overrides the profile's value.
 
     name: my-suite                      # default: the name of the checkout's folder
     profile: toolathlon                 # or gym, starter. Default: the profile called as the suite, else the
-                                        # one whose marks the checkout has, else toolathlon
+                                        # one whose marks the checkout has, else that with `fallback`
     root: /workspace                    # any field of SuiteProfile; mappings are merged with the profile's
     deadlines: {evaluation_seconds: 60} # for all tasks
     splits: {train: [find-alita-paper, "canvas-*"], test: [...]}
@@ -259,6 +259,7 @@ class SuiteFile(Model):
     profile: str | None = None
     marks: Strings = ()
     task_marks: Strings = ()
+    fallback: bool = False
     deadlines: Deadlines = Deadlines()
     splits: dict[str, Strings] = {}
     conflicts: tuple[Strings, ...] = ()

@@ -68,7 +68,6 @@ def test_docstrings_and_comments_are_no_code() -> None:
     [
         ("decathlon_mcp/app.py", "modules of decathlon_mcp"),
         ("decathlon_mcp/episodes/tools/offer.py", "episodes"),
-        ("decathlon_mcp/episodes/tools/coercion.py", "plug-ins"),
         ("decathlon_mcp/driver/link.py", "driver"),
         ("decathlon_mcp/suites/tasks.py", "archives, suites, catalogue, payloads, telemetry"),
         ("decathlon_mcp/plugins/page/calls.py", "plug-ins"),

@@ -43,6 +43,7 @@ async def test_grading_uses_the_files_that_preprocess_made(served: Served, addre
     assert verdict["reward"] == 1.0
 
 
+@pytest.mark.toolathlon
 async def test_the_answer_reaches_the_evaluator(served: Served, address: AddressKind) -> None:
     async with playing(served, "say-answer", address) as player:
         await player.call("claim_done", answer="forty-two")

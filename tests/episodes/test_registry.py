@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import anyio
@@ -172,11 +171,6 @@ async def test_in_a_suite_that_grades_none_a_truncated_attempt_is_not_graded_and
         assert (verdict.claimed, verdict.truncated) == (False, True)
         assert verdict.detail.endswith("`grades_truncated: true` in suite.yaml grades them")
         assert verdict.signature is not None
-        folder = episode.history.files.folder
-        assert json.loads((folder / "traj_log.json").read_text())["status"] == "max_turns_reached"
-        result = json.loads((folder / "eval_res.json").read_text())
-        assert result["pass"] is None
-        assert result["details"].startswith("Task status: max_turns_reached, only SUCCESS counts as pass")
         other = registry.start("find-answer", ADA)
         await other.ready()
         await other.claim_done("done")

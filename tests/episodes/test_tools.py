@@ -16,22 +16,16 @@ import pytest
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, ServerInfo, connect
 from decathlon_mcp.driver.pending import Request
 from decathlon_mcp.driver.replies import OVERLONG_FOLDER, OVERLONG_KEY, CallParams, Cut, Reply
-from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.tools.local_tools import LocalTools
 from decathlon_mcp.episodes.tools.offered import ORIGINAL_KEY, OfferedTools, ToolRoute
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
-from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.types import JsonObject, Names
-from tests.episodes.calling import make_call
-from tests.episodes.environment import echo, running_registry
+from tests.episodes.environment import echo
 from tests.fakes.calls import call_tool
-from tests.fakes.driver import FakeCall, FakeRun, Faults, RunReply
+from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider, FakeSandbox
-from tests.localtools.conftest import SUITE as LOCAL_TOOLS_SUITE
 
 ROOT = PurePosixPath("/suite")
 WORKSPACE = ROOT / "workspace"
@@ -307,69 +301,3 @@ async def test_overlong_replies_of_local_tools_and_without_a_limit_are_passed_on
         local = await call_tool(cutting, ToolRoute("local", "big"), CallParams())
         raw = await call_tool(tool_session(driver), ToolRoute("files", "big"), CallParams())
     assert text_of(local) == text_of(raw) == "x" * (LIMIT_CHARACTERS + 1)
-
-
-@asynccontextmanager
-async def describing(*replies: RunReply) -> AsyncGenerator[tuple[DriverClient, list[FakeRun]]]:
-    """A driver whose processes end with these replies, and the processes that were run."""
-    requests: list[FakeRun] = []
-    remaining = list(replies)
-
-    def run(request: FakeRun) -> RunReply:
-        requests.append(request)
-        return remaining.pop(0)
-
-    async with FakeProvider(run=run) as provider:
-        async with provider.open(SandboxSpec("tools", ("driver",), ROOT)) as sandbox:
-            async with connect(sandbox) as driver:
-                yield driver, requests
-
-
-@pytest.mark.anyio
-async def test_local_tools_are_described_once_by_the_suites_code() -> None:
-    suite = load_suite(LOCAL_TOOLS_SUITE)
-    task = suite.tasks["play"]
-    described = {need: [tool(f"{need}_tool")] for need in task.needs.local_tools}
-    local_tools = LocalTools()
-    async with describing(RunReply(channel=json.dumps(described))) as (driver, requests):
-        for _ in range(2):
-            found = await local_tools.describe(suite.profile, task, driver, root=ROOT, timeout_seconds=5)
-            assert {need: list(tools) for need, tools in found.items()} == described
-    assert len(requests) == 1
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("reply", "cause"),
-    [
-        (RunReply(exit_code=1, stderr="the moon is missing"), "the moon is missing"),
-        (RunReply(exit_code=1, stderr=f"{'a' * 2000}{'b' * 1999}c"), "(?<=: )b{1999}c$"),
-        (RunReply(channel="no JSON"), "gave no tools"),
-        (RunReply(timed_out=True), "took too long"),
-    ],
-)
-async def test_local_tools_that_cannot_be_described_fail_the_set_up(reply: RunReply, cause: str) -> None:
-    suite = load_suite(LOCAL_TOOLS_SUITE)
-    async with describing(reply) as (driver, _):
-        with pytest.raises(SetUpError, match=rf"could not be described: .*{cause}"):
-            await LocalTools().describe(
-                suite.profile, suite.tasks["play"], driver, root=ROOT, timeout_seconds=5
-            )
-
-
-@pytest.mark.anyio
-async def test_an_episode_goes_on_without_the_server_of_its_local_tools(tmp_path: Path) -> None:
-    needs = load_suite(LOCAL_TOOLS_SUITE).tasks["play"].needs
-    described = json.dumps({need: [tool(f"{need}_tool")] for need in needs.local_tools})
-    provider = FakeProvider(
-        tools={name: {"echo": echo} for name in needs.servers},
-        run=lambda request: RunReply(channel=described),
-        faults=Faults(servers_that_fail={"local": "no memory"}),
-    )
-    async with running_registry(tmp_path, provider, suite=LOCAL_TOOLS_SUITE) as registry:
-        episode = registry.start("play", Principal())
-        await episode.ready()
-        for _ in range(2):
-            with pytest.raises(DriverError, match="server local did not come up"):
-                await make_call(episode, f"local__{needs.local_tools[0]}_tool", CallParams())
-        assert episode.state.phase is Phase.READY

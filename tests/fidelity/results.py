@@ -134,7 +134,9 @@ def store(suite: Suite, results: Sequence[Result]) -> None:
 
 def release_of(suite: Suite) -> str:
     """The release of Toolathlon, or `gym`."""
-    return "gym" if suite.profile.name == "gym" else suite.release or "unknown"
+    if suite.profile.name == "gym":
+        return "gym"
+    return "unknown" if suite.release is None else suite.release.name
 
 
 def _way(suite: Suite, name: str) -> str:

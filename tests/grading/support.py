@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.episodes.suite_hooks import suite_hooks
 from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord, Facts
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
@@ -145,6 +146,7 @@ class SandboxGrader:
             captured=CapturedWorkspace(archive, sealed, tuple(refused)),
             common=common,
             deadline_seconds=deadline_seconds,
+            log=suite_hooks(suite).evaluator_log,
             in_place=in_place,
         )
         return await grade(job)

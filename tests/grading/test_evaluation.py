@@ -85,6 +85,7 @@ async def test_reward_is_the_exit_code(
     assert grader.networks == ["none"]
 
 
+@pytest.mark.toolathlon
 async def test_evaluator_is_called_as_toolathlon_calls_it(grader: SandboxGrader, tmp_path: Path) -> None:
     source = (
         ARGUMENTS
@@ -464,6 +465,7 @@ async def test_evaluator_output_is_cut_to_its_end(grader: SandboxGrader, tmp_pat
         ({}, 20, 0.0),
     ],
 )
+@pytest.mark.toolathlon
 async def test_example_rubric_gives_the_documented_rewards(
     grader: SandboxGrader, tmp_path: Path, workspace: dict[str, str], calls: int, reward: float
 ) -> None:
@@ -535,7 +537,7 @@ def evaluate():
         ("def evaluate(): return {'a': True}", 1.0),
         ("async def evaluate(workspace): return {'a': -2.5}", -2.5),
         (ALL_PARAMETERS, 3.0),
-        (PATH_PARAMETERS, 1.0),
+        pytest.param(PATH_PARAMETERS, 1.0, marks=pytest.mark.toolathlon),
         (OPTIONAL_PATHS, 6.0),
         (OTHER_PARAMETERS, 7.0),
         ("from .scoring import score as evaluate", 4.0),
@@ -650,6 +652,7 @@ def evaluate():
     assert verdict.reward == 5.0, verdict
 
 
+@pytest.mark.toolathlon
 async def test_evaluator_and_function_run_in_separate_sandboxes(
     grader: SandboxGrader, tmp_path: Path
 ) -> None:
@@ -701,6 +704,7 @@ def tries():
     assert (verdict.success, verdict.reward) == (False, 3.0), verdict
 
 
+@pytest.mark.toolathlon
 async def test_links_out_of_the_workspace_are_refused_and_reported(
     grader: SandboxGrader, tmp_path: Path
 ) -> None:

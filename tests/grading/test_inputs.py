@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.archives.writing import ArchiveSource
+from decathlon_mcp.episodes.suite_hooks import SuiteHooks
 from decathlon_mcp.grading.inputs import evaluator_digest, prepare_inputs
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob
 from decathlon_mcp.suites.suite import Suite
@@ -83,6 +84,7 @@ def job_for(tmp_path: Path, captured: CapturedWorkspace, **fields: Any) -> Gradi
         captured=captured,
         common=tmp_path / "common.tar",
         deadline_seconds=1,
+        log=SuiteHooks().evaluator_log,
         **fields,
     )
 

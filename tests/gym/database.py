@@ -23,6 +23,7 @@ import yaml
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.docker.image import STARTER_IMAGE
+from decathlon_mcp.suites.profile import packaged_profiles
 from tests.probe.clients import Player, playing
 from tests.probe.serving import SUITE, Served, serving
 
@@ -106,7 +107,7 @@ async def served(
     (task / "preprocess" / "main.py").write_text(PREPROCESS)
     (task / "evaluation" / "main.py").write_text(EVALUATION)
     (suite / "utils" / "query.py").write_text(QUERY)
-    gym = yaml.safe_load((Path(SUITE).parents[2] / "decathlon_mcp/suites/profiles/gym.yaml").read_text())
+    gym = packaged_profiles()["gym"]
     suite_file = yaml.safe_load((suite / "suite.yaml").read_text())
     suite_file["services"] = {"postgres": {**gym["services"]["postgres"], "image": image, "available": True}}
     suite_file["tasks"]["ordering"] = {"services": ["postgres"]}

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from decathlon_mcp.plugins.toolathlon.suite import ToolathlonHooks
 from tests.localtools.conftest import SUITE
 from tests.probe.clients import Player, playing
 from tests.probe.serving import Served, serving
@@ -186,7 +187,9 @@ async def test_the_suites_code_describes_its_tools_once(served: Served, tmp_path
     async with serving(tmp_path, suite=(SUITE,), provider="host") as fresh:
         async with playing(fresh, "play", "task") as player:
             first = json.dumps([tool.name for tool in (await player.client.list_tools()).tools])
-        known = fresh.episodes.directory.factory("localtools").local_tools
+        hooks = fresh.episodes.directory.factory("localtools").suite_hooks
+        assert isinstance(hooks, ToolathlonHooks)
+        known = hooks.local_tools
         assert sorted(known.known) == ["demanding", "nap", "notes", "shouting"]
         before = {**known.known}
         async with playing(fresh, "play", "task") as player:

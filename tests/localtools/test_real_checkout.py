@@ -20,9 +20,9 @@ from decathlon_sandbox.truncation import CutResult, cut
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.replies import OVERLONG_FOLDER, CallParams
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.tools.local_tools import LocalTools, local_spec
 from decathlon_mcp.episodes.tools.offered import ToolDescriptions, ToolRoute
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
+from decathlon_mcp.plugins.toolathlon.local_tools import LocalTools, local_server
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.tasks import Needs, Task
 from decathlon_mcp.types import JsonObject
@@ -141,10 +141,10 @@ async def local_tools(
             await driver.arrange({"make": str(sandbox.root / suite.profile.workspace)})
             any_task = next(iter(suite.tasks.values()))
             task = Task(id="any", suite=suite.name, folder=any_task.folder, needs=Needs(local_tools=NEEDS))
-            descriptions = await LocalTools().describe(
-                suite.profile, task, driver, root=sandbox.root, timeout_seconds=60
+            descriptions = await LocalTools(suite.profile).describe(
+                task, driver, root=sandbox.root, timeout_seconds=60
             )
-            spec = local_spec(suite.profile, descriptions, sandbox.root)
+            spec = local_server(suite.profile, descriptions, sandbox.root)
             await driver.define([spec])
             starts = ServerStarts(driver, start_seconds=60, optional=["local"])
             session = ToolSession(driver, starts)

@@ -24,6 +24,7 @@ import yaml
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.docker.image import STARTER_IMAGE
+from decathlon_mcp.suites.profile import packaged_profiles
 from tests.probe.clients import Player, playing
 from tests.probe.serving import SUITE, Served, serving
 
@@ -98,7 +99,7 @@ async def served(
     (suite / "utils/mail.py").write_text(MAIL)
     users = [{"email": email, "password": password} for email, password in USERS.items()]
     (suite / "configs/users_data.json").write_text(json.dumps({"users": users}))
-    profile = yaml.safe_load((PROJECT / "decathlon_mcp/suites/profiles/toolathlon.yaml").read_text())
+    profile = packaged_profiles()["toolathlon"]
     settings = yaml.safe_load((suite / "suite.yaml").read_text())
     private = {**profile["services"]["poste"]["private"], "image": image}
     settings["services"] = {"poste": {**profile["services"]["poste"], "private": private}}

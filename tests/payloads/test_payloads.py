@@ -15,6 +15,7 @@ from decathlon_mcp import payloads
 PACKAGE = payloads.__name__
 PAYLOADS = [
     *((path.stem, PACKAGE) for path in Path(payloads.__file__).parent.glob("[!_]*.py")),
+    ("local_tools_server", "decathlon_mcp.plugins.toolathlon"),
     ("program_starter", "decathlon_mcp.plugins.agents"),
     ("script_player", "decathlon_mcp.plugins.exports"),
     ("trust", "decathlon_mcp.plugins.web"),
@@ -22,9 +23,7 @@ PAYLOADS = [
 
 
 def test_there_are_payloads() -> None:
-    assert {"local_tools_server", "program_probe", "rubric_function", "token_values"} <= {
-        name for name, _ in PAYLOADS
-    }
+    assert {"program_probe", "rubric_function", "token_values"} <= {name for name, _ in PAYLOADS}
 
 
 @pytest.mark.parametrize(("name", "package"), PAYLOADS)
@@ -52,6 +51,13 @@ def test_a_payload_uses_the_drivers_name_of_the_channels_variable(name: str, pac
     assert {*re.findall(r"DECATHLON_\w+", payloads.source(name, package))} <= {wire.CHANNEL_VARIABLE}
 
 
-@pytest.mark.parametrize("name", ["local_tools_server", "rubric_function", "token_values"])
-def test_a_payload_with_a_channel_reads_its_variable(name: str) -> None:
-    assert f'"{wire.CHANNEL_VARIABLE}"' in payloads.source(name)
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("local_tools_server", "decathlon_mcp.plugins.toolathlon"),
+        ("rubric_function", PACKAGE),
+        ("token_values", PACKAGE),
+    ],
+)
+def test_a_payload_with_a_channel_reads_its_variable(name: str, package: str) -> None:
+    assert f'"{wire.CHANNEL_VARIABLE}"' in payloads.source(name, package)

@@ -25,6 +25,7 @@ import yaml
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.docker.image import STARTER_IMAGE
+from decathlon_mcp.suites.profile import packaged_profiles
 from tests.probe.clients import Player, playing
 from tests.probe.serving import SUITE, Served, serving
 
@@ -129,7 +130,7 @@ async def served(
     (task / "preprocess/main.py").write_text(PREPROCESS)
     (task / "evaluation/main.py").write_text(EVALUATION)
     (suite / "utils/client.py").write_text(CLIENT)
-    profile = yaml.safe_load((PROJECT / "decathlon_mcp/suites/profiles/toolathlon.yaml").read_text())
+    profile = packaged_profiles()["toolathlon"]
     settings = yaml.safe_load((suite / "suite.yaml").read_text())
     settings["services"] = {name: profile["services"][name] for name in ("canvas", "woocommerce")}
     for name, image in (("canvas", CANVAS), ("woocommerce", SHOP)):

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-from decathlon_mcp.suites import release
-from decathlon_mcp.suites.release import find_release, texts_digest
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
     from tests.suites.conftest import Checkout
 
 
@@ -82,38 +74,3 @@ def test_the_revision_is_computed_once(checkout: Checkout) -> None:
     first = suite.revision
     (folder / "docs" / "task.md").write_text("changed")
     assert suite.revision == first
-
-
-def test_the_release_is_known_from_the_history_or_the_texts(
-    checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = checkout.task() / "docs" / "task.md"
-    before = texts_digest(checkout.path)
-    git(checkout, "init", "-q")
-    git(checkout, "add", "--all")
-    git(checkout, "commit", "-q", "-m", "first")
-    monkeypatch.setattr(release, "ROOT_COMMIT", git(checkout, "rev-parse", "HEAD"))
-    assert checkout.load().release == "before"
-    text.write_text("Find the right paper.")
-    git(checkout, "commit", "-q", "-a", "-m", "repaired")
-    monkeypatch.setattr(release, "VERIFIED_COMMIT", git(checkout, "rev-parse", "HEAD"))
-    repaired = texts_digest(checkout.path)
-    assert checkout.load().release == "verified"
-    git(checkout, "commit", "-q", "--allow-empty", "-m", "later")
-    assert checkout.load().release == "verified"
-    copy = tmp_path / "shallow"
-    subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{checkout.path}", str(copy)], check=True)
-    assert find_release(copy) == "unknown"
-    monkeypatch.setattr(release, "VERIFIED_TEXTS", repaired)
-    assert find_release(copy) == "verified"
-    monkeypatch.setattr(release, "VERIFIED_TEXTS", "")
-    shutil.rmtree(copy / ".git")
-    assert find_release(copy) == "unknown"
-    (copy / text.relative_to(checkout.path)).write_text("Find the paper.")
-    monkeypatch.setattr(release, "TEXTS_BEFORE", frozenset({before}))
-    assert find_release(copy) == "before"
-
-
-def test_suites_other_than_toolathlon_have_no_release(gym: Checkout) -> None:
-    gym.task()
-    assert gym.load().release is None

@@ -43,7 +43,7 @@ def test_a_checkout_that_is_taken_for_toolathlon_is_warned_of(
     checkout.task()
     (checkout.path / "global_preparation").rmdir()
     assert checkout.load().profile.name == "toolathlon"
-    assert "taken for Toolathlon" in caplog.text
+    assert "taken for the usual one" in caplog.text
     caplog.clear()
     checkout.write("scripts/run_single_containerized.sh")
     assert checkout.load().profile.name == "toolathlon"

@@ -17,7 +17,6 @@ from decathlon_mcp.driver.client import DriverClient, ServerInfo
 from decathlon_mcp.driver.replies import OVERLONG_FOLDER, Cut
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.set_up import PreparedTask
-from decathlon_mcp.episodes.tools.local_tools import local_spec
 from decathlon_mcp.episodes.tools.offered import OfferedTools, offered_tools, same_tools
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
@@ -96,8 +95,8 @@ class ToolOffer:
             for name, info in prepared.servers.items():
                 await self._compare(self._key, sandbox.root, name, info)
         if offered.local:
-            spec = local_spec(self._factory.suite.profile, offered.local, sandbox.root)
-            await prepared.driver.define([spec])
+            server = self._factory.suite_hooks.local_server(offered.local, sandbox.root)
+            await prepared.driver.define([] if server is None else [server])
         return digest
 
     async def copy(self, tools: JsonObject) -> str:
@@ -138,8 +137,8 @@ class ToolOffer:
             report=compare,
             turn=self._turn,
         )
-        coerces = episode.records.progress.facts.coerced_arguments
-        return ToolSession(driver, starts, cut=self._cut(sandbox.root), coerces=coerces)
+        call_filter = self._factory.suite_hooks.call_filter(episode.records.progress.facts)
+        return ToolSession(driver, starts, cut=self._cut(sandbox.root), call_filter=call_filter)
 
     def _cut(self, root: PurePosixPath) -> Cut | None:
         """How overlong replies are shortened in a sandbox with that root; None if they are not."""
@@ -187,8 +186,8 @@ class ToolOffer:
     ) -> OfferedTools:
         """The tools of the task's servers and the suite's local tools."""
         factory, seconds = self._factory, self._episode.spec.limits.servers_seconds
-        local = await factory.local_tools.describe(
-            factory.suite.profile, self._task, driver, root=sandbox.root, timeout_seconds=seconds
+        local = await factory.suite_hooks.describe_local_tools(
+            self._task, driver, root=sandbox.root, timeout_seconds=seconds
         )
         tools: dict[str, list[JsonObject]] = {name: server.tools for name, server in servers.items()}
         if local:

@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakValueDictionary
 
 from decathlon_mcp.background import Flag
 from decathlon_mcp.driver.mcp_repair import valid_definition
 from decathlon_mcp.episodes.state import State
+from decathlon_mcp.episodes.suite_hooks import ToolDescriptions
 from decathlon_mcp.errors import SetUpError, UnknownToolError
 from decathlon_mcp.foreign_names import quoted, similar
 from decathlon_mcp.suites.tool_names import CLAIM, LOCAL, spell
@@ -23,8 +24,6 @@ from decathlon_mcp.types import JsonObject, Names, as_json, as_object
 
 ORIGINAL_KEY = "decathlon/original"
 """Key in the `_meta` of a tool whose name was shortened; its value has the server and the original name."""
-ToolDescriptions: TypeAlias = Mapping[str, tuple[JsonObject, ...]]
-"""The tools (name, description, inputSchema) of each entry of `needed_local_tools` in `task_config.json`."""
 _ENDS_ATTEMPT = {"destructiveHint": True, "idempotentHint": True, "openWorldHint": False}
 
 

@@ -20,7 +20,7 @@ from decathlon_mcp.driver.client import DriverClient, ServerInfo
 from decathlon_mcp.driver.messages import Notification
 from decathlon_mcp.driver.pending import Request
 from decathlon_mcp.driver.replies import CallParams, Cut, Reply
-from decathlon_mcp.episodes.tools.coercion import coerced_arguments
+from decathlon_mcp.episodes.suite_hooks import CallFilter
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import (
     AtCapacityError,
@@ -186,26 +186,31 @@ class ToolSession:
     """The tools of one ready episode and the driver that calls them.
 
     `starts` starts the servers that do not run yet. `cut`: how overlong replies of the task's servers are
-    shortened; None passes every reply on whole. `coerces`: whether arguments of their tools are coerced.
+    shortened; None passes every reply on whole. `call_filter`: changes the arguments of their tools.
     """
 
     def __init__(
-        self, driver: DriverClient, starts: ServerStarts, *, cut: Cut | None = None, coerces: bool = False
+        self,
+        driver: DriverClient,
+        starts: ServerStarts,
+        *,
+        cut: Cut | None = None,
+        call_filter: CallFilter | None = None,
     ) -> None:
         self.starts = starts
         self.driver = driver
         self._cut = cut
-        self._coerces = coerces
+        self._call_filter = call_filter
 
-    def coerces(self, route: ToolRoute) -> bool:
-        """Whether a tool gets what `coerced` returns. The suite's local tools are called as they are."""
-        return self._coerces and route.server not in self.starts.optional
+    def filters(self, route: ToolRoute) -> bool:
+        """Whether a tool gets what `filtered` returns. The suite's local tools are called as they are."""
+        return self._call_filter is not None and route.server not in self.starts.optional
 
-    async def coerced(self, route: ToolRoute, params: CallParams) -> CallParams:
-        """The parameters of a call with its arguments as the tool's schema asks for; see `coercion`."""
-        if params.arguments is None or not self.coerces(route):
+    async def filtered(self, route: ToolRoute, params: CallParams) -> CallParams:
+        """The parameters of a call with the arguments that the call filter makes of them."""
+        if self._call_filter is None or params.arguments is None or not self.filters(route):
             return params
-        return CallParams(await coerced_arguments(params.arguments, route.schema), params.meta)
+        return CallParams(await self._call_filter(params.arguments, route.schema), params.meta)
 
     def request(
         self,

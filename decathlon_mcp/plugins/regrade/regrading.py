@@ -150,6 +150,7 @@ class Regrader:
                     captured=captured,
                     common=factory.common,
                     deadline_seconds=options.limits.for_task(task).evaluation_seconds,
+                    log=factory.suite_hooks.evaluator_log,
                     credentials=await read_credentials(factory, task, {}),
                     grades_truncated=factory.grades_truncated,
                     fault_finder=factory.fault_finder(attempt.episode),

@@ -1,6 +1,6 @@
 """Toolathlon's local tools: tools that a task lists besides its servers, run by the suite's own code.
 
-They are the tools of a server `local` (`payloads/local_tools_server.py`), which is started when one of them
+They are the tools of a server `local` (`local_tools_server.py`), which is started when one of them
 is first called: most attempts at most tasks never call any. Their descriptions come from the suite's own
 code, which runs once in a sandbox for that purpose; they are kept as long as the suite is served.
 
@@ -21,7 +21,7 @@ from typing import Any, cast
 import anyio
 
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.episodes.tools.offered import ToolDescriptions
+from decathlon_mcp.episodes.suite_hooks import ToolDescriptions
 from decathlon_mcp.errors import DriverError, SetUpError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.suites.profile import SuiteProfile
@@ -37,23 +37,18 @@ OUTPUT_TAIL = 2000
 class LocalTools:
     """Definitions of one suite's local tools; each is read from the suite's code once and kept in `known`."""
 
+    profile: SuiteProfile
     known: dict[str, tuple[JsonObject, ...]] = field(default_factory=dict[str, tuple[JsonObject, ...]])
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def describe(
-        self,
-        profile: SuiteProfile,
-        task: Task,
-        driver: DriverClient,
-        *,
-        root: PurePosixPath,
-        timeout_seconds: float,
+        self, task: Task, driver: DriverClient, *, root: PurePosixPath, timeout_seconds: float
     ) -> ToolDescriptions:
         """The definitions of a task's local tools. Raises SetUpError if the suite's code fails."""
-        needs = [need for need in task.needs.local_tools if need in dict(profile.local_code)]
+        needs = [need for need in task.needs.local_tools if need in dict(self.profile.local_code)]
         async with self._lock:
             if unknown := [need for need in needs if need not in self.known]:
-                self.known.update(await _describe(profile, unknown, driver, root, timeout_seconds))
+                self.known.update(await _describe(self.profile, unknown, driver, root, timeout_seconds))
         return {need: self.known[need] for need in needs}
 
 
@@ -89,7 +84,7 @@ async def _describe(
     raise SetUpError(f"the local tools {', '.join(needs)} could not be described: {cause}")
 
 
-def local_spec(profile: SuiteProfile, descriptions: ToolDescriptions, root: PurePosixPath) -> JsonObject:
+def local_server(profile: SuiteProfile, descriptions: ToolDescriptions, root: PurePosixPath) -> JsonObject:
     """The SERVER object for the driver's `start`."""
     # No `request_seconds`: the tools have time limits of their own.
     program, *arguments = _command(profile, descriptions, root, {"tools": descriptions})
@@ -109,7 +104,7 @@ def _command(
     """The command that describes these tools on a channel or, with their `tools`, serves them."""
     code, workspace = dict(profile.local_code), str(root / profile.workspace)
     order = {"workspace": workspace, "code": {need: code[need] for need in needs}, **extra}
-    return [*profile.python, "-c", source("local_tools_server"), json.dumps(order)]
+    return [*profile.python, "-c", source("local_tools_server", __package__), json.dumps(order)]
 
 
 def _are_tools(value: object) -> bool:

@@ -11,10 +11,13 @@ import pytest
 from decathlon_sandbox.truncation import cut
 
 from decathlon_mcp.driver.replies import OVERLONG_KEY
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.grading.attempt import Attempt
-from decathlon_mcp.grading.traj_log import TrajectoryLog, eval_res, task_status
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
+from decathlon_mcp.plugins.toolathlon.traj_log import TrajectoryLog, eval_res, task_status
 from decathlon_mcp.suites.suite_file import read_suite_file
+from tests.episodes.environment import TOOLS, exits_with, running_registry, suite_with
+from tests.fakes.provider import FakeProvider
 from tests.grading.support import PAPER, make_attempt, make_call, write_suite
 
 ROOT = PurePosixPath("/workspace")
@@ -253,3 +256,24 @@ def test_status_and_result_use_upstreams_words(
     verdict = build_verdict(closed, outcomes[outcome])
     assert task_status(closed, suite_profile) == status
     assert eval_res(closed, suite_profile, verdict) == result
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("claims", "status", "passed"), [(True, "success", True), (False, "max_turns_reached", None)]
+)
+async def test_a_graded_episode_has_the_files_of_toolathlons_viewer(
+    tmp_path: Path, claims: bool, status: str, passed: bool | None
+) -> None:
+    suite = suite_with(tmp_path, grades_truncated=False)
+    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
+    async with running_registry(tmp_path, provider, suite=suite) as registry:
+        episode = registry.start("find-answer", Principal())
+        await episode.ready()
+        await episode.claim_done("done", truncated=not claims)
+        await episode.evaluate()
+        folder = episode.history.files.folder
+        assert json.loads((folder / "traj_log.json").read_text())["status"] == status
+        result = json.loads((folder / "eval_res.json").read_text())
+        assert result["pass"] is passed
+        assert claims or result["details"].startswith(f"Task status: {status}, only SUCCESS counts as pass")

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from decathlon_mcp.suites.checkout import git_output
+from decathlon_mcp.suites.suite import Release
 
-Release: TypeAlias = Literal["before", "verified", "unknown"]
-
-DESCRIPTIONS: dict[Release, str] = {
-    "before": "before Toolathlon-Verified",
-    "verified": "Toolathlon-Verified or later",
-    "unknown": "unknown whether before or after Toolathlon-Verified",
-}
+BEFORE = Release("before", "before Toolathlon-Verified")
+VERIFIED = Release("verified", "Toolathlon-Verified or later")
+UNKNOWN = Release("unknown", "unknown whether before or after Toolathlon-Verified")
 VERIFIED_COMMIT = "d57361c0f1582cf9a0675c0753315bb6b004bd0e"
 ROOT_COMMIT = "be334ecace50427432d4f53a097c837256ab1e28"
 """The first commit of upstream's history: a history that contains it has not been shortened."""
@@ -37,16 +33,16 @@ def find_release(checkout: Path) -> Release:
     """The release of a checkout of Toolathlon: by its history, else by the texts of its tasks.
 
     Blocks: runs git. A fork with tasks of its own, whose history does not go back to upstream's, is
-    `unknown`.
+    UNKNOWN.
     """
     history = _history(checkout)
     if VERIFIED_COMMIT in history:
-        return "verified"
+        return VERIFIED
     texts = texts_digest(checkout)
     # Before the history: a fork may have upstream's changes without its commits.
     if texts == VERIFIED_TEXTS:
-        return "verified"
-    return "before" if ROOT_COMMIT in history or texts in TEXTS_BEFORE else "unknown"
+        return VERIFIED
+    return BEFORE if ROOT_COMMIT in history or texts in TEXTS_BEFORE else UNKNOWN
 
 
 def texts_digest(checkout: Path) -> str:
