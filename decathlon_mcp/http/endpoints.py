@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.http.authentication import AllowedHosts, Refused, Tokens
@@ -29,7 +28,7 @@ from decathlon_mcp.http.errors import (
     refusal,
     unauthorized,
 )
-from decathlon_mcp.labels import LABEL_HEADER, merge_labels, parse_labels, read_label_header
+from decathlon_mcp.labels import merge_labels, parse_labels, read_label_header
 from decathlon_mcp.protocol.episode_service import EpisodeService, TaskService
 from decathlon_mcp.protocol.headers import SESSION, Headers
 from decathlon_mcp.protocol.http import McpAddress
@@ -43,9 +42,8 @@ from decathlon_mcp.protocol.messages import (
     read_message,
     readable_id,
 )
-from decathlon_mcp.protocol.requests import RequestContext, Service
-from decathlon_mcp.protocol.responses import Watch
-from decathlon_mcp.protocol.sessions import AddressKind, Session, Sessions, delete_unused
+from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext, Service
+from decathlon_mcp.protocol.sessions import AddressKind, Sessions, delete_unused
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.edge")
@@ -92,8 +90,7 @@ class StartParameters:
         return cls(parse_labels(query.getlist(LABEL)), validate(Draw, RANDOM_TASK, values))
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """An MCP address. `name`: the task's or the episode's in it; `path`: without a slash at the end."""
 
     kind: AddressKind
@@ -127,15 +124,8 @@ class McpEndpoints:
             "episode": EpisodeService(registry),
             "lobby": Lobby(registry),
         }
-        # Only at a task's address does the episode end with its session.
         self._addresses: dict[AddressKind, McpAddress] = {
-            kind: McpAddress(
-                service,
-                Sessions(registry, kind, _close_episode if kind == "task" else _leave_episode),
-                Watch(self._start_soon),
-                registry,
-            )
-            for kind, service in services.items()
+            kind: McpAddress(service, kind, registry, self._start_soon) for kind, service in services.items()
         }
 
     @property
@@ -185,78 +175,66 @@ class McpEndpoints:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request at one of the addresses."""
-        place = place_of(scope)
+        place, method, headers = place_of(scope), scope["method"], Headers(scope["headers"])
         assert place is not None
-        headers = Headers(scope)
-        response = await self._serve(place, headers, (scope, receive, send))
-        if response is not None:
-            await response(scope, receive, send)
-
-    async def _serve(
-        self, place: _Place, headers: Headers, asgi: tuple[Scope, Receive, Send]
-    ) -> Response | None:
-        """Serve a request; returns the response to one that is refused."""
-        scope, receive, _ = asgi
-        method = scope["method"]
-        refused = self._refused(method, scope, headers)
-        if refused is not None:
-            return PlainTextResponse(refused.message, refused.status)
-        context, problem = None, None
+        context = RequestContext(
+            path=place.path,
+            headers=headers,
+            asgi=(scope, receive, send),
+            public_url=self._public_url,
+            has_page=self._has_page,
+        )
+        scope[SCOPE_KEY] = context
+        response: Response | None = None
         try:
-            if method not in _METHODS or (method != "POST" and headers.is_sessionless):
-                self._bodies.check_length(headers)
-                return mcp_refusal(405, McpError(-32600, "Method Not Allowed"), allow=_allowed(headers))
-            try:
-                context = self._context(place, headers, scope)
-            except DecathlonError as error:
-                problem = error  # answered under the id of the request in the body
-            if method == "POST":
+            if (refused := self._refused(method, scope, headers)) is not None:
+                response = PlainTextResponse(refused.message, refused.status)
+            elif method == "POST":
+                self._authenticate(place, context)
                 async with self._bodies.read(headers, receive) as body:
                     self._registry.metrics.request_bytes.inc(len(body))
-                    return await self._post(place, context, problem, headers, body, asgi)
-            self._bodies.check_length(headers)
-            if problem is not None or context is None:
-                return refusal(problem or BadRequestError("this cannot be served"))
-            address = self._addresses[place.kind]
-            await (address.get if method == "GET" else address.delete)(context, headers, asgi)
+                    response = await self._post(place, context, body)
+            elif method not in _METHODS or headers.is_sessionless:
+                self._bodies.check_length(headers)
+                allowed = "POST" if headers.is_sessionless else ", ".join(_METHODS)
+                response = mcp_refusal(405, McpError(-32600, "Method Not Allowed"), allow=allowed)
+            else:
+                self._bodies.check_length(headers)
+                self._authenticate(place, context)
+                self._find_subject(place, context)
+                address = self._addresses[place.kind]
+                await (address.get if method == "GET" else address.delete)(context)
         except BodyDisconnectError:
             pass
         except UnauthorizedError:
-            return unauthorized(has_token=b"authorization" in headers)
+            response = unauthorized(has_token=b"authorization" in headers)
         except BodyError as error:
-            return body_refusal(error)
+            response = body_refusal(error)
         except McpError as error:
-            return mcp_refusal(error.status or 400, error)
+            response = mcp_refusal(error.status or 400, error)
         except DecathlonError as error:
-            return refusal(error)
-        return None
+            response = refusal(error)
+        if response is not None:
+            await response(scope, receive, send)
 
-    async def _post(
-        self,
-        place: _Place,
-        context: RequestContext | None,
-        problem: DecathlonError | None,
-        headers: Headers,
-        body: bytes,
-        asgi: tuple[Scope, Receive, Send],
-    ) -> Response | None:
-        """Serve a body. `context`: None if the request is refused for `problem`."""
+    async def _post(self, place: _Place, context: RequestContext, body: bytes) -> Response | None:
+        """Serve a body. Returns the response to one that is refused."""
         address = self._addresses[place.kind]
         message: Message | None = None
         try:
-            if (batch := read_batch(body)) is not None and context is not None:
-                await address.post_batch(batch, context, headers, asgi)
+            batch = read_batch(body)
+            message = None if batch is not None else read_message(body)
+            self._find_subject(place, context)
+            if message is None:
+                await address.post_batch(batch or [], context)
                 return None
-            message = read_message(body)
-            if context is None:
-                raise problem or BadRequestError("this cannot be served")
-            if message.method == INITIALIZE and SESSION not in headers and place.kind == "task":
-                self._prepare_start(place, context, asgi[0])
-            await address.post(message, context, headers, asgi)
+            if message.method == INITIALIZE and SESSION not in context.headers and place.kind == "task":
+                self._prepare_start(place, context)
+            await address.post(message, context)
         except McpError as error:
             if error.request_id is None and message is not None and message.is_request:
                 error.request_id = message.id
-            return mcp_refusal(_status(error, headers), error)
+            return mcp_refusal(_status(error, context.headers), error)
         except DecathlonError as error:
             request_id = readable_id(body) if message is None or message.is_request else None
             return refusal(error, request_id)
@@ -279,39 +257,34 @@ class McpEndpoints:
 
     # what is known of a request
 
-    def _context(self, place: _Place, headers: Headers, scope: Scope) -> RequestContext:
-        """Raises UnauthorizedError, UnknownEpisodeError, UnknownTaskError."""
-        context = RequestContext(path=place.path, public_url=self._public_url, has_page=self._has_page)
-        session_id = headers.text(SESSION)
+    def _authenticate(self, place: _Place, context: RequestContext) -> None:
+        """Note whose request it is. Raises UnauthorizedError."""
         if place.kind == "episode":
             context.access = self._registry.agent_access(place.name)
             context.by_agent_id = context.access is not None
         # The agent id is enough, without a token: with a token an agent could start other episodes of the
         # task and evaluate guesses there.
-        principal = (
-            Principal() if context.by_agent_id else self._tokens.principal(headers.text(b"authorization"))
-        )
-        if principal is None:
-            raise UnauthorizedError
-        context.principal = principal.in_session(session_id)
-        if place.kind == "episode":
-            context.access = context.access or self._registry.access(place.name, context.principal)
-            return context
-        label_header = LABEL_HEADER.encode()
-        context.label_header = headers.get(label_header, b"").decode("latin-1")
-        if label_header in headers.repeated:
-            values = (value for name, value in scope["headers"] if name == label_header)
-            context.label_header = b",".join(values).decode("latin-1")
-        if place.kind == "task" and session_id is None and place.name != RANDOM_TASK:
-            self._registry.catalogue.find(place.name)
-        return context
+        if not context.by_agent_id:
+            principal = self._tokens.principal(context.headers.text(b"authorization"))
+            if principal is None:
+                raise UnauthorizedError
+            context.principal = principal
+        context.principal = context.principal.in_session(context.headers.text(SESSION))
 
-    def _prepare_start(self, place: _Place, context: RequestContext, scope: Scope) -> None:
+    def _find_subject(self, place: _Place, context: RequestContext) -> None:
+        """Find the episode or the task of the address. Raises UnknownEpisodeError, UnknownTaskError."""
+        if place.kind == "episode" and context.access is None:
+            context.access = self._registry.access(place.name, context.principal)
+        if place.kind == "task" and SESSION not in context.headers and place.name != RANDOM_TASK:
+            self._registry.catalogue.find(place.name)
+
+    def _prepare_start(self, place: _Place, context: RequestContext) -> None:
         """Note the task that `initialize` starts, drawn at the random address, and its labels.
 
         Raises BadRequestError, AtCapacityError, NotRunnableError.
         """
-        parameters = StartParameters.read(QueryParams(scope["query_string"]), place.name)
+        assert context.asgi is not None
+        parameters = StartParameters.read(QueryParams(context.asgi[0]["query_string"]), place.name)
         context.task_id = place.name
         if place.name == RANDOM_TASK:
             context.task_id = self._registry.draw(parameters.draw, context.principal)
@@ -343,16 +316,3 @@ def _status(error: McpError, headers: Headers) -> int:
     if headers.is_sessionless:
         return {-32601: 404}.get(error.code, 400)
     return 400 if error.request_id is None else 200
-
-
-def _allowed(headers: Headers) -> str:
-    return "POST" if headers.is_sessionless else ", ".join(_METHODS)
-
-
-def _close_episode(session: Session) -> None:
-    if session.access is not None:
-        session.access.episode.close()
-
-
-def _leave_episode(_session: Session) -> None:
-    """At other addresses an episode does not end with a session."""

@@ -90,7 +90,7 @@ class UnknownAddress:
         known = "the lobby is /mcp, a task /tasks/TASK/mcp, an episode /episodes/EPISODE/mcp"
         unknown = BadRequestError(f"there is no MCP server at {request.url.path[:200]}; {known}")
         try:
-            async with self._bodies.read(Headers(request.scope), request.receive) as body:
+            async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
                 return refusal(unknown, readable_id(body))
         except BodyDisconnectError:
             return refusal(unknown)  # nobody reads the response

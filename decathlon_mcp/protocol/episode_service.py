@@ -20,7 +20,6 @@ from decathlon_mcp.protocol.episode_tools import (
     tools_after_end,
 )
 from decathlon_mcp.protocol.messages import (
-    DISCOVER,
     GET_PROMPT,
     HANDSHAKE_VERSIONS,
     INVALID_PARAMS,
@@ -35,7 +34,6 @@ from decathlon_mcp.protocol.requests import (
     Result,
     Service,
     episode_address,
-    method_not_found,
     page_address,
 )
 from decathlon_mcp.types import JsonObject, as_json
@@ -49,7 +47,6 @@ _PROMPT = {
 }
 HEADER_MARKER = b"x-mcp-header"
 """What is in the schema of a tool some of whose arguments must be repeated in headers."""
-LISTEN = "subscriptions/listen"
 NO_CALLS = (
     "This MCP session made no tool call before `evaluate`. If you did make calls, your client opens a "
     "session for each of them, and at a task's address every session is an episode of its own. Start an "
@@ -83,7 +80,7 @@ class EpisodeService(Service):
 
     async def initialize(self, request: Request) -> JsonObject:
         access = self._open(request)
-        episode, base_url = access.episode, request.base_url
+        episode, base_url = access.episode, request.context.base_url
         info: JsonObject = {
             "id": access.id,
             "public_id": episode.public_id,
@@ -158,7 +155,6 @@ class EpisodeService(Service):
 class TaskService(EpisodeService):
     """For `/tasks/{id}/mcp`: the session is the episode, which `initialize` starts."""
 
-    is_sessionless = False
     ends_with_session = True
 
     def __init__(self, registry: EpisodeRegistry) -> None:
@@ -200,17 +196,18 @@ class TaskService(EpisodeService):
         first, *others = result["content"]
         return {**result, "content": [first, {"type": "text", "text": NO_CALLS}, *others]}
 
-    async def _respond_sessionless(self, request: Request) -> Result:
+    async def discover(self, request: Request) -> JsonObject:
         # SDK clients in `auto` mode send `server/discover` first. An answer that names only revisions with a
         # handshake makes them fall back to `initialize`.
-        supported = list(HANDSHAKE_VERSIONS)
-        if request.method == DISCOVER:
-            return {"supportedVersions": supported, "capabilities": {"tools": {}, "prompts": {}}}
-        if request.method not in {*self.methods, LISTEN}:
-            raise method_not_found(request)
+        capabilities: JsonObject = {"tools": {}, "prompts": {}}
+        return {"supportedVersions": list(HANDSHAKE_VERSIONS), "capabilities": capabilities}
+
+    async def serve(self, request: Request) -> Result:
+        if request.session is not None:
+            return await super().serve(request)
         raise McpError(
             UNSUPPORTED_VERSION,
             "at this address an MCP session is an episode: use a protocol revision with a handshake, or "
             "start an episode at /mcp and use its own address",
-            {"supported": supported, "requested": request.version},
+            {"supported": list(HANDSHAKE_VERSIONS), "requested": request.version},
         )

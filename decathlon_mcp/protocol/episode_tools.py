@@ -201,7 +201,7 @@ def _waiter(request: Request) -> Waiter:
         keys=request.keys,
         # Without sessions, a client that loses its connection and one that cancels look the same. One that
         # chose an operation comes back.
-        detached=request.has_operation and request.is_sessionless,
+        detached=request.is_sessionless and request.operation is not None,
         is_gone=request.is_gone,
         on_message=on_message,
     )
@@ -256,11 +256,12 @@ class Progress:
 
     def __init__(self, request: Request) -> None:
         self._request = request
+        self._token = request.meta.get(PROGRESS_TOKEN)
         self._last = 0.0
 
     @property
     def _is_wanted(self) -> bool:
-        return self._request.progress_token is not None and self._request.can_stream
+        return self._token is not None and self._request.can_stream
 
     async def relay(self, params: JsonObject) -> None:
         """Pass on a notification of the task's server, under the client's own token."""
@@ -300,5 +301,5 @@ class Progress:
 
     async def _send(self, params: JsonObject) -> None:
         self._last = params["progress"]
-        params = {**params, PROGRESS_TOKEN: self._request.progress_token}
+        params = {**params, PROGRESS_TOKEN: self._token}
         await self._request.notify("notifications/progress", params)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import anyio.to_thread
-from starlette.types import Scope
 
 from decathlon_mcp.protocol.messages import (
     CALL,
@@ -34,10 +33,10 @@ class Headers(dict[bytes, bytes]):
     """The headers of a request by their names, without surrounding spaces; of repeated ones the first."""
 
     # RFC 9110, section 5.5: spaces around a value are not part of it. httptools keeps those after it.
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         super().__init__()
         self.repeated: set[bytes] = set()
-        for name, value in scope["headers"]:
+        for name, value in headers:
             if name in self:
                 self.repeated.add(name)
             else:

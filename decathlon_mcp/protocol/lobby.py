@@ -221,7 +221,7 @@ class Lobby(Service):
             self._registry, call, principal, operation=request.operation, labels=labels
         )
         await request.accepted(Kind.START, agent=episode.spec.agent_id)
-        if not request.has_operation:
+        if request.operation is None:
             # A client that chose an operation comes back for the episode on any connection, so that a reply
             # that was not delivered says little; if it does not, the grace or the first use ends the episode.
             request.context.add_started(episode)
@@ -230,9 +230,10 @@ class Lobby(Service):
     async def _describe(self, request: Request, access: EpisodeAccess, *, wait: bool) -> JsonObject:
         """The result of `start_episode`. `wait`: until the tools can be called."""
         episode = access.episode
-        info = describe_start(self._registry, episode, request.base_url, has_page=request.context.has_page)
+        context = request.context
+        info = describe_start(self._registry, episode, context.base_url, has_page=context.has_page)
         if wait:
-            with request.context.awaiting(episode):
+            with context.awaiting(episode):
                 info |= await self._wait_until_ready(request, access)
         else:
             info |= _waits_for(episode)
@@ -248,7 +249,7 @@ class Lobby(Service):
         try:
             tools = await list_tools(access, request)
         except BaseException:
-            if not request.has_operation:
+            if request.operation is None:
                 # The client does not get a handle, so nobody could use or close the episode.
                 access.episode.close()
             raise

@@ -6,12 +6,13 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from typing import Any, TypeAlias, get_args
 
 import msgspec
 from msgspec import UnsetType
+from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.access import EpisodeAccess
@@ -21,6 +22,8 @@ from decathlon_mcp.episodes.operations import Call, check_operation
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.labels import LABEL_HEADER
+from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import (
     CALL,
     DISCOVER,
@@ -32,8 +35,10 @@ from decathlon_mcp.protocol.messages import (
     LIST_PROMPTS,
     METHOD_NOT_FOUND,
     OPERATION_KEY,
+    PING,
     PROGRESS_TOKEN,
     SESSIONLESS_VERSIONS,
+    SET_LEVEL,
     Kind,
     McpError,
     Message,
@@ -73,6 +78,10 @@ class RequestContext(msgspec.Struct, eq=False):
 
     principal: Principal = msgspec.field(default_factory=Principal)
     path: str = ""
+    headers: Headers = msgspec.field(default_factory=Headers)
+    """Of the HTTP request; empty for a line."""
+    asgi: tuple[Scope, Receive, Send] | None = None
+    """The HTTP request, whose body has been read; None for a line."""
     public_url: str | None = None
     """The server's URL as configured."""
     has_page: bool = False
@@ -80,8 +89,6 @@ class RequestContext(msgspec.Struct, eq=False):
     task_id: str | None = None
     """The task that `initialize` at a task's address starts, with these labels."""
     labels: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
-    label_header: str = ""
-    """The header with labels, which counts only where an episode starts."""
     access: EpisodeAccess | None = None
     """To the episode of the address, or that the session is."""
     by_agent_id: bool = False
@@ -96,6 +103,22 @@ class RequestContext(msgspec.Struct, eq=False):
     """Whether the client can come back for the reply."""
     called_at: float = 0.0
     replied_at: float = 0.0
+
+    @property
+    def base_url(self) -> str | None:
+        """The server's public URL if configured, else the one that the client used; None without HTTP."""
+        if self.public_url or self.asgi is None:
+            return self.public_url
+        scope = self.asgi[0]
+        return f"{scope['scheme']}://{self.headers.text(b'host')}{scope.get('root_path', '')}"
+
+    @property
+    def label_header(self) -> str:
+        """The header with labels, which counts only where an episode starts."""
+        name = LABEL_HEADER.encode()
+        if name not in self.headers.repeated or self.asgi is None:
+            return self.headers.text(name) or ""
+        return ",".join(value.decode("latin-1") for key, value in self.asgi[0]["headers"] if key == name)
 
     def add_started(self, episode: Episode) -> None:
         """The request has started an episode, which only its reply makes known."""
@@ -137,13 +160,7 @@ class Request(ABC):
     """A request on its way. `session`: None in revisions without sessions."""
 
     def __init__(
-        self,
-        message: Message,
-        context: RequestContext,
-        session: Session | None,
-        version: str,
-        *,
-        can_stream: bool,
+        self, message: Message, context: RequestContext, session: Session | None, version: str
     ) -> None:
         """Raises McpError for a call whose name or arguments have a wrong type."""
         self.id: RequestId = message.id
@@ -152,12 +169,14 @@ class Request(ABC):
         self.params = message.params or _NO_PARAMS
         self.name, self.arguments = "", None
         if self.method == CALL:
-            self.name, self.arguments = _tool_of(self.params.name), message.arguments()
+            if not isinstance(name := self.params.name, str):
+                raise McpError(INVALID_PARAMS, f"tools/call: `name` must be a string, not {json_kind(name)}")
+            self.name, self.arguments = name, message.arguments()
             self.params = _NO_PARAMS  # the arguments may have megabytes
         self.context = context
         self.session = session
         self.version = version
-        self.can_stream = can_stream
+        self.can_stream = True
         """Whether notifications can be sent before the result."""
         self.call: Call | None = None
         """The call of a task's tool that the request began or repeats, once that is known."""
@@ -169,22 +188,9 @@ class Request(ABC):
         return self.session is None
 
     @property
-    def session_id(self) -> str | None:
-        return None if self.session is None else self.session.id
-
-    @property
-    def progress_token(self) -> Any:
-        return self.meta.get(PROGRESS_TOKEN)
-
-    @property
-    def has_operation(self) -> bool:
-        """Whether the client has chosen an operation id for the request."""
-        return OPERATION_KEY in self.meta
-
-    @property
     def operation(self) -> str | None:
-        """The id that the client has chosen. Raises BadRequestError."""
-        return check_operation(self.meta[OPERATION_KEY]) if self.has_operation else None
+        """The id that the client has chosen for the request. Raises BadRequestError."""
+        return check_operation(self.meta[OPERATION_KEY]) if OPERATION_KEY in self.meta else None
 
     @property
     def event_key(self) -> str | None:
@@ -194,7 +200,8 @@ class Request(ABC):
     @cached_property
     def keys(self) -> RequestKeys:
         """By what the client comes back to the request's call. Raises BadRequestError."""
-        return RequestKeys(self.operation, self.session_id, self.event_key)
+        session_id = None if self.session is None else self.session.id
+        return RequestKeys(self.operation, session_id, self.event_key)
 
     @property
     def last_key(self) -> str | None:
@@ -220,27 +227,7 @@ class Request(ABC):
         except (ValueError, RecursionError) as error:
             raise BadRequestError(f"the arguments are not valid JSON: {error}") from None
 
-    def drop_call(self, *, handed_over: bool) -> None:
-        """The response is over. `handed_over`: the client was there for all of it."""
-        on_answered, self.on_answered = self.on_answered, None
-        if on_answered is not None:
-            on_answered(handed_over)
-
     # the connection
-
-    @property
-    def base_url(self) -> str | None:
-        """The server's public URL if configured, else the one that the client used; None without HTTP."""
-        return None
-
-    @property
-    def is_http(self) -> bool:
-        """Whether it came over HTTP."""
-        return False
-
-    def http_header(self, name: str) -> str | None:
-        """The value of an HTTP header, by its name in lower case; None if there is none."""
-        return None
 
     async def accepted(self, kind: Kind, *, agent: str = "") -> None:
         """The request is on record where it must be: from now on its client may come back for the answer.
@@ -256,6 +243,10 @@ class Request(ABC):
     async def is_gone(self) -> bool:
         """Whether the connection broke on which the client waits for the reply."""
         return False
+
+    @abstractmethod
+    def cancel(self, *, session_ended: bool = False) -> None:
+        """End the request: its client has cancelled it, or the session ends."""
 
     # the answer
 
@@ -291,14 +282,16 @@ class Request(ABC):
             fault = McpError(INTERNAL_ERROR, "Internal server error")
         return error_message(fault, self.id), fault
 
+    def end(self, *, handed_over: bool) -> None:
+        """The response is over. `handed_over`: the client was there for all of it."""
+        if self.session is not None:
+            self.session.requests.pop(self, None)
+        on_answered, self.on_answered = self.on_answered, None
+        if on_answered is not None:
+            on_answered(handed_over)
+
 
 _NO_PARAMS = Params()
-
-
-def _tool_of(name: object) -> str:
-    if not isinstance(name, str):
-        raise McpError(INVALID_PARAMS, f"tools/call: `name` must be a string, not {json_kind(name)}")
-    return name
 
 
 def error_message(error: McpError, request_id: RequestId | None) -> bytes:
@@ -314,24 +307,14 @@ def prefers_events(message: Message) -> bool:
         return True
     if message.method != CALL or message.params is None:
         return False
-    name = message.params.name
-    if name == NESTED_CALL and not isinstance(message.params.arguments, UnsetType):
-        name = _nested_name(bytes(message.params.arguments))
+    name, arguments = message.params.name, message.params.arguments
+    if name == NESTED_CALL and not isinstance(arguments, UnsetType):
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            name = _decode_named(arguments).name
     return isinstance(name, str) and name in _LONG_TOOLS
 
 
-class _Tool(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-_decode_tool = msgspec.json.Decoder(_Tool).decode
-
-
-def _nested_name(arguments: bytes) -> str:
-    try:
-        return _decode_tool(arguments).name
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return ""
+_decode_named = msgspec.json.Decoder(Params).decode
 
 
 class Service(ABC):
@@ -340,8 +323,6 @@ class Service(ABC):
     All methods raise McpError and DecathlonError.
     """
 
-    is_sessionless = True
-    """Whether revisions without sessions are served."""
     ends_with_session = False
     """Whether the episode of a session ends with it."""
     methods: frozenset[str] = frozenset({LIST, CALL})
@@ -356,31 +337,21 @@ class Service(ABC):
         return partial(self.serve_again, kind=kind, agent=agent)
 
     async def _respond(self, request: Request) -> Result:
-        if request.session is None:
-            return await self._respond_sessionless(request)
-        match request.method:
-            case method if method in self.methods:
-                return await self._serve_valid(request)
-            case "initialize":
-                return await self._initialize(request)
-            case "ping":
-                return {}
-            case "logging/setLevel":
-                return _set_level(request)
-            case _:
-                raise method_not_found(request)
-
-    async def _respond_sessionless(self, request: Request) -> Result:
-        if request.method == DISCOVER:
+        method, session = request.method, request.session
+        if method in self.methods:
+            if request.params.cursor is not None and method in _CACHEABLE:
+                raise McpError(INVALID_PARAMS, f"{method}: there is no such cursor; lists have one page")
+            return await self.serve(request)
+        if session is None and method == DISCOVER:
             return await self.discover(request)
-        if request.method not in self.methods:
-            raise method_not_found(request)
-        return await self._serve_valid(request)
-
-    async def _serve_valid(self, request: Request) -> Result:
-        if request.method in _CACHEABLE and request.params.cursor is not None:
-            raise McpError(INVALID_PARAMS, f"{request.method}: there is no such cursor; lists have one page")
-        return await self.serve(request)
+        if session is not None and method == INITIALIZE:
+            return await self._initialize(request)
+        if session is not None and method == SET_LEVEL:
+            session.log_level = _level_of(request)
+            return {}
+        if session is not None and method == PING:
+            return {}
+        raise McpError(METHOD_NOT_FOUND, "Method not found", method if len(method) < 200 else None)
 
     async def _initialize(self, request: Request) -> JsonObject:
         params = request.params
@@ -420,19 +391,11 @@ class Service(ABC):
         return None
 
 
-def method_not_found(request: Request) -> McpError:
-    """The error for a method that is not served."""
-    shown = request.method if len(request.method) < 200 else None
-    return McpError(METHOD_NOT_FOUND, "Method not found", shown)
-
-
-def _set_level(request: Request) -> JsonObject:
+def _level_of(request: Request) -> str:
     level = request.params.level
     if level not in LOG_LEVELS:
         raise McpError(INVALID_PARAMS, f"logging/setLevel: `level` must be one of {', '.join(LOG_LEVELS)}")
-    assert request.session is not None
-    request.session.log_level = level
-    return {}
+    return level
 
 
 def episode_address(base_url: str | None, episode_id: str) -> str | None:

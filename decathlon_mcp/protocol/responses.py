@@ -19,14 +19,15 @@ from typing import Protocol
 
 import anyio
 from msgspec.structs import replace
-from starlette.requests import Request as StarletteRequest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
-from decathlon_mcp.background import LazyTimer
+from decathlon_mcp.background import name_event_loop
+from decathlon_mcp.episodes.lease import Hold
+from decathlon_mcp.episodes.state import NOT_READY
 from decathlon_mcp.errors import AtCapacityError, LimitExceededError
-from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import (
     CALL,
+    INITIALIZE,
     MAX_REQUEST_ID_BYTES,
     REQUEST_CANCELLED,
     EventId,
@@ -58,9 +59,9 @@ MAX_WAITING = 256
 """Requests of one session that wait for their answers."""
 MAX_EVENT_BYTES = (1 << 20) - 1024
 """Longest answer in an event. The Python SDK (2.1 and later) ends its session, and all calls, over 1 MiB."""
-LARGE_EVENTS_HEADER = "Decathlon-Large-Events"
+LARGE_EVENTS_HEADER = b"decathlon-large-events"
 """Header of clients that take an event of any length: `decathlon_client` and its bridge."""
-LARGE_EVENTS_AGENTS = ("node", "undici", "Bun/", "Deno/", "python-httpx/")
+LARGE_EVENTS_AGENTS = (b"node", b"undici", b"Bun/", b"Deno/", b"python-httpx/")
 """Beginnings of the `User-Agent` of clients that do: the TypeScript SDKs, and the Python SDK 1.x."""
 LEAVING_SECONDS = 0.5
 """How long the answer to a cancelled request waits for its client to leave. The Python client often closes
@@ -74,6 +75,8 @@ _EVENT_STREAM_HEADERS = (
 )
 _STATUS = {-32700: 400, -32600: 400, -32602: 400, -32601: 404, -32020: 400, -32021: 400, -32022: 400}
 """HTTP status by the code of an error, in revisions without sessions; 200 for all others."""
+_numbers = count(1)
+"""Numbers of responses, none of which is given twice by one process."""
 
 
 class Connection(Protocol):
@@ -86,45 +89,12 @@ class Connection(Protocol):
         ...
 
 
-class Watch:
-    """Has every request watched that takes longer than FAST_SECONDS."""
-
-    # One timer for all: a timer of the event loop for each costs more than most of what a call needs.
-    def __init__(self, start_soon: Callable[..., object]) -> None:
-        self._start_soon = start_soon
-        self._timer = LazyTimer(self._look)
-        # Those that are not watched yet, and when they began; the oldest is first.
-        self._unwatched: dict[HttpRequest, float] = {}
-
-    def add(self, request: HttpRequest, *, at_once: bool) -> None:
-        """A request begins."""
-        if at_once:
-            self._start_soon(request.watch)
-            return
-        began_at = asyncio.get_running_loop().time()
-        if not self._unwatched:
-            self._timer.set(began_at + FAST_SECONDS)
-        self._unwatched[request] = began_at
-
-    def remove(self, request: HttpRequest) -> None:
-        """A request has ended."""
-        self._unwatched.pop(request, None)
-
-    def _look(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for request, began_at in list(self._unwatched.items()):
-            if began_at + FAST_SECONDS > now:
-                self._timer.set(began_at + FAST_SECONDS)
-                return
-            del self._unwatched[request]
-            self._start_soon(request.watch)
-
-
 class HttpRequest(Request):
     """One request, and its response.
 
-    `generation`: of this server, if the client can come back for the answer; else 0. `resumed`: it has done
-    so, with this event's id.
+    `start_soon` starts a task that watches a request which takes long. `resumed`: the client comes back for
+    the answer, with this event's id. `starts_episode`: the request may start an episode, which only its reply
+    makes known.
     """
 
     def __init__(
@@ -134,79 +104,88 @@ class HttpRequest(Request):
         session: Session | None,
         version: str,
         *,
-        watch: Watch,
-        asgi: tuple[Scope, Receive, Send],
-        takes_events: bool,
-        generation: int = 0,
+        start_soon: Callable[..., object],
         resumed: EventId | None = None,
     ) -> None:
-        returns = takes_events and session is not None and session.can_return and generation != 0
-        super().__init__(
-            message,
-            context,
-            session,
-            version,
-            can_stream=takes_events and (returns or session is None or prefers_events(message)),
+        super().__init__(message, context, session, version)
+        self._takes_events = context.headers.accepts[1]
+        generation = 0
+        if session is not None and self._takes_events and message.method != INITIALIZE:
+            generation = session.generation
+        context.may_return = generation != 0
+        self.can_stream = self._takes_events and (
+            context.may_return or session is None or prefers_events(message)
         )
-        self.resumed = resumed
         self.starts_episode = False
-        """Whether it may start an episode, which only its reply makes known."""
-        self.watched = False
-        """Whether it is noticed from the beginning that the client is gone."""
-        self.on_gone: Callable[[], object] = context.abandon
-        """Called once if the client leaves before it has the answer."""
-        self.answered = False
-        """Whether the whole response was handed over while the client was there."""
-        context.may_return = returns
-        self._event: tuple[int, int] | None = None
-        """What names the response: the generation of a server, and a number."""
-        if resumed is not None:
-            self._event = (resumed.generation, resumed.number)
-        elif returns and len(request_id_text(message.id)) <= MAX_REQUEST_ID_BYTES:
-            self._event = (generation, next(_numbers))
-        self._watch = watch
-        self._takes_events = takes_events
-        self._http_scope, self._receive, self._send = asgi
-        self._connection: Connection | None = self._http_scope.get(CONNECTION_KEY)
+        self._resumed = resumed
+        self._event = resumed
+        """What its client comes back with. Its `kind` is not known before the request is `accepted`."""
+        if context.may_return and resumed is None and len(request_id_text(self.id)) <= MAX_REQUEST_ID_BYTES:
+            self._event = EventId(generation, next(_numbers), Kind.OTHER, self.id)
+        self._is_accepted = False
+        assert context.asgi is not None
+        scope, self._receive, self._send = context.asgi
+        self._connection: Connection | None = scope.get(CONNECTION_KEY)
+        self._start_soon = start_soon
         self._scope = anyio.CancelScope()
         self._watching: anyio.CancelScope | None = None
-        self._event_id: EventId | None = None
+        self._hold: Hold | None = None
+        self._waits = False
         self._sends_events = False
         self._is_answering = False
         self._is_gone = False
         self._session_ended = False
         self._writing: anyio.Lock | None = None
 
-    async def serve(self, respond: Respond) -> None:
-        """Send the response: what `respond` returns, or the error that it raises."""
-        session = self.session
+    async def serve(self, respond: Respond, *, is_use: bool = True) -> None:
+        """Send the response: what `respond` returns, or the error that it raises.
+
+        The lease of the episode that the request concerns does not expire meanwhile. `is_use`: the request is
+        a use of the episode.
+        """
+        session, access, timer = self.session, self.context.access, None
+        if access is not None:
+            self._waits = access.episode.state.phase in NOT_READY
+            self._hold = access.episode.lease.acquire(use=is_use)
         if session is not None:
             session.requests[self] = None
-        self._watch.add(self, at_once=self.watched)
+            if len(session.requests) > MAX_WAITING:
+                respond = _refuse
+        if self.starts_episode or self._waits:
+            self._start_soon(self.watch)
+        else:
+            name_event_loop()
+            timer = asyncio.get_running_loop().call_later(FAST_SECONDS, self._start_soon, self.watch)
+        was_answered = False
         try:
             answer: tuple[bytes, McpError | None] | None = None
             with self._scope:
-                if self.resumed is not None:
-                    await self.accepted(self.resumed.kind, agent=self.resumed.agent)
-                answer = await self.outcome(self._refuse_too_many if self._is_one_too_many else respond)
+                if self._resumed is not None:
+                    await self.accepted(self._resumed.kind, agent=self._resumed.agent)
+                answer = await self.outcome(respond)
+            if answer is None and session is not None:
+                answer = await self._cancelled()
             if answer is not None:
-                await self._answer(*answer)
-            elif session is not None:
-                await self._answer(*await self._cancelled())
+                was_answered = await self._answer(*answer)
         finally:
             self._is_answering = True
-            self._watch.remove(self)
+            if timer is not None:
+                timer.cancel()
             if self._watching is not None:
                 self._watching.cancel()
             if session is not None:
-                session.requests.pop(self, None)
                 session.used_at = time.monotonic()
-            self.drop_call(handed_over=self.answered)
+            self.end(handed_over=was_answered)
+            if self._hold is not None:
+                self._hold.release(answered=was_answered)
+            if self.starts_episode and not was_answered and not self.context.abandoned:
+                self.context.abandon()
 
     def cancel(self, *, session_ended: bool = False) -> None:
-        """End the request: its client has cancelled it, or the session ends."""
         self._session_ended = self._session_ended or session_ended
         self._scope.cancel()
+
+    # the client
 
     async def watch(self) -> None:
         """Notice that the client is gone, and keep the connection busy."""
@@ -227,46 +206,21 @@ class HttpRequest(Request):
             self._watching.cancel()
         if self.session is None:
             self._scope.cancel()
-        elif self.resumed is not None and any(
+        elif self._resumed is not None and any(
             other is not self and other.event_key == self.event_key for other in self.session.requests
         ):
             # A client that comes back again and again would leave a request each time.
             self._scope.cancel()
 
     def _lose_client(self) -> None:
-        if not self._is_gone:
-            self._is_gone = True
-            self.on_gone()
-
-    # as `Request`
-
-    @property
-    def event_key(self) -> str | None:
-        return None if self._event is None else f"{self._event[0]}.{self._event[1]}"
-
-    @property
-    def base_url(self) -> str | None:
-        return self.context.public_url or str(StarletteRequest(self._http_scope).base_url).rstrip("/")
-
-    @property
-    def is_http(self) -> bool:
-        return True
-
-    def http_header(self, name: str) -> str | None:
-        return Headers(self._http_scope).text(name.encode())
-
-    async def accepted(self, kind: Kind, *, agent: str = "") -> None:
-        if self._event is None or self._event_id is not None:
+        """The client is gone before it has the answer."""
+        if self._is_gone:
             return
-        self._event_id = EventId(*self._event, kind, self.id, agent)
-        await self._send_event(b"id: %b\r\ndata: \r\n\r\n" % str(self._event_id).encode())
-
-    async def notify(self, method: str, params: JsonObject, *, with_reply: bool = True) -> None:
-        notification = {"jsonrpc": "2.0", "method": method, "params": params}
-        if with_reply and self.can_stream:
-            await self._send_event(event_frame(as_json(notification)))
-        elif self.session is not None:
-            self.session.send(notification)
+        self._is_gone = True
+        if self._hold is None:
+            self.context.abandon()
+        elif self._hold.release(answered=False) and self._waits and self.context.access is not None:
+            self.context.access.episode.lease.lose_client(until_ready=True)
 
     async def is_gone(self) -> bool:
         if self._is_gone:
@@ -276,32 +230,53 @@ class HttpRequest(Request):
         await self._connection.settled()
         return self._connection.is_lost
 
-    # the response
+    # what comes before the answer
 
     @property
-    def _is_one_too_many(self) -> bool:
-        return self.session is not None and len(self.session.requests) > MAX_WAITING
+    def event_key(self) -> str | None:
+        return None if self._event is None else self._event.key
 
-    async def _refuse_too_many(self, _request: Request) -> Result:
-        raise AtCapacityError(
-            f"{MAX_WAITING} requests of this session wait for their answers", retryAfterSeconds=1.0
-        )
+    async def accepted(self, kind: Kind, *, agent: str = "") -> None:
+        if self._event is not None and not self._is_accepted:
+            self._event = replace(self._event, kind=kind, agent=agent)
+            self._is_accepted = True
+            await self._send_event(b"id: %b\r\ndata: \r\n\r\n" % str(self._event).encode())
+
+    async def notify(self, method: str, params: JsonObject, *, with_reply: bool = True) -> None:
+        notification = {"jsonrpc": "2.0", "method": method, "params": params}
+        if with_reply and self.can_stream:
+            await self._send_event(event_frame(as_json(notification)))
+        elif self.session is not None:
+            self.session.send(as_json(notification))
+
+    async def _send_event(self, frame: bytes) -> None:
+        self._writing = self._writing or anyio.Lock(fast_acquire=True)
+        async with self._writing:
+            if self._is_answering or not self._takes_events:
+                return
+            if not self._sends_events:
+                self._sends_events = True
+                await send_event_head(self._send, self.session)
+            await send_body(self._send, frame, more=True)
+
+    # the answer
 
     async def _cancelled(self) -> tuple[bytes, McpError | None]:
-        if self._session_ended:
-            error = McpError(REQUEST_CANCELLED, "the session was ended before the request was answered")
-            return error_message(error, self.id), error
-        for _ in range(LEAVING_CHECKS):
-            if await self.is_gone():
-                break
-            await anyio.sleep(LEAVING_SECONDS / LEAVING_CHECKS)
-        # With an event before it, the answer is one as well: a JSON body that comes while the Python client
-        # closes its connection fails the whole client (`_handle_json_response` of mcp 2.3.0).
-        await self._send_event(PING)
-        error = McpError(REQUEST_CANCELLED, "Request cancelled")
+        """The answer to a request of a session that was cancelled."""
+        error = McpError(REQUEST_CANCELLED, "the session was ended before the request was answered")
+        if not self._session_ended:
+            for _ in range(LEAVING_CHECKS):
+                if await self.is_gone():
+                    break
+                await anyio.sleep(LEAVING_SECONDS / LEAVING_CHECKS)
+            # With an event before it, the answer is one as well: a JSON body that comes while the Python
+            # client closes its connection fails the whole client (`_handle_json_response` of mcp 2.3.0).
+            await self._send_event(PING)
+            error = McpError(REQUEST_CANCELLED, "Request cancelled")
         return error_message(error, self.id), error
 
-    async def _answer(self, message: bytes, error: McpError | None) -> None:
+    async def _answer(self, message: bytes, error: McpError | None) -> bool:
+        """Send the answer. Returns whether all of it was handed over while the client was there."""
         # A client that starts an episode may have left before this server has looked: nobody else knows of
         # the episode. What the connection says about that is read while this waits.
         left = self.starts_episode and await _is_disconnected(self._receive)
@@ -314,19 +289,22 @@ class HttpRequest(Request):
         if self._sends_events:
             if len(message) > MAX_EVENT_BYTES and not self._takes_long_events:
                 message = self._too_long(len(message))
-            event_id = None if self._event_id is None else replace(self._event_id, is_answer=True)
+            event_id = None
+            if self._event is not None and self._is_accepted:
+                event_id = replace(self._event, is_answer=True)
             await send_body(self._send, event_frame(message, event_id), more=False)
         else:
             status = _STATUS.get(error.code, 200) if error is not None and self.session is None else 200
-            await send_json(self._send, message, status=status, session=self.session, headers=_retry(error))
-        is_lost = self._connection is not None and self._connection.is_lost
-        self.answered = not (self._is_gone or is_lost)
+            headers = () if error is None else _retry(error)
+            await send_whole(self._send, message, status=status, session=self.session, headers=headers)
+        return not (self._is_gone or (self._connection is not None and self._connection.is_lost))
 
     @property
     def _takes_long_events(self) -> bool:
-        agent = self.http_header("user-agent") or ""
-        is_announced = self.http_header(LARGE_EVENTS_HEADER.lower()) is not None
-        return is_announced or agent.startswith(LARGE_EVENTS_AGENTS)
+        headers = self.context.headers
+        return LARGE_EVENTS_HEADER in headers or headers.get(b"user-agent", b"").startswith(
+            LARGE_EVENTS_AGENTS
+        )
 
     def _too_long(self, size: int) -> bytes:
         limit = LimitExceededError(
@@ -337,26 +315,17 @@ class HttpRequest(Request):
             return self.answer(error_result(limit))
         return error_message(wire_error(limit), self.id)
 
-    async def _send_event(self, frame: bytes) -> None:
-        """Send what comes before the answer."""
-        self._writing = self._writing or anyio.Lock(fast_acquire=True)
-        async with self._writing:
-            if self._is_answering or not self._takes_events:
-                return
-            if not self._sends_events:
-                self._sends_events = True
-                await send_event_head(self._send, self.session)
-            await send_body(self._send, frame, more=True)
+
+async def _refuse(_request: Request) -> Result:
+    raise AtCapacityError(
+        f"{MAX_WAITING} requests of this session wait for their answers", retryAfterSeconds=1.0
+    )
 
 
-_numbers = count(1)
-"""Numbers of responses, none of which is given twice by one process."""
-
-
-def _retry(error: McpError | None) -> tuple[tuple[bytes, bytes], ...]:
+def _retry(error: McpError) -> tuple[tuple[bytes, bytes], ...]:
     """The header for an error that says when to try again."""
-    data = None if error is None else as_object(error.data)
-    if data is None or data.get("code") != "at_capacity" or "retryAfterSeconds" not in data:
+    data = as_object(error.data) or {}
+    if data.get("code") != "at_capacity" or "retryAfterSeconds" not in data:
         return ()
     return ((b"retry-after", b"%.0f" % data["retryAfterSeconds"]),)
 
@@ -367,38 +336,32 @@ def event_frame(message: bytes, event_id: EventId | None = None) -> bytes:
     return b"%bevent: message\r\ndata: %b\r\n\r\n" % (prefix, message)
 
 
-def _session_header(session: Session | None) -> tuple[tuple[bytes, bytes], ...]:
-    if session is None or session.id is None or not session.is_open:
-        return ()
-    return ((b"mcp-session-id", session.id.encode("ascii")),)
-
-
 async def send_event_head(send: Send, session: Session | None) -> None:
     """Send the head of a response that is a stream of events."""
     headers = [*_EVENT_STREAM_HEADERS, *_session_header(session)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def send_json(
+async def send_whole(
     send: Send,
-    message: bytes,
+    message: bytes = b"",
     *,
     status: int = 200,
     session: Session | None = None,
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
-    """Send a whole response with a JSON body."""
-    head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(message))]
-    head += [*_session_header(session), *headers]
+    """Send a whole response, with a JSON body unless `message` is empty."""
+    head = [(b"content-length", b"%d" % len(message)), *_session_header(session), *headers]
+    if message:
+        head.append((b"content-type", b"application/json"))
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send_body(send, message, more=False)
 
 
-async def send_accepted(send: Send, session: Session | None) -> None:
-    """Send the response to a notification."""
-    head = [(b"content-length", b"0"), *_session_header(session)]
-    await send({"type": "http.response.start", "status": 202, "headers": head})
-    await send_body(send, b"", more=False)
+def _session_header(session: Session | None) -> tuple[tuple[bytes, bytes], ...]:
+    if session is None or session.id is None or not session.is_open:
+        return ()
+    return ((b"mcp-session-id", session.id.encode("ascii")),)
 
 
 async def send_body(send: Send, body: bytes, *, more: bool) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -19,12 +18,12 @@ from decathlon_mcp.episodes.admission import share_of
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AtCapacityError, UnknownEpisodeError
-from decathlon_mcp.protocol.messages import RESUMABLE_SINCE, RequestId
-from decathlon_mcp.storage.store import SessionRow, Store
-from decathlon_mcp.types import JsonObject, as_json
+from decathlon_mcp.protocol.messages import RESUMABLE_SINCE
+from decathlon_mcp.storage.store import SessionRow
+from decathlon_mcp.types import JsonObject
 
 if TYPE_CHECKING:
-    from decathlon_mcp.protocol.requests import RequestContext
+    from decathlon_mcp.protocol.requests import Request, RequestContext
 
 AddressKind = Literal["task", "episode", "lobby"]
 MAX_SESSIONS = 10_000
@@ -39,27 +38,7 @@ MAX_QUEUED_MESSAGES = 256
 SESSION_RETRY_SECONDS = 30.0
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """In ascending order of severity."""
-_TOOLS_CHANGED: JsonObject = {
-    "jsonrpc": "2.0",
-    "method": "notifications/tools/list_changed",
-    "params": {},
-}
-
-
-class SessionRequest(Protocol):
-    """A request of a session that has no answer yet."""
-
-    id: RequestId
-    call: Any
-
-    @property
-    def event_key(self) -> str | None:
-        """What names its response for a client that comes back."""
-        ...
-
-    def cancel(self, *, session_ended: bool = False) -> None:
-        """End the request: its client has cancelled it, or the session ends."""
-        ...
+_TOOLS_CHANGED = b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":{}}'
 
 
 class Stream:
@@ -119,14 +98,14 @@ class Session:
         """Whose sessions are counted together; None if nobody's."""
         self.log_level = "debug"
         """The lowest level of log messages that the client gets."""
-        self.can_return = False
-        """Whether its client can come back for an answer."""
+        self.generation = 0
+        """Of this server, if the session's client can come back for an answer; else 0."""
         self.ends_stream = False
         """Whether its next GET stream is ended soon, see `http.END_STREAM_SECONDS`."""
         self.is_open = False
         """Whether requests can name it: `initialize` has succeeded."""
         self.used_at = time.monotonic()
-        self.requests: dict[SessionRequest, None] = {}
+        self.requests: dict[Request, None] = {}
         """The requests without an answer, the oldest first."""
         self.streams: list[Stream] = []
         """Its GET streams, the newest last."""
@@ -162,14 +141,10 @@ class Session:
         for stream in self.streams:
             stream.end()
 
-    def send(self, message: JsonObject) -> None:
+    def send(self, message: bytes) -> None:
         """Send a message on the newest stream that takes it; without a stream it is lost."""
-        self.send_text(as_json(message))
-
-    def send_text(self, text: bytes) -> None:
-        """Send a message that is JSON already."""
         for stream in reversed(self.streams):
-            if stream.offer(text):
+            if stream.offer(message):
                 return
 
     def announce_tools(self) -> None:
@@ -181,64 +156,49 @@ class Sessions:
     """The open sessions of one kind of address.
 
     At most `MAX_SESSIONS` are open; on a server with several tokens, each may have the part `share_per_token`
-    of them. `on_close` is called when one has ended.
+    of them. At a task's address the episode ends with its session.
     """
 
-    def __init__(
-        self, registry: EpisodeRegistry, kind: AddressKind, on_close: Callable[[Session], object]
-    ) -> None:
+    def __init__(self, registry: EpisodeRegistry, kind: AddressKind) -> None:
         self._registry = registry
         self._kind: AddressKind = kind
-        self._on_close = on_close
-        self._max = MAX_SESSIONS
-        self._max_per_token = share_of(self._max, registry.admission.share_per_token)
+        self._store = registry.store
+        self._max_per_token = share_of(MAX_SESSIONS, registry.admission.share_per_token)
         self._open: dict[str, Session] = {}
         self._saved: dict[str, tuple[str | None, str]] = {}
         """What can change of the stored sessions, as stored: the episode and the log level."""
         self._by_share: Counter[tuple[str, str]] = Counter()
-
-    @property
-    def _store(self) -> Store | None:
-        return self._registry.store
-
-    @property
-    def generation(self) -> int:
-        """This server's; 0 without a store."""
-        return 0 if self._store is None else self._store.generation
 
     def find(self, session_id: str, context: RequestContext) -> Session | None:
         """The session that a request names, perhaps of an earlier server; None if it has no such session.
 
         Raises AtCapacityError if it would have to be opened again, and cannot.
         """
-        session = self._open.get(session_id)
-        if session is None and self._store is not None:
-            session = self._revive(self._store, session_id, context)
+        session = self._open.get(session_id) or self._revive(session_id, context)
         if session is None or (session.path, session.token) != (context.path, context.principal.token):
             return None
         return session
 
-    def create(self, version: str, context: RequestContext) -> Session:
+    def create(self, version: str, context: RequestContext, session_id: str | None = None) -> Session:
         """A session that `initialize` opens, once it has succeeded, with `add`."""
         session = Session(
-            secrets.token_hex(16),
+            session_id or secrets.token_hex(16),
             version=version,
             path=context.path,
             token=context.principal.token,
         )
-        session.can_return = self._store is not None and version >= RESUMABLE_SINCE
+        if self._store is not None and version >= RESUMABLE_SINCE:
+            session.generation = self._store.generation
         return session
 
     def refuse_if_full(self, context: RequestContext) -> tuple[str, str] | None:
         """Whose share another session would use; None for nobody's. Raises AtCapacityError."""
-        share = None
+        share, limit = None, self._max_per_token
         if context.by_agent_id:
-            share, limit = ("agent", context.path), min(MAX_AGENT_SESSIONS, self._max_per_token)
+            share, limit = ("agent", context.path), min(MAX_AGENT_SESSIONS, limit)
         elif (token := context.principal.share_key) is not None:
-            share, limit = ("token", token), self._max_per_token
-        else:
-            limit = self._max
-        if len(self._open) >= self._max or (share is not None and self._by_share[share] >= limit):
+            share = ("token", token)
+        if len(self._open) >= MAX_SESSIONS or (share is not None and self._by_share[share] >= limit):
             raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
         return share
 
@@ -266,13 +226,12 @@ class Sessions:
             self._by_share[session.share] -= 1
             if not self._by_share[session.share]:
                 del self._by_share[session.share]
-        stored = self._saved.pop(session.id, None)
-        if self._store is not None:
-            if self._registry.handing_over:
-                return
-            if stored is not None:
-                self._store.delete_session(session.id)
-        self._on_close(session)
+        if self._store is not None and self._registry.handing_over:
+            return  # the next server opens it again
+        if self._saved.pop(session.id, None) is not None and self._store is not None:
+            self._store.delete_session(session.id)
+        if self._kind == "task" and session.access is not None:
+            session.access.episode.close()
 
     def end_streams(self) -> None:
         """End the GET streams of all sessions."""
@@ -298,10 +257,9 @@ class Sessions:
         if self._store is None or session.id not in self._open:
             return
         episode = None if session.access is None else session.access.episode.id
-        if self._saved.get(session.id) == (episode, session.log_level):
-            return
-        self._saved[session.id] = (episode, session.log_level)
-        self._store.save_session(self._row(session))
+        if self._saved.get(session.id) != (episode, session.log_level):
+            self._saved[session.id] = (episode, session.log_level)
+            self._store.save_session(self._row(session))
 
     def _row(self, session: Session) -> SessionRow:
         assert session.id is not None
@@ -319,18 +277,17 @@ class Sessions:
             data=data,
         )
 
-    def _revive(self, store: Store, session_id: str, context: RequestContext) -> Session | None:
-        row = store.session(session_id)
+    def _revive(self, session_id: str, context: RequestContext) -> Session | None:
+        row = None if self._store is None else self._store.session(session_id)
         if row is None or row.address != self._kind:
             return None
         data, principal = row.data, context.principal
         if (row.path, data.get("token")) != (context.path, principal.token):
             return None
         share = self.refuse_if_full(context)
-        version, level = str(data.get("protocol_version")), data.get("log_level")
-        session = Session(session_id, version=version, path=row.path, token=principal.token)
+        session = self.create(str(data.get("protocol_version")), context, session_id)
+        level = data.get("log_level")
         session.log_level = level if level in LOG_LEVELS else "debug"
-        session.can_return = version >= RESUMABLE_SINCE
         session.ends_stream = True
         session.access = self._access(row.episode, principal.in_session(session_id))
         self._saved[session_id] = (row.episode, session.log_level)

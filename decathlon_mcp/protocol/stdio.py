@@ -73,7 +73,7 @@ class LineRequest(Request):
         version: str,
         send: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        super().__init__(message, context, session, version, can_stream=True)
+        super().__init__(message, context, session, version)
         self._send = send
         self._scope = anyio.CancelScope()
         self.succeeded = False
@@ -89,13 +89,10 @@ class LineRequest(Request):
                 answer, error = await self.outcome(respond)
                 self.succeeded = error is None
         finally:
-            if self.session is not None:
-                self.session.requests.pop(self, None)
-            self.drop_call(handed_over=True)
+            self.end(handed_over=True)
         return answer
 
     def cancel(self, *, session_ended: bool = False) -> None:
-        """End the request."""
         self._scope.cancel()
 
     async def notify(self, method: str, params: JsonObject, *, with_reply: bool = True) -> None:
@@ -109,8 +106,8 @@ class _StreamSession(Session):
         super().__init__(None, version=version)
         self._send_soon = send_soon
 
-    def send_text(self, text: bytes) -> None:
-        self._send_soon(text)
+    def send(self, message: bytes) -> None:
+        self._send_soon(message)
 
 
 def batch_fault(items: Sequence[object], session: Session | None) -> str:

@@ -69,7 +69,7 @@ class HeldEpisodes:
         principal = self._tokens.principal(request.headers.get("authorization"))
         if principal is None:
             raise UnauthorizedError
-        async with self._bodies.read(Headers(request.scope), request.receive) as body:
+        async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
             content = body
         try:
             call = StartEpisode.from_arguments(_arguments(content))

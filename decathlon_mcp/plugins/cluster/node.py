@@ -98,7 +98,7 @@ class Node:
         await self._http.aclose()
 
     async def _start(self, request: Request) -> Response:
-        async with self._bodies.read(Headers(request.scope), request.receive) as body:
+        async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
             content = body
         # Of the client's headers only these: the others are about its connection to the cluster.
         headers = {"content-type": "application/json", KEY_HEADER: secrets.token_urlsafe(18)}
@@ -110,7 +110,7 @@ class Node:
         return _ForwardedEpisode(self._http, self._url, content, headers)
 
     async def _refuse_session(self, request: Request) -> Response:
-        async with self._bodies.read(Headers(request.scope), request.receive) as body:
+        async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
             request_id = readable_id(body)
         message = (
             "this is a cluster, which has no sessions of its own: connect to a node, such as "

@@ -56,16 +56,17 @@ class RequestSpans:
         attributes = {
             "mcp.method.name": method,
             "mcp.protocol.version": request.version,
-            "network.transport": "tcp" if request.is_http else "pipe",
+            "network.transport": "pipe" if request.context.asgi is None else "tcp",
             "jsonrpc.request.id": str(request.id)[:MAX_NAME_CHARACTERS],
         }
-        if (session_id := request.session_id) is not None:
+        if request.session is not None and (session_id := request.session.id) is not None:
             # The id gives access to the session.
             attributes["mcp.session.id"] = public_id(session_id)
         if method == CALL:
             attributes |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
         parent = _trace_context(request.meta.get)
-        ambient = _trace_context(request.http_header)
+        headers = request.context.headers
+        ambient = _trace_context(lambda key: headers.text(key.encode()))
         links = [] if parent is None or ambient is None else [_link_to(ambient)]
         with self._tracer.start_as_current_span(
             f"{method} {tool}" if tool else method,
