@@ -1,4 +1,4 @@
-"""A command says that its server does not answer, and when it does so again."""
+"""What commands say while something takes long: a server that does not answer, a start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import anyio.to_thread
 import pytest
 
-from decathlon_mcp.cli import absence
+from decathlon_mcp.cli import absence, serve
 from decathlon_mcp.cli.app import run as run_command
 
 pytestmark = pytest.mark.anyio
@@ -53,3 +53,18 @@ async def test_a_command_says_that_its_server_is_away_and_that_it_is_back(
 
 def test_the_first_line_comes_after_five_seconds() -> None:
     assert absence.QUIET_SECONDS + absence.ANSWER_SECONDS == 5
+
+
+async def test_a_server_logs_what_it_does_once_its_start_takes_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "decathlon.cli")
+    monkeypatch.setattr(serve, "QUIET_SECONDS", 0)
+    start = serve.StartReport("reading")
+    start.begin("looking")
+    await start.run()
+    start.begin("checking")
+    start.begin("")
+    await start.run()
+    steps = [record.__dict__["fields"]["step"] for record in caplog.records]
+    assert steps == ["looking", "checking"]
