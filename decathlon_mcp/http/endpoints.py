@@ -11,7 +11,7 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup
 from starlette.datastructures import QueryParams
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
@@ -29,6 +29,7 @@ from decathlon_mcp.http.errors import (
     refusal,
     unauthorized,
 )
+from decathlon_mcp.http.lines import TextLine
 from decathlon_mcp.labels import LABEL_HEADER, merge_labels, parse_labels, read_label_header
 from decathlon_mcp.protocol.episode_service import EpisodeService, TaskService
 from decathlon_mcp.protocol.headers import SESSION, Headers
@@ -200,7 +201,7 @@ class McpEndpoints:
         method = scope["method"]
         refused = self._refused(method, scope, headers)
         if refused is not None:
-            return PlainTextResponse(refused.message, refused.status)
+            return TextLine(refused.message, refused.status)
         context, problem = None, None
         try:
             if method not in _METHODS or (method != "POST" and headers.is_sessionless):

@@ -387,7 +387,8 @@ async def send_json(
     session: Session | None = None,
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
-    """Send a whole response with a JSON body."""
+    """Send a whole response with a JSON body: a line, as `http/lines.py` has them."""
+    message += b"\n"
     head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(message))]
     head += [*_session_header(session), *headers]
     await send({"type": "http.response.start", "status": status, "headers": head})
