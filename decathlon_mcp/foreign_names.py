@@ -26,6 +26,11 @@ def quoted(name: str) -> str:
     return repr(name) if len(name) < MAX_NAME_CHARACTERS else f"of {len(name):,} characters"
 
 
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the candidate that resembles it; empty if none does."""
+    return "".join(f"; did you mean {near}?" for near in similar(name, candidates, count=1))
+
+
 def similar(name: str, candidates: Iterable[str], *, count: int, cutoff: float = 0.6) -> list[str]:
     """At most `count` candidates that resemble the name, best first; none for a long name.
 

@@ -12,7 +12,7 @@ import json
 import ssl
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -172,14 +172,12 @@ async def http_session(
     alone or in a group (see `cause_of`).
     """
 
-    session_ended = anyio.Event()
-
     async def inspect_response(response: httpx.Response) -> None:
         is_post = response.request.method == "POST"
         if response.headers.get("content-type", "").startswith("text/event-stream"):
-            stream = cast("httpx.AsyncByteStream", response.stream)
-            stream = _SilencedStream(stream, session_ended)
-            response.stream = _WatchedStream(stream, on_truncation) if is_post else stream
+            if is_post:
+                stream = cast("httpx.AsyncByteStream", response.stream)
+                response.stream = _WatchedStream(stream, on_truncation)
         elif is_post and response.status_code >= 400:
             on_error_response(ErrorResponse(response.status_code, await response.aread()))
 
@@ -187,11 +185,15 @@ async def http_session(
     hooks = {"response": [hook]}
     async with _SilenceableClient(may_send, event_hooks=hooks, **_options(headers)) as client:
         transport = cast("Any", streamable_http_client(url, http_client=client, **NO_EVENT_LIMIT))
-        async with transport as (read, write, *_), Session(read, write) as session:
-            try:
-                yield session
-            finally:
-                session_ended.set()
+        with ExitStack() as ends:
+            async with transport as (read, write, *_):
+                # The transport ends later than its session, and the SDK logs a traceback for an event that
+                # comes between, because the session has closed both streams. With further ends they stay
+                # open; such an event then waits, and is cancelled with the transport.
+                for stream in (read, write):
+                    ends.callback(stream.clone().close)
+                async with Session(read, write) as session:
+                    yield session
 
 
 def http_client(headers: dict[str, str]) -> httpx.AsyncClient:
@@ -245,25 +247,6 @@ def _is_answered(request: httpx.Request) -> bool:
         message = as_object(json.loads(request.content)) or {}
         return "method" in message and "id" in message
     return request.method != "DELETE"
-
-
-class _SilencedStream(httpx.AsyncByteStream):
-    """An event stream that is silent after the end of its session."""
-
-    # The transport ends later than its session, and the SDK logs a traceback for an event that comes between.
-
-    def __init__(self, stream: httpx.AsyncByteStream, session_ended: anyio.Event) -> None:
-        self._stream = stream
-        self._session_ended = session_ended
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in self._stream:
-            if self._session_ended.is_set():
-                await anyio.sleep_forever()
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
 
 class _WatchedStream(httpx.AsyncByteStream):

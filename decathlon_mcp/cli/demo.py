@@ -20,6 +20,7 @@ from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.cli.output import shell_path, this_command
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
+from decathlon_mcp.foreign_names import did_you_mean
 from decathlon_mcp.hooks import plugins
 from decathlon_mcp.sandboxes.host.isolation import HostIsolation
 from decathlon_mcp.settings import default_state
@@ -37,9 +38,9 @@ async def demo(task: str | None, all_tasks: bool) -> int:
     known = oracle_ids()
     names = known if all_tasks else [task or DEFAULT_TASK]
     if unknown := set(names).difference(known):
-        raise UnknownTaskError(
-            f"no script for {', '.join(unknown)}; there are scripts for {', '.join(known)}", near=known
-        )
+        hint = "".join(did_you_mean(name, known) for name in unknown)
+        hint = hint or f"; there are scripts for {', '.join(known)}"
+        raise UnknownTaskError(f"no script for {', '.join(unknown)}{hint}", near=known)
     scripts = {name: oracle(name) for name in names}
     async with shutdown_on_signal() as watcher:  # so that a signal also stops the server
         with demo_state() as state:
@@ -51,10 +52,10 @@ async def demo(task: str | None, all_tasks: bool) -> int:
 def demo_state() -> Generator[Path]:
     """The state folder of this demo alone, where what it played can be looked at later.
 
-    Each version of the store has its own, since none reads another's.
+    Each version of the store has its own, since none reads another's. So has a demo beside another.
     """
     for number in itertools.count(1):
-        state = default_state() / f"demo-{SCHEMA_VERSION}{'' if number == 1 else f'-{number}'}"
+        state = default_state() / f"demo-store-v{SCHEMA_VERSION}{'' if number == 1 else f'-{number}'}"
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (state / "demo.lock").open("w") as lock:
             try:

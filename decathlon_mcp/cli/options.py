@@ -19,6 +19,7 @@ from pydantic import Field, create_model
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.cli.usage import check_label_texts, check_names, check_not_empty, check_port
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.foreign_names import did_you_mean
 from decathlon_mcp.hooks import CORE, providers
 from decathlon_mcp.settings import PathSetting, PluginSettings, Settings, plugin_settings
 
@@ -273,8 +274,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         if isinstance(value, dict) and name not in _known_names():
             raise CycloptsError(msg=f"{path}: settings have no sections: remove the line [{name}]")
         if name not in _known_names():
-            matches = difflib.get_close_matches(name, _known_names(), n=1)
-            hint = f"; did you mean {matches[0]}?" if matches else ""
+            hint = did_you_mean(name, sorted(_known_names()))
             raise CycloptsError(msg=f"{path}: there is no setting {name!r}{hint}")
         if isinstance(value, dict):
             raise CycloptsError(msg=f"{path}: {name}: a value was expected, not a table")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
+import anyio
 from anyio import CancelScope
 from decathlon_client.stdin import StdinPump, stop_on_signal
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from decathlon_mcp.http.application import Page
 
 log = logging.getLogger("decathlon.cli")
+
+QUIET_SECONDS = 2.0
+"""How long a server starts without saying what it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,37 @@ class ListenAddress:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+class StartReport:
+    """What a server does before it is ready, logged once that has taken QUIET_SECONDS."""
+
+    def __init__(self, first_step: str) -> None:
+        self._step = first_step
+        self._is_late = False
+
+    def begin(self, step: str) -> None:
+        """Note the step that begins now; empty once the server is ready."""
+        self._step = step
+        self._log()
+
+    async def run(self) -> None:
+        """Log the step in which QUIET_SECONDS have passed; later ones are logged as they begin."""
+        await anyio.sleep(QUIET_SECONDS)
+        self._is_late = True
+        self._log()
+
+    def _log(self) -> None:
+        if self._is_late and self._step:
+            log.info("still starting", extra=fields(step=self._step))
+
+
+@asynccontextmanager
+async def _reporting_start(first_step: str) -> AsyncGenerator[StartReport]:
+    start = StartReport(first_step)
+    async with background_tasks() as tasks:
+        tasks.start_soon(start.run)
+        yield start
+
+
 async def serve(settings: Settings, address: ListenAddress) -> int:
     """Serve over HTTP until SIGTERM or SIGINT.
 
@@ -89,6 +124,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
     raise_descriptor_limit()
     async with (
+        _reporting_start("reading the suites and looking for sandboxes of an earlier server") as start,
         # Without survivors there is nothing that only one server may continue.
         bootstrap(
             settings, serves=settings.survive_seconds > 0, supervisor=supervised and supervised.parent
@@ -100,11 +136,13 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
             # Clients wait, and the engine, which takes back all sandboxes now, would answer too late.
             tasks.start_soon(run_alone, log_problems, episodes, settings.max_sandboxes)
         else:
+            start.begin("checking this machine and the programs in the sandboxes")
             await require_ready(episodes, settings.max_sandboxes)
         with _listener(address) as (listener, address), _ready_file(address.ready_file) as write_url:
 
             def announce(url: str, page: Page | None) -> None:
                 write_url(url)
+                start.begin("")
                 if supervised is not None:
                     ready_file = _absolute(address.ready_file)
                     supervised.report_ready(listener, ready_file, settings.survive_seconds)

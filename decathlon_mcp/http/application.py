@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,6 +32,7 @@ from decathlon_mcp.http.errors import (
     handle_unauthorized,
 )
 from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
+from decathlon_mcp.http.lines import JsonLine, TextLine
 from decathlon_mcp.http.metering import MeteredResponses
 
 EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
@@ -88,7 +89,7 @@ class RequestCheck:
         if scope["type"] == "http" and scope["path"] not in PROBE_PATHS:
             refused = self._hosts.refusal(scope["method"], scope["headers"])
             if refused is not None:
-                app = PlainTextResponse(refused.message, refused.status)
+                app = TextLine(refused.message, refused.status)
         await app(scope, receive, send)
 
 
@@ -156,7 +157,7 @@ def http_app(
         return PlainTextResponse(INDEX_TEXT + more, headers={"Vary": "Accept"})
 
     async def public_key(request: Request) -> Response:
-        return JSONResponse(registry.signer.public.to_json())
+        return JsonLine(registry.signer.public.to_json())
 
     def lifespan(app: Starlette) -> AbstractAsyncContextManager[None]:
         return endpoints.running()

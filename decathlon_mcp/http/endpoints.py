@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import anyio
 from anyio.abc import TaskGroup
 from starlette.datastructures import QueryParams
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
@@ -28,6 +28,7 @@ from decathlon_mcp.http.errors import (
     refusal,
     unauthorized,
 )
+from decathlon_mcp.http.lines import TextLine
 from decathlon_mcp.labels import merge_labels, parse_labels, read_label_header
 from decathlon_mcp.protocol.episode_service import EpisodeService, TaskService
 from decathlon_mcp.protocol.headers import SESSION, Headers
@@ -188,7 +189,7 @@ class McpEndpoints:
         response: Response | None = None
         try:
             if (refused := self._refused(method, scope, headers)) is not None:
-                response = PlainTextResponse(refused.message, refused.status)
+                response = TextLine(refused.message, refused.status)
             elif method == "POST":
                 self._authenticate(place, context)
                 async with self._bodies.read(headers, receive) as body:

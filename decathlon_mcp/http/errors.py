@@ -14,10 +14,11 @@ from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError
 from decathlon_mcp.http.bodies import BodyDisconnectError, BodyError, BodyReader
+from decathlon_mcp.http.lines import TextLine
 from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import INVALID_REQUEST, McpError, RequestId, readable_id
 from decathlon_mcp.protocol.requests import error_message
@@ -74,7 +75,7 @@ def _response(
     status: int, error: McpError, request_id: RequestId | None, headers: Mapping[str, str]
 ) -> Response:
     content = error_message(error, request_id)
-    return Response(content, status, headers=headers, media_type="application/json")
+    return Response(content + b"\n", status, headers=headers, media_type="application/json")
 
 
 class UnknownAddress:
@@ -86,7 +87,7 @@ class UnknownAddress:
     async def __call__(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if request.method != "POST":
-            return PlainTextResponse(error.detail, error.status_code, headers=error.headers)
+            return TextLine(error.detail, error.status_code, headers=error.headers)
         known = "the lobby is /mcp, a task /tasks/TASK/mcp, an episode /episodes/EPISODE/mcp"
         unknown = BadRequestError(f"there is no MCP server at {request.url.path[:200]}; {known}")
         try:

@@ -12,7 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from decathlon_mcp import __version__
@@ -22,6 +22,7 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, AtCapacityError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.errors import UnauthorizedError
+from decathlon_mcp.http.lines import JsonLine
 from decathlon_mcp.storage.disk import RETRY_SECONDS as DISK_RETRY_SECONDS
 
 RECOVERY_RETRY_SECONDS = 2.0
@@ -97,13 +98,13 @@ class HealthEndpoints:
     async def _health(self, request: Request) -> Response:
         """200 as long as the server answers, whatever its state."""
         state, _ = server_state(self._registry)
-        return JSONResponse({"status": HEALTH_WORDS.get(state, "ok"), "state": str(state), **self._numbers()})
+        return JsonLine({"status": HEALTH_WORDS.get(state, "ok"), "state": str(state), **self._numbers()})
 
     async def _readiness(self, request: Request) -> Response:
         """200 if an episode could be started now, else 503."""
         state, retry_seconds = server_state(self._registry)
         why = self._registry.why_unwritable() if state is ServerState.UNWRITABLE else None
-        return JSONResponse(
+        return JsonLine(
             {"status": str(state), **({"why": why} if why else {}), **self._numbers()},
             status_code=200 if state is ServerState.READY else 503,
             headers=None if retry_seconds is None else {"Retry-After": f"{retry_seconds:.0f}"},

@@ -350,7 +350,8 @@ async def send_whole(
     session: Session | None = None,
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
-    """Send a whole response, with a JSON body unless `message` is empty."""
+    """Send a whole response, with a JSON body unless `message` is empty: a line, as `http/lines.py` has them."""
+    message += b"\n" if message else b""
     head = [(b"content-length", b"%d" % len(message)), *_session_header(session), *headers]
     if message:
         head.append((b"content-type", b"application/json"))

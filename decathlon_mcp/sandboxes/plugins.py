@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.foreign_names import did_you_mean
 from decathlon_mcp.hooks import image_provider, load, own_provider, providers
 from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.settings import Settings
@@ -169,8 +170,8 @@ def load_provider(name: str) -> ProviderPlugin:
     parts = providers()
     if name not in parts:
         raise SettingsError(
-            f"--provider {name}: there is no such provider, only {', '.join(sorted(parts))}; "
-            "install the package that has it where decathlon-mcp is installed"
+            f"--provider {name}: there is no such provider, only {', '.join(sorted(parts))}"
+            f"{did_you_mean(name, parts) or '; install its package where decathlon-mcp is installed'}"
         )
     try:
         provider = load(parts[name])

@@ -44,7 +44,7 @@ def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
     assert "\x1b[" not in output
     # The command works as it is printed.
     command, _, rest = output.splitlines()[-1].removeprefix("  look      ").partition(" view --open ")
-    assert rest.endswith(f"decathlon-mcp/demo-{SCHEMA_VERSION}")
+    assert rest.endswith(f"decathlon-mcp/demo-store-v{SCHEMA_VERSION}")
     helped = subprocess.run(
         f"{command} view --help",
         shell=True,
@@ -57,6 +57,8 @@ def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
 
 
 def test_a_task_without_a_script_gets_the_list_of_scripts(shell: Shell) -> None:
+    output = shell.error("demo", "--task", "tune-reactr", status=1)
+    assert output == "no script for tune-reactr; did you mean tune-reactor?"
     output = shell.error("demo", "--task", "nope", status=1)
     assert output.startswith("no script for nope; there are scripts for apply-change-requests, ")
 
@@ -74,6 +76,6 @@ def test_a_signal_also_stops_the_server(shell: Shell, tmp_path_factory: pytest.T
             if "· minute 6 of 60" in line:
                 demo.terminate()
         assert demo.wait(60) == 128 + signal.SIGTERM
-    state = temporary / "decathlon-mcp" / f"demo-{SCHEMA_VERSION}"
+    state = temporary / "decathlon-mcp" / f"demo-store-v{SCHEMA_VERSION}"
     assert processes_marked(state) == []
     assert list(state.glob("episodes/*/trajectory.jsonl"))

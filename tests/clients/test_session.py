@@ -292,18 +292,21 @@ def free_port() -> int:
 
 
 class LateNotification(sdk.httpx.AsyncByteStream):
-    """A standalone stream with one notification, which comes once `due`."""
+    """A standalone stream with a hundred notifications, which come together once `due`."""
 
     def __init__(self) -> None:
         self.due = anyio.Event()
+        self.came = anyio.Event()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         await self.due.wait()
-        yield b'data: {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}\n\n'
+        self.came.set()
+        yield b'data: {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}\n\n' * 100
 
 
-async def test_a_notification_that_comes_while_a_session_is_ended_is_not_logged_as_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("come_before_the_end", [True, False])
+async def test_notifications_that_come_while_a_session_is_ended_are_not_logged_as_errors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, come_before_the_end: bool
 ) -> None:
     stream, listening = LateNotification(), anyio.Event()
 
@@ -336,7 +339,10 @@ async def test_a_notification_that_comes_while_a_session_is_ended_is_not_logged_
     ) as session:
         await session.initialize()
         await listening.wait()
-    assert stream.due.is_set()
+        if come_before_the_end:
+            stream.due.set()
+            await stream.came.wait()
+    assert stream.came.is_set()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

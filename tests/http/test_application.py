@@ -275,6 +275,20 @@ async def test_probes_are_answered_under_any_name(served: Served, http: httpx2.A
         assert "access-control-allow-origin" not in response.headers
 
 
+async def test_every_answer_ends_with_a_line_feed(served: Served, http: httpx2.AsyncClient) -> None:
+    # A shell would print its prompt behind what curl printed.
+    for path in ("/", "/healthz", "/readyz", "/metrics", "/nothing", "/mcp", "/tasks/none/mcp"):
+        assert (await http.get(served.url + path)).text.endswith("\n"), path
+    foreign = await http.post(served.lobby, json=INITIALIZE, headers={"Host": "evil.example"})
+    unknown = await http.post(served.task("none"), json=INITIALIZE)
+    opened = await http.post(served.lobby, json=INITIALIZE)
+    headers = {"mcp-session-id": opened.headers["mcp-session-id"], "accept": "application/json"}
+    listed = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+    answers = [foreign, unknown, opened, await http.post(served.lobby, json=listed, headers=headers)]
+    for answer in answers:
+        assert answer.text.endswith("\n"), answer.text
+
+
 async def test_health_reports_the_status(served: Served, http: httpx2.AsyncClient) -> None:
     response = await http.get(f"{served.url}/healthz")
     assert response.json()["status"] == "ok"

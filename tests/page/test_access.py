@@ -60,6 +60,9 @@ def test_the_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
 async def test_the_key_opens_a_session_and_a_wrong_one_does_not(state: Path) -> None:
     async with browser(page_over(state)) as client:
         assert (await client.get("/e/0123456789abcdef")).status_code == 401
+        # A browser writes a 401 that it shows to its console.
+        shown = await client.get("/e/0123456789abcdef", headers={"Sec-Fetch-Mode": "navigate"})
+        assert (shown.status_code, 'id="enter"' in shown.text) == (200, True)
         wrong = await sign_in(client, "0e" * 32)
         assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
         right = await sign_in(client, KEY)

@@ -65,12 +65,9 @@ def person(
     context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     page = context.new_page()
     problems: list[str] = []
-    page.goto(watched.entrance)
-    page.wait_for_selector("nav")
 
     def on_console(message: ConsoleMessage) -> None:
-        # Chromium writes that the page which asks for the key has status 401.
-        if message.type == "error" and "401 (Unauthorized)" not in message.text:
+        if message.type == "error":
             problems.append(message.text)
 
     def on_request(request: Request) -> None:
@@ -80,6 +77,8 @@ def person(
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", on_console)
     page.on("request", on_request)
+    page.goto(watched.entrance)
+    page.wait_for_selector("nav")
     yield page
     context.close()
     assert problems == []

@@ -16,6 +16,7 @@ from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownEpisodeE
 from decathlon_mcp.plugins.exports.episodes import finished_episodes, read_episodes
 from decathlon_mcp.plugins.exports.output import new_file, new_folder
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.plugins.history.list_runs import unknown_run
 from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder
@@ -51,9 +52,7 @@ def export(state: Path, words: Sequence[str], *, every: bool, to: Format, force:
             raise SettingsError(f"--to {to} requires {package}: pip install 'decathlon-mcp[server,{extra}]'")
     found = finished_episodes(history, name)
     if not found and name is not None and history.run(name) is None:
-        raise BadRequestError(
-            f"no episode in {state} is of run {printed(repr(name))}; `decathlon-mcp runs` lists the runs"
-        )
+        raise unknown_run(state, history, name)
     episodes = read_episodes(history, found)
     # Imported late: they take a second.
     match to:

@@ -10,6 +10,7 @@ from pathlib import Path
 from decathlon_mcp.cli.output import age, print_json, print_table, printed
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.foreign_names import did_you_mean
 from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
 from decathlon_mcp.plugins.history.values import Counts, Estimate, RunReport, RunSummary, TaskReport
 from decathlon_mcp.storage.lock import check_state_folder
@@ -27,7 +28,7 @@ def list_runs(state: Path, run: str | None, *, as_json: bool) -> int:
     if run is not None:
         numbers = history.run(run)
         if numbers is None:
-            raise _unknown(state, run)
+            raise unknown_run(state, history, run)
         _print_report(numbers, as_json=as_json)
         return 0
     runs = _all_runs(history)
@@ -46,7 +47,7 @@ def compare_runs(state: Path, a: str, b: str, *, as_json: bool) -> int:
     history = EpisodeHistory([state])
     comparison = history.compare(a, b)
     if comparison is None:
-        raise _unknown(state, *(name for name in (a, b) if history.run(name) is None))
+        raise unknown_run(state, history, *(name for name in (a, b) if history.run(name) is None))
     if as_json:
         print_json(
             {
@@ -182,6 +183,11 @@ def _number(value: float | None, spec: str = ".3f") -> str:
     return "-" if value is None else f"{value:{spec}}"
 
 
-def _unknown(state: Path, *names: str) -> BadRequestError:
+def unknown_run(state: Path, history: EpisodeHistory, *names: str) -> BadRequestError:
+    """The error for names that no run has, with the runs that have similar ones."""
     shown = " and ".join(printed(repr(name)) for name in names)
-    return BadRequestError(f"no episode in {state} is of run {shown}; `decathlon-mcp runs` lists the runs")
+    known = [run.name for run in history.runs(limit=MAX_PAGE_ITEMS).items]
+    hint = "".join(printed(did_you_mean(name, known)) for name in names)
+    return BadRequestError(
+        f"no episode in {state} is of run {shown}{hint or '; `decathlon-mcp runs` lists the runs'}"
+    )

@@ -11,6 +11,7 @@ from decathlon_mcp.cli.output import print_json, printed
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.leaderboard import K, Leaderboard, leaderboard
+from decathlon_mcp.plugins.history.list_runs import unknown_run
 from decathlon_mcp.plugins.history.queries import TaskKey
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder
@@ -25,12 +26,10 @@ def show_leaderboard(settings: Settings, run: str, split: str | None, *, as_json
     ]
     if not tasks:
         raise BadRequestError("the suite has no tasks")
-    board = leaderboard(EpisodeHistory([settings.state]), run, tasks)
+    history = EpisodeHistory([settings.state])
+    board = leaderboard(history, run, tasks)
     if board is None:
-        raise BadRequestError(
-            f"no episode in {settings.state} is of run {printed(repr(run))}; "
-            "`decathlon-mcp runs` lists the runs"
-        )
+        raise unknown_run(settings.state, history, run)
     if as_json:
         print_json({**asdict(board), "split": split})
     else:

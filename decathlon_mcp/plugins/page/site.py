@@ -226,7 +226,11 @@ class Site:
     def ask_for_secret(self, request: Request, *, wrong: bool = False, next_path: str = "") -> Response:
         """The page on which a person presents the key or a token."""
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return self.render(request, "enter.html", 401, viewer=None, wrong=wrong, next_path=next_path or here)
+        # A browser that shows 401 as a page also writes it to its console, at every start with the key.
+        asked = not wrong and request.headers.get("sec-fetch-mode") == "navigate"
+        status = 200 if asked else 401
+        next_path = next_path or here
+        return self.render(request, "enter.html", status, viewer=None, wrong=wrong, next_path=next_path)
 
 
 def _address(request: Request) -> str:

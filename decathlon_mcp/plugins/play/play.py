@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import webbrowser
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, TextIO, cast
 from urllib.parse import urlencode
 
@@ -17,6 +17,7 @@ from decathlon_client.script import ScriptError, play_script, read_script
 from decathlon_client.shutdown import shutdown_on_signal
 
 from decathlon_mcp.app import bootstrap
+from decathlon_mcp.cli.absence import reporting_absence
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.readiness import require_ready
@@ -46,7 +47,7 @@ async def play(settings: Settings | None, task: str | None, url: str | None, scr
         raise BadRequestError("a script plays one task: decathlon-mcp play TASK --script FILE")
     d = connect(settings, url)
     try:
-        with redirect_logs(settings):
+        async with waiting_for_server(settings, url):
             return await _play_script(d, task, script)
     except ClientError as error:
         raise DecathlonError(error.message) from error
@@ -112,7 +113,7 @@ def connect(settings: Settings | None, url: str | None) -> Decathlon:
 @contextmanager
 def redirect_logs(settings: Settings | None) -> Generator[None]:
     """Write the log of a server in this process to a file; without one, drop log records."""
-    # The player draws on the terminal and a script prints its steps on stderr, so logs cannot go there.
+    # A script prints its steps on stderr, so logs cannot go there.
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
     try:
@@ -129,6 +130,14 @@ def redirect_logs(settings: Settings | None) -> Generator[None]:
     finally:
         root.setLevel(level)
         root.handlers[:] = handlers
+
+
+@asynccontextmanager
+async def waiting_for_server(settings: Settings | None, url: str | None) -> AsyncGenerator[None]:
+    """Logs as of `redirect_logs`; a server that runs elsewhere and does not answer is reported."""
+    with redirect_logs(settings):
+        async with reporting_absence(url) if settings is None else nullcontext():
+            yield
 
 
 async def _play_script(d: Decathlon, task: str, file: str) -> int:

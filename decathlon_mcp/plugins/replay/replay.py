@@ -32,7 +32,7 @@ from decathlon_mcp.plugins.history.differences import (
 )
 from decathlon_mcp.plugins.history.list_episodes import find_row
 from decathlon_mcp.plugins.history.recorded_calls import RecordedCall, recorded_calls
-from decathlon_mcp.plugins.play.play import connect, redirect_logs
+from decathlon_mcp.plugins.play.play import connect, waiting_for_server
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.storage.store import REPLAY_LABEL, Store
@@ -93,9 +93,8 @@ async def replay(
         same = {key: value for key in ("names", "language") if (value := source.word(key))}
         server = settings.model_copy(update=same) if embedded else None
         d = connect(server, url)
-        async with shutdown_on_signal() as watcher:
-            with redirect_logs(server):
-                return await _Replay(d, source, options).run()
+        async with shutdown_on_signal() as watcher, waiting_for_server(server, url):
+            return await _Replay(d, source, options).run()
     except (DecathlonError, ClientError) as error:
         sys.stderr.write(f"decathlon-mcp: {' '.join(error.message.split())}\n")
         return NOT_PLAYED

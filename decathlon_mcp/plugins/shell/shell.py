@@ -313,8 +313,10 @@ async def _connect(url: str | None) -> AsyncGenerator[Decathlon]:
     # Imported late: the client takes over half a second, which every other command would pay for.
     from decathlon_client import AtCapacityError, ClientError, Decathlon
 
+    from decathlon_mcp.cli.absence import reporting_absence
+
     try:
-        async with Decathlon(url) as server:
+        async with reporting_absence(url), Decathlon(url) as server:
             yield server
     except AtCapacityError as error:
         raise _StepError(error.message, AT_CAPACITY) from None
