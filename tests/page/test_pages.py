@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 import sys
+from contextlib import closing
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +99,10 @@ async def test_the_front_shows_runs_and_the_latest_failures(state: Path) -> None
         lost = folder.add(
             "3" * 48, labels={"run": "beta"}, task="gone", reward=None, ending="its sandbox was lost"
         )
+        # A client that looked at the server and left.
+        folder.add("4" * 48, task="looked-at", reward=None, verdict=None, ending="closed by its client")
+    with closing(sqlite3.connect(state / "store.db")) as connection, connection:
+        connection.execute("UPDATE episodes SET verdict = NULL WHERE task = 'looked-at'")
     async with browser(page_over(state)) as client:
         await sign_in(client, KEY)
         response = await client.get("/")
@@ -108,6 +115,7 @@ async def test_the_front_shows_runs_and_the_latest_failures(state: Path) -> None
     assert "0.25" in front
     assert "its sandbox was lost" in front
     assert ">won<" not in front
+    assert "looked-at" not in front
 
 
 async def test_a_run_shows_every_attempt_by_task_and_its_failures_first(state: Path) -> None:
@@ -127,13 +135,56 @@ async def test_a_run_shows_every_attempt_by_task_and_its_failures_first(state: P
         await sign_in(client, KEY)
         run = await text_of(client, "/runs/a%2Fb%20run")
         await text_of(client, "/runs/unknown", 404)
-    grid = run[run.index('id="grid"') : run.index('id="tasks"')]
+    grid = run[run.index('id="tasks"') : run.index('id="episodes"')]
     assert re.findall(r"/e/([0-9a-f]{16})", grid) == ids
     assert grid.count("✓</a>") == 2
     episodes = run[run.index('id="episodes"') :]
     assert set(re.findall(r"/e/([0-9a-f]{16})", episodes)[:2]) == set(ids[:2])
     assert "step 1: reward 0.50" in run
     assert "pass@2" in run
+
+
+async def test_every_table_is_sorted_by_a_link_in_its_heading(state: Path) -> None:
+    with Folder(state) as folder:
+        for number, (task, reward, calls) in enumerate((("b", 1.0, 3), ("c", 0.25, 1), ("a", 0.5, 2))):
+            folder.add(
+                f"{number}" * 48,
+                task=task,
+                reward=reward,
+                labels={"run": f"run {task}" if number else "/&?#"},
+                entries=[Call()] * calls,
+                started_at=NOW + number,
+            )
+            folder.add(f"{number + 3}" * 48, task=task, reward=reward, labels={"run": "all"})
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+
+        async def click(page: str, section: str, heading: str) -> str:
+            (link,) = re.findall(rf'<th[^>]*><a href="([^"]*)">{re.escape(heading)}</a>', part(page, section))
+            return await text_of(client, unescape(link).partition("#")[0])
+
+        def part(page: str, section: str) -> str:
+            return page[page.index(section) :].partition("</table>")[0]
+
+        def rows(page: str, section: str, path: str) -> list[str]:
+            return re.findall(rf'<th scope="row"><a href="{path}[^"]*">([^<]*)</a>', part(page, section))
+
+        page = await click(await text_of(client, "/episodes?show=failed"), "<h1", "calls")
+        assert rows(page, "<h1", "/e/")[:2] == ["a", "c"]
+        assert 'aria-sort="descending"' in page
+        assert 'aria-sort="ascending"' in await click(page, "<h1", "calls")
+        page = await click(await text_of(client, "/runs"), "<h1", "success")
+        assert rows(page, "<h1", "/runs/") == ["/&amp;?#", "all", "run c", "run a"]
+        page = await text_of(client, "/runs/all")
+        assert rows(page, 'id="tasks"', "/episodes")[-1] == "b"
+        page = await click(page, 'id="tasks"', "mean reward")
+        assert rows(page, 'id="tasks"', "/episodes") == ["b", "a", "c"]
+        page = await click(page, 'id="episodes"', "task")
+        # The order of the other table stays.
+        assert rows(page, 'id="tasks"', "/episodes") == ["b", "a", "c"]
+        assert rows(page, 'id="episodes"', "/e/") == ["a", "b", "c"]
+        for nonsense in ("--calls", "nonsense", "-", "suite;--"):
+            assert 'aria-sort="descending"' in await text_of(client, f"/episodes?sort={nonsense}")
 
 
 async def test_without_two_runs_the_page_to_compare_says_what_can_be_compared(state: Path) -> None:
