@@ -69,6 +69,7 @@ class PageApp:
                 Route("/e/{id}/find", site.watching(episodes.find)),
                 Route("/e/{id}/reply/{seq:int}", site.watching(episodes.reply)),
                 Route("/e/{id}/note/{number:int}", site.watching(episodes.note)),
+                Route("/e/{id}/prompt", site.watching(episodes.prompt)),
                 Route("/e/{id}/tools", site.watching(episodes.tools)),
                 Route("/e/{id}/verdict.json", site.watching(episodes.verdict)),
                 Route("/page/live", live_events(site)),

@@ -206,6 +206,15 @@ def note(visit: Visit) -> Response:
     return _as_text(Response(found.text.raw.encode("utf-8", "replace")))
 
 
+def prompt(visit: Visit) -> Response:
+    """`/e/{id}/prompt`: the prompts as the agent got them, as text that no browser interprets."""
+    details = find_episode(visit)
+    texts = [text.raw for text in (details.system_prompt, details.task_prompt) if text and text.raw]
+    if not texts:
+        raise HTTPException(404, "This episode has no prompt yet.")
+    return _as_text(Response("\n\n".join(texts).encode("utf-8", "replace")))
+
+
 def tools(visit: Visit) -> Response:
     """`/e/{id}/tools`: the tools as they were offered to the agent."""
     details = find_episode(visit)

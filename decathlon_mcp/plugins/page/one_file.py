@@ -76,6 +76,8 @@ KEPT_TAGS = frozenset(
         "img",
         "br",
         "hr",
+        "blockquote",
+        "s",
         "svg",
         "g",
         "path",
