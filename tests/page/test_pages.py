@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 from decathlon_mcp.plugins.history import trees
+from decathlon_mcp.plugins.page import searching
 from decathlon_mcp.plugins.page.live import LiveFeed, Snapshot
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import public_id
@@ -539,6 +540,46 @@ async def test_search_and_the_next_error_lead_to_a_call(state: Path) -> None:
         nothing = await found("q=nowhere&after=7")
         assert nothing == f"/e/{name}?call=7&q=nowhere&found=nothing#calls"
         assert "Nothing found" in await text_of(client, nothing.partition("#")[0])
+
+
+async def test_a_run_is_searched_through_all_its_episodes(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Folder(state) as folder:
+        names = [
+            folder.add(
+                f"{number:048x}",
+                task=f"task-{number}",
+                labels={"run": "a/b"},
+                reward=float(number % 2),
+                started_at=NOW + number,
+                entries=[Call(), Call(reply=f"before <the> Needle{number} behind it")],
+            )
+            for number in range(45)
+        ]
+        folder.add("f" * 48, labels={"run": "other"}, entries=[Call(reply="needle")])
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        assert 'placeholder="Search the calls of all episodes"' in await text_of(client, "/runs/a%2Fb")
+        page = await text_of(client, "/runs?name=a/b&q=needle41")
+        assert re.findall(r'href="(/e/[^"]*)">2 files__read_file', page) == [
+            f"/e/{names[41]}?call=2&amp;q=needle41#c2"
+        ]
+        assert "before &lt;the&gt; <mark>Needle41</mark> behind it" in page
+        assert "45 episodes searched" in page
+        assert "Search on" not in page
+        assert "Nothing found." in await text_of(client, "/runs?name=a/b&q=haystack")
+        # When time is up, a link leads on; each episode is found once.
+        monkeypatch.setattr(searching, "SEARCH_SECONDS", -1)
+        found: list[str] = []
+        path = "/runs?name=a/b&q=needle"
+        while path:
+            page = await text_of(client, path)
+            found += re.findall(r'href="/e/([0-9a-f]{16})"', page)
+            on = re.search(r'href="([^"]*cursor=[^"]*)">Search on', page)
+            path = unescape(on[1]) if on else ""
+        assert sorted(found) == sorted(names)
+        assert found[0] == names[44]
 
 
 async def test_a_long_reply_is_folded_and_can_be_had_whole(state: Path) -> None:

@@ -18,7 +18,8 @@ from decathlon_mcp.plugins.history.values import (
     TaskReport,
 )
 from decathlon_mcp.plugins.page import plots
-from decathlon_mcp.plugins.page.episodes import EPISODE_COLUMNS, order_of
+from decathlon_mcp.plugins.page.episodes import EPISODE_COLUMNS, MAX_SEARCH_CHARACTERS, order_of
+from decathlon_mcp.plugins.page.searching import search_run
 from decathlon_mcp.plugins.page.site import Visit
 from decathlon_mcp.plugins.page.sorting import Sorting
 
@@ -81,6 +82,8 @@ def _run(visit: Visit, name: str) -> Response:
     report = visit.history.run(name, owner=owner)
     if report is None:
         raise HTTPException(404, f"There is no run {name}.")
+    if text := visit.query("q").strip()[:MAX_SEARCH_CHARACTERS]:
+        return visit.render("found.html", run=name, search=search_run(visit, name, text))
     cells = visit.history.episodes(EpisodeQuery(run=name, owner=owner), limit=MAX_GRID_EPISODES)
     order, by = visit.query("sort"), visit.query("by")
     passes = [each for each in report.passes if each.k > 1]
