@@ -33,6 +33,13 @@ from decathlon_mcp.plugins.history.values import (
     RunSummary,
     Text,
 )
+from decathlon_mcp.plugins.history.workspaces import (
+    KEPT_WORKSPACE,
+    LeftFile,
+    Workspace,
+    list_workspace,
+    read_left_file,
+)
 from decathlon_mcp.storage.database import read_only_connection
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.trajectory import Trajectory
@@ -236,6 +243,21 @@ class EpisodeHistory:
         """One note; None if there is none with this number, from 1."""
         with self._trajectory(public_id) as opened:
             return None if opened is None else opened[1].note(number)
+
+    def workspace(self, public_id: str) -> Workspace | None:
+        """The files that the agent left; None if they are not kept."""
+        found = self._find(public_id)
+        return None if found is None else list_workspace(found[0] / "episodes" / found[1].handle)
+
+    def left_file(self, public_id: str, number: int) -> tuple[LeftFile, Iterator[bytes]] | None:
+        """One of these files by its number, and its content in chunks; None for what is no file."""
+        found = self._find(public_id)
+        return None if found is None else read_left_file(found[0] / "episodes" / found[1].handle, number)
+
+    def has_workspace(self, public_id: str) -> bool:
+        """Whether the files that the agent left are kept."""
+        found = self._find(public_id)
+        return found is not None and (found[0] / "episodes" / found[1].handle / KEPT_WORKSPACE).is_file()
 
     def tools(self, public_id: str) -> bytes | None:
         """JSON of the tools that were offered to the agent; None if they are not kept."""
