@@ -24,7 +24,7 @@ from benchmarks.running import Options, Run
 from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.server import tune_interpreter
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.history.values import EpisodeQuery, Order
+from decathlon_mcp.plugins.history.values import FAILURES_FIRST, EpisodeQuery, Order
 from decathlon_mcp.plugins.page.access import PageKey, Sessions
 from decathlon_mcp.plugins.page.application import PageApp
 from decathlon_mcp.plugins.page.site import Site
@@ -121,10 +121,12 @@ def _measure(state: Path, figures: Figures, episodes: int, many: str, long: str,
     add(f"two runs compared, {size}", LIST, lambda: history.compare("run-7", "run-8"))
     add(f"the newest 100 {size}", LIST, lambda: history.episodes(EpisodeQuery()))
     add(f"the newest 100 failures {size}", LIST, lambda: history.episodes(EpisodeQuery(failed=True)))
-    orders: tuple[Order, ...] = ("newest", "failures_first")
-    for order in orders:
-        query, title = EpisodeQuery(run="run-7", order=order), order.replace("_", " ")
+    for title, order in (("newest", Order()), ("failures first", FAILURES_FIRST)):
+        query = EpisodeQuery(run="run-7", order=order)
         add(f"100 of a run, {title}, {size}", LIST, lambda query=query: history.episodes(query))
+    by_calls = EpisodeQuery(order=Order("calls"))
+    add(f"the 100 with the most calls {size}", FIRST, lambda: history.episodes(by_calls))
+    add(f"runs {size}, by success", LIST, lambda: history.runs(by="success"))
     for name, episode in ((f"{CALLS:,} calls", many), (f"{long_mib} MiB", long)):
         add(f"first view of {name}", FIRST, lambda episode=episode: history.episode(episode))
         add(f"100 calls of {name}", LATER, lambda episode=episode: history.calls(episode, 101, 200))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 import sys
+from contextlib import closing
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import httpx2
 import pytest
 
 from decathlon_mcp.plugins.history import trees
+from decathlon_mcp.plugins.page import searching
 from decathlon_mcp.plugins.page.live import LiveFeed, Snapshot
 from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
@@ -97,6 +101,10 @@ async def test_the_front_shows_runs_and_the_latest_failures(state: Path) -> None
         lost = folder.add(
             "3" * 48, labels={"run": "beta"}, task="gone", reward=None, ending="its sandbox was lost"
         )
+        # A client that looked at the server and left.
+        folder.add("4" * 48, task="looked-at", reward=None, verdict=None, ending="closed by its client")
+    with closing(sqlite3.connect(state / "store.db")) as connection, connection:
+        connection.execute("UPDATE episodes SET verdict = NULL WHERE task = 'looked-at'")
     async with browser(page_over(state)) as client:
         await sign_in(client, KEY)
         response = await client.get("/")
@@ -109,6 +117,7 @@ async def test_the_front_shows_runs_and_the_latest_failures(state: Path) -> None
     assert "0.25" in front
     assert "its sandbox was lost" in front
     assert ">won<" not in front
+    assert "looked-at" not in front
 
 
 async def test_a_run_shows_every_attempt_by_task_and_its_failures_first(state: Path) -> None:
@@ -128,13 +137,56 @@ async def test_a_run_shows_every_attempt_by_task_and_its_failures_first(state: P
         await sign_in(client, KEY)
         run = await text_of(client, "/runs/a%2Fb%20run")
         await text_of(client, "/runs/unknown", 404)
-    grid = run[run.index('id="grid"') : run.index('id="tasks"')]
+    grid = run[run.index('id="tasks"') : run.index('id="episodes"')]
     assert re.findall(r"/e/([0-9a-f]{16})", grid) == ids
     assert grid.count("✓</a>") == 2
     episodes = run[run.index('id="episodes"') :]
     assert set(re.findall(r"/e/([0-9a-f]{16})", episodes)[:2]) == set(ids[:2])
     assert "step 1: reward 0.50" in run
     assert "pass@2" in run
+
+
+async def test_every_table_is_sorted_by_a_link_in_its_heading(state: Path) -> None:
+    with Folder(state) as folder:
+        for number, (task, reward, calls) in enumerate((("b", 1.0, 3), ("c", 0.25, 1), ("a", 0.5, 2))):
+            folder.add(
+                f"{number}" * 48,
+                task=task,
+                reward=reward,
+                labels={"run": f"run {task}" if number else "/&?#"},
+                entries=[Call()] * calls,
+                started_at=NOW + number,
+            )
+            folder.add(f"{number + 3}" * 48, task=task, reward=reward, labels={"run": "all"})
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+
+        async def click(page: str, section: str, heading: str) -> str:
+            (link,) = re.findall(rf'<th[^>]*><a href="([^"]*)">{re.escape(heading)}</a>', part(page, section))
+            return await text_of(client, unescape(link).partition("#")[0])
+
+        def part(page: str, section: str) -> str:
+            return page[page.index(section) :].partition("</table>")[0]
+
+        def rows(page: str, section: str, path: str) -> list[str]:
+            return re.findall(rf'<th scope="row"><a href="{path}[^"]*">([^<]*)</a>', part(page, section))
+
+        page = await click(await text_of(client, "/episodes?show=failed"), "<h1", "calls")
+        assert rows(page, "<h1", "/e/")[:2] == ["a", "c"]
+        assert 'aria-sort="descending"' in page
+        assert 'aria-sort="ascending"' in await click(page, "<h1", "calls")
+        page = await click(await text_of(client, "/runs"), "<h1", "success")
+        assert rows(page, "<h1", "/runs/") == ["/&amp;?#", "all", "run c", "run a"]
+        page = await text_of(client, "/runs/all")
+        assert rows(page, 'id="tasks"', "/episodes")[-1] == "b"
+        page = await click(page, 'id="tasks"', "mean reward")
+        assert rows(page, 'id="tasks"', "/episodes") == ["b", "a", "c"]
+        page = await click(page, 'id="episodes"', "task")
+        # The order of the other table stays.
+        assert rows(page, 'id="tasks"', "/episodes") == ["b", "a", "c"]
+        assert rows(page, 'id="episodes"', "/e/") == ["a", "b", "c"]
+        for nonsense in ("--calls", "nonsense", "-", "suite;--"):
+            assert 'aria-sort="descending"' in await text_of(client, f"/episodes?sort={nonsense}")
 
 
 async def test_without_two_runs_the_page_to_compare_says_what_can_be_compared(state: Path) -> None:
@@ -488,6 +540,46 @@ async def test_search_and_the_next_error_lead_to_a_call(state: Path) -> None:
         nothing = await found("q=nowhere&after=7")
         assert nothing == f"/e/{name}?call=7&q=nowhere&found=nothing#calls"
         assert "Nothing found" in await text_of(client, nothing.partition("#")[0])
+
+
+async def test_a_run_is_searched_through_all_its_episodes(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Folder(state) as folder:
+        names = [
+            folder.add(
+                f"{number:048x}",
+                task=f"task-{number}",
+                labels={"run": "a/b"},
+                reward=float(number % 2),
+                started_at=NOW + number,
+                entries=[Call(), Call(reply=f"before <the> Needle{number} behind it")],
+            )
+            for number in range(45)
+        ]
+        folder.add("f" * 48, labels={"run": "other"}, entries=[Call(reply="needle")])
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        assert 'placeholder="Search the calls of all episodes"' in await text_of(client, "/runs/a%2Fb")
+        page = await text_of(client, "/runs?name=a/b&q=needle41")
+        assert re.findall(r'href="(/e/[^"]*)">2 files__read_file', page) == [
+            f"/e/{names[41]}?call=2&amp;q=needle41#c2"
+        ]
+        assert "before &lt;the&gt; <mark>Needle41</mark> behind it" in page
+        assert "45 episodes searched" in page
+        assert "Search on" not in page
+        assert "Nothing found." in await text_of(client, "/runs?name=a/b&q=haystack")
+        # When time is up, a link leads on; each episode is found once.
+        monkeypatch.setattr(searching, "SEARCH_SECONDS", -1)
+        found: list[str] = []
+        path = "/runs?name=a/b&q=needle"
+        while path:
+            page = await text_of(client, path)
+            found += re.findall(r'href="/e/([0-9a-f]{16})"', page)
+            on = re.search(r'href="([^"]*cursor=[^"]*)">Search on', page)
+            path = unescape(on[1]) if on else ""
+        assert sorted(found) == sorted(names)
+        assert found[0] == names[44]
 
 
 async def test_a_long_reply_is_folded_and_can_be_had_whole(state: Path) -> None:

@@ -21,7 +21,16 @@ from decathlon_mcp.labels import check_labels
 from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.entries import JSON_BYTES
 from decathlon_mcp.plugins.history.episode_history import KEPT_TRAJECTORIES, EpisodeHistory
-from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery, Estimate, NoteEntry, Page
+from decathlon_mcp.plugins.history.values import (
+    FAILURES_FIRST,
+    CallEntry,
+    EpisodeQuery,
+    Estimate,
+    NoteEntry,
+    Order,
+    Page,
+    RunColumn,
+)
 from decathlon_mcp.storage.trajectory import MAX_SKIPPED_CALLS, Trajectory
 from decathlon_mcp.types import as_json_with_raw, public_id
 from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run
@@ -143,13 +152,21 @@ def test_episodes_are_found_by_run_label_task_result_time_phase_and_owner(tmp_pa
         (EpisodeQuery(lost=True), [c]),
         (EpisodeQuery(lost=False), [d, b, a]),
         (EpisodeQuery(owner="alice"), [a]),
-        (EpisodeQuery(order="failures_first"), [c, b, d, a]),
+        (EpisodeQuery(order=FAILURES_FIRST), [c, b, d, a]),
+        (EpisodeQuery(order=Order("result", descending=False)), [a, d, b, c]),
+        (EpisodeQuery(order=Order("started", descending=False)), [a, b, c, d]),
+        (EpisodeQuery(order=Order("task", descending=False)), [c, a, b, d]),
+        (EpisodeQuery(order=Order("run")), [b, a, d, c]),
     ):
         assert names(history.episodes(query)) == expected, query
 
 
-@pytest.mark.parametrize("order", ["newest", "failures_first"])
-def test_pages_of_several_folders_have_each_episode_once(tmp_path: Path, order: Any) -> None:
+@pytest.mark.parametrize("descending", [True, False])
+@pytest.mark.parametrize("column", ["started", "result", "task", "run", "calls", "took"])
+def test_pages_of_several_folders_have_each_episode_once(
+    tmp_path: Path, column: Any, descending: bool
+) -> None:
+    order = Order(column, descending)
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
@@ -157,7 +174,11 @@ def test_pages_of_several_folders_have_each_episode_once(tmp_path: Path, order: 
     for number in range(24):
         # Some start at the same time.
         add_episode(
-            folders[number % 2], f"{number}", started_at=float(number // 4), reward=rewards[number // 3 % 4]
+            folders[number % 2],
+            f"{number}",
+            started_at=float(number // 4),
+            reward=rewards[number // 3 % 4],
+            labels={"run": f"run-{number % 5}"} if number % 3 else {},
         )
     history = EpisodeHistory([*folders, tmp_path / "none"])
     whole = names(history.episodes(EpisodeQuery(order=order)))
@@ -170,6 +191,43 @@ def test_pages_of_several_folders_have_each_episode_once(tmp_path: Path, order: 
             break
     assert paged == whole
     assert len(set(paged)) == 24
+
+
+def test_runs_are_sorted_by_each_number_page_by_page(tmp_path: Path) -> None:
+    add_run(tmp_path, "b", {"one": [1.0, 0.0], "two": [0.5]})
+    add_run(tmp_path, "a", {"one": [1.0, LOST]})
+    add_run(tmp_path, "c", {"one": [LOST]})
+    history = EpisodeHistory([tmp_path])
+    expected: dict[RunColumn, str] = {
+        "run": "cba", "success": "abc", "reward": "abc", "episodes": "bac", "lost": "cab", "tasks": "bca"
+    }  # fmt: skip
+    for column, names_of in expected.items():
+        for descending in (True, False):
+            listed, cursor = "", None
+            while True:
+                page = history.runs(by=column, descending=descending, limit=1, cursor=cursor)
+                listed += "".join(run.name for run in page.items)
+                if (cursor := page.cursor) is None:
+                    break
+            assert listed == (names_of if descending else names_of[::-1]), column
+
+
+def test_attempts_that_nobody_claimed_and_that_have_no_run_are_stray(tmp_path: Path) -> None:
+    left = add_episode(tmp_path, "left", reward=LOST)
+    of_a_run = add_episode(tmp_path, "of a run", reward=LOST, labels={"run": "r"})
+    failed = add_episode(tmp_path, "failed", reward=0.0)
+    live = add_episode(tmp_path, "live", reward=LIVE)
+    claimed = add_episode(tmp_path, "claimed", reward=LOST)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
+        # As servers leave them: the first was closed by a client that left.
+        for name, by_agent in ((left, False), (claimed, True)):
+            connection.execute(
+                "UPDATE episodes SET verdict = NULL, progress = ? WHERE public_id = ?",
+                (json.dumps({"claim": {"by_agent": by_agent}}), name),
+            )
+    history = EpisodeHistory([tmp_path])
+    assert names(history.episodes(EpisodeQuery(stray=True))) == [left]
+    assert set(names(history.episodes(EpisodeQuery(stray=False)))) == {of_a_run, failed, live, claimed}
 
 
 def test_a_run_in_several_folders_is_one_run(tmp_path: Path) -> None:
@@ -628,8 +686,8 @@ def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.Monke
         EpisodeQuery(),
         EpisodeQuery(run="r"),
         EpisodeQuery(task="a"),
-        EpisodeQuery(order="failures_first"),
-        EpisodeQuery(run="r", order="failures_first"),
+        EpisodeQuery(run="r", order=FAILURES_FIRST),
+        EpisodeQuery(order=Order("started", descending=False)),
         EpisodeQuery(lost=True),
         EpisodeQuery(branch_of=public_id("r-a-0"), with_branches=True),
     ):
@@ -647,5 +705,5 @@ def test_lists_and_numbers_use_indexes(tmp_path: Path, monkeypatch: pytest.Monke
                 assert not any("TEMP B-TREE" in step for step in plan), (statement, plan)
             elif "GROUP BY" in statement:
                 assert any("COVERING INDEX episodes_in_numbers" in step for step in plan), (statement, plan)
-            if " ORDER BY started_at DESC" in statement:
+            if " ORDER BY started_at" in statement:
                 assert "USE TEMP B-TREE FOR ORDER BY" not in plan, (statement, plan)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -14,7 +15,7 @@ from typing import TypeVar
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.entries import JSON_BYTES, EntryReader, call_times
-from decathlon_mcp.plugins.history.queries import FoundEpisode, Position
+from decathlon_mcp.plugins.history.queries import FoundEpisode, cursor_of, parse_cursor
 from decathlon_mcp.plugins.history.reports import RunNumbers, compare_runs
 from decathlon_mcp.plugins.history.trees import read_tree
 from decathlon_mcp.plugins.history.values import (
@@ -26,10 +27,18 @@ from decathlon_mcp.plugins.history.values import (
     EpisodeTree,
     NoteEntry,
     Page,
+    RunColumn,
     RunComparison,
     RunReport,
     RunSummary,
     Text,
+)
+from decathlon_mcp.plugins.history.workspaces import (
+    KEPT_WORKSPACE,
+    LeftFile,
+    Workspace,
+    list_workspace,
+    read_left_file,
 )
 from decathlon_mcp.storage.database import read_only_connection
 from decathlon_mcp.storage.disk import open_regular
@@ -47,6 +56,15 @@ KEPT_TRAJECTORIES = 64
 MAX_TOOLS_BYTES = 16 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
+_RUN_KEYS: Mapping[RunColumn, Callable[[RunSummary], float | str]] = {
+    "run": lambda run: run.name,
+    "success": lambda run: -1.0 if run.counts.success_rate is None else run.counts.success_rate,
+    "reward": lambda run: -math.inf if run.mean_reward is None else run.mean_reward,
+    "episodes": lambda run: run.counts.episodes,
+    "lost": lambda run: run.counts.lost,
+    "tasks": lambda run: run.tasks,
+}
+
 T = TypeVar("T")
 
 
@@ -63,21 +81,37 @@ class EpisodeHistory:
         self._lock = Lock()
 
     def runs(
-        self, *, owner: str | None = None, limit: int = PAGE_ITEMS, cursor: str | None = None
+        self,
+        *,
+        owner: str | None = None,
+        by: RunColumn = "newest",
+        descending: bool = True,
+        limit: int = PAGE_ITEMS,
+        cursor: str | None = None,
     ) -> Page[RunSummary]:
-        """The runs, the one with the newest episode first. `owner`: only with that token's episodes."""
-        ordered = self._runs_by_time(owner)
+        """The runs, the one with the newest episode first. `owner`: only with that token's episodes.
+
+        Any order but that by `newest` needs the numbers of all runs. Raises BadRequestError for a bad cursor.
+        """
+        numbers = None if by == "newest" else self._numbers(None, owner)
+        ordered: list[tuple[float | str, str]] = (
+            [*self._runs_by_time(owner)]
+            if numbers is None
+            else sorted(((_RUN_KEYS[by](each.summary), run) for run, each in numbers.items()), reverse=True)
+        )
+        if not descending:
+            ordered.reverse()
         if cursor is not None:
-            after = _parse_run_cursor(cursor)
-            ordered = [item for item in ordered if item < after]
+            after = parse_cursor(cursor, ("" if by == "run" else 0.0, ""))
+            ordered = [item for item in ordered if (item < after if descending else item > after)]
         limit = _bounded(limit)
         page, rest = ordered[:limit], ordered[limit:]
-        numbers = self._numbers([run for _, run in page], owner)
-        next_cursor = None
-        if rest:
-            started_at, run = page[-1]
-            next_cursor = f"{started_at.hex()} {run}"
-        return Page(tuple(numbers[run].summary for _, run in page if run in numbers), next_cursor)
+        if numbers is None:
+            numbers = self._numbers([run for _, run in page], owner)
+        return Page(
+            tuple(numbers[run].summary for _, run in page if run in numbers),
+            cursor_of(page[-1]) if rest else None,
+        )
 
     def run_names(self, *, owner: str | None = None, limit: int = PAGE_ITEMS) -> list[str]:
         """The names of the newest runs, without their numbers, which take longer. `owner`: as for `runs`."""
@@ -112,11 +146,11 @@ class EpisodeHistory:
         self, query: EpisodeQuery, *, limit: int = PAGE_ITEMS, cursor: str | None = None
     ) -> Page[EpisodeSummary]:
         """The episodes of a query, from their rows alone. Raises BadRequestError for a bad cursor."""
-        after, limit = None if cursor is None else Position.parse(cursor), _bounded(limit)
-        found = list(self._each(lambda db: queries.episodes(db, query, after, limit + 1)))
-        found.sort(key=lambda item: (-item[0].outcome, item[0].started_at, item[0].public_id), reverse=True)
+        limit = _bounded(limit)
+        found = list(self._each(lambda db: queries.episodes(db, query, cursor, limit + 1)))
+        found.sort(key=lambda item: item[0], reverse=query.order.descending)
         page = found[:limit]
-        next_cursor = page[-1][0].cursor() if len(found) > limit else None
+        next_cursor = cursor_of(page[-1][0]) if len(found) > limit else None
         return Page(tuple(summary for _, summary in page), next_cursor)
 
     def episode(self, public_id: str) -> EpisodeDetails | None:
@@ -210,6 +244,21 @@ class EpisodeHistory:
         with self._trajectory(public_id) as opened:
             return None if opened is None else opened[1].note(number)
 
+    def workspace(self, public_id: str) -> Workspace | None:
+        """The files that the agent left; None if they are not kept."""
+        found = self._find(public_id)
+        return None if found is None else list_workspace(found[0] / "episodes" / found[1].handle)
+
+    def left_file(self, public_id: str, number: int) -> tuple[LeftFile, Iterator[bytes]] | None:
+        """One of these files by its number, and its content in chunks; None for what is no file."""
+        found = self._find(public_id)
+        return None if found is None else read_left_file(found[0] / "episodes" / found[1].handle, number)
+
+    def has_workspace(self, public_id: str) -> bool:
+        """Whether the files that the agent left are kept."""
+        found = self._find(public_id)
+        return found is not None and (found[0] / "episodes" / found[1].handle / KEPT_WORKSPACE).is_file()
+
     def tools(self, public_id: str) -> bytes | None:
         """JSON of the tools that were offered to the agent; None if they are not kept."""
         found, details = self._find(public_id), self.episode(public_id)
@@ -231,7 +280,7 @@ class EpisodeHistory:
                 # All of it at once, so that no transaction stays open.
                 yield from [] if connection is None else list(read(connection))
 
-    def _numbers(self, runs: Sequence[str], owner: str | None) -> dict[str, RunNumbers]:
+    def _numbers(self, runs: Sequence[str] | None, owner: str | None) -> dict[str, RunNumbers]:
         numbers: dict[str, RunNumbers] = {}
         for run, task, sums in self._each(lambda db: queries.task_sums(db, runs, owner)):
             numbers.setdefault(run, RunNumbers(run)).add(task, sums)
@@ -285,14 +334,6 @@ def _text(value: object) -> Text | None:
     if not isinstance(value, str):
         return None
     return Text(value, truncated=False, size_bytes=len(value.encode("utf-8", "surrogatepass")))
-
-
-def _parse_run_cursor(cursor: str) -> tuple[float, str]:
-    started_at, separator, run = cursor.partition(" ")
-    try:
-        return float.fromhex(started_at if separator else ""), run
-    except (ValueError, OverflowError):
-        raise BadRequestError("the cursor is not one of this list") from None
 
 
 def _parsed(verdict: str | None) -> JsonObject | None:

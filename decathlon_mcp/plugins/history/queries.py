@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history.numbers import Sums
-from decathlon_mcp.plugins.history.values import BranchOrigin, Counts, EpisodeQuery, EpisodeSummary
+from decathlon_mcp.plugins.history.values import BranchOrigin, Column, Counts, EpisodeQuery, EpisodeSummary
 from decathlon_mcp.storage.store import Outcome
 from decathlon_mcp.types import as_json, is_public_id, read_object
 
@@ -23,7 +24,16 @@ _SUMMARY = (
     " success, reward, is_derived, pinned, has_files, server, outcome, cause, branch_of, branch_at,"
     " differences, exact"
 )
-_ORDER = "started_at DESC, public_id DESC"
+_KEYS: Mapping[Column, tuple[str, ...]] = {
+    "started": (),
+    "result": ("-(outcome + ifnull(min(1, max(0, reward)), 0) / 2.0)",),
+    "task": ("task",),
+    "run": ("ifnull(run, '')",),
+    "calls": ("ifnull(calls, -1)",),
+    "took": ("ifnull(ended_at - started_at, -1)",),
+}
+"""What each order compares before the start."""
+MAX_CURSOR_CHARACTERS = 4_000
 _SCORED_SUMS = "count(reward), total(reward), total(reward * reward)"
 
 Condition: TypeAlias = tuple[str, tuple[Any, ...]]
@@ -36,29 +46,27 @@ class TaskKey(NamedTuple):
     task: str
 
 
-class Position(NamedTuple):
-    """Where a page ended. `outcome` is 0 in the order `newest`."""
+Position: TypeAlias = tuple[Any, ...]
+"""Where a page ended: what its order compares, each a number or a text."""
 
-    outcome: int
-    started_at: float
-    public_id: str
 
-    @classmethod
-    def of(cls, summary: EpisodeSummary, outcome: int) -> Position:
-        return cls(outcome, summary.started_at, summary.public_id)
+def cursor_of(position: Position) -> str:
+    return json.dumps(position, separators=(",", ":"))
 
-    def cursor(self) -> str:
-        return f"{self.outcome}.{self.started_at.hex()}.{self.public_id}"
 
-    @classmethod
-    def parse(cls, cursor: str) -> Position:
-        """Raises BadRequestError for what is no cursor."""
-        outcome, _, rest = cursor.partition(".")
-        started_at, _, public_id = rest.rpartition(".")
-        try:
-            return cls(int(outcome[:2]), float.fromhex(started_at[:40]), public_id[:64])
-        except (ValueError, OverflowError):
-            raise BadRequestError("the cursor is not one of this list") from None
+def parse_cursor(cursor: str, like: Position) -> Position:
+    """The position that `cursor_of` has written. `like`: one of the same list, for the types.
+
+    Raises BadRequestError for any other text.
+    """
+    try:
+        values = json.loads(cursor[:MAX_CURSOR_CHARACTERS])
+        position = tuple(type(kind)(value) for kind, value in zip(like, values, strict=True))
+        for value in position:
+            str(value).encode()
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise BadRequestError("the cursor is not one of this list") from None
+    return position
 
 
 @dataclass(slots=True)
@@ -102,17 +110,18 @@ def run_times(connection: sqlite3.Connection, owner: str | None) -> Iterator[tup
 
 
 def task_sums(
-    connection: sqlite3.Connection, runs: Sequence[str], owner: str | None
+    connection: sqlite3.Connection, runs: Sequence[str] | None, owner: str | None
 ) -> Iterator[tuple[str, TaskKey, AttemptSums]]:
-    """The sums of each task of these runs."""
+    """The sums of each task of these runs; of all runs, if `runs` is None."""
     where, values = _owned(owner)
+    among = "" if runs is None else f" AND run IN ({_marks(runs)})"
     statement = (
         f"SELECT run, suite, task, count(*), total(outcome = {LIVE}), total(outcome = {SUCCEEDED}),"
         f" {_SCORED_SUMS}, count(calls), total(calls), count(turns), total(turns), min(started_at),"
         " max(started_at), total(NOT pinned)"
-        f" FROM episodes WHERE {_COUNTED} AND run IN ({_marks(runs)}){where} GROUP BY run, suite, task"
+        f" FROM episodes WHERE {_COUNTED}{among}{where} GROUP BY run, suite, task"
     )
-    for row in connection.execute(statement, (*runs, *values)):
+    for row in connection.execute(statement, (*(runs or ()), *values)):
         run, suite, task, count, live, successes, scored, total, squares = row[:9]
         calls, all_calls, turns, all_turns, oldest, newest, unpinned = row[9:]
         yield (
@@ -184,39 +193,24 @@ def curve(
 
 
 def episodes(
-    connection: sqlite3.Connection, query: EpisodeQuery, after: Position | None, limit: int
+    connection: sqlite3.Connection, query: EpisodeQuery, cursor: str | None, limit: int
 ) -> list[tuple[Position, EpisodeSummary]]:
-    """The first `limit` episodes of a query after a position, in its order."""
+    """The first `limit` episodes of a query after a cursor, in its order. Raises BadRequestError."""
+    keys = (*_KEYS[query.order.column], "started_at", "public_id")
+    way, beyond = ("DESC", "<") if query.order.descending else ("ASC", ">")
     conditions = list(_conditions(query))
-    if query.order == "newest":
-        return _episodes(connection, conditions, None, after, limit)
-    found: list[tuple[Position, EpisodeSummary]] = []
-    for outcome in (LOST, FAILED, LIVE, SUCCEEDED):
-        if len(found) < limit and (after is None or outcome >= after.outcome):
-            start = after if after is not None and outcome == after.outcome else None
-            found += _episodes(connection, conditions, outcome, start, limit - len(found))
-    return found
-
-
-def _episodes(
-    connection: sqlite3.Connection,
-    conditions: list[Condition],
-    outcome: int | None,
-    after: Position | None,
-    limit: int,
-) -> list[tuple[Position, EpisodeSummary]]:
-    conditions = [*conditions]
-    if outcome is not None:
-        conditions.append(("outcome = ?", (outcome,)))
-    if after is not None:
-        conditions.append(("(started_at, public_id) < (?, ?)", (after.started_at, after.public_id)))
+    if cursor is not None:
+        text = "" if query.order.column in ("task", "run") else 0.0
+        after = parse_cursor(cursor, (text, 0.0, "")[-len(keys) :])
+        conditions.append((f"({', '.join(keys)}) {beyond} ({_marks(keys)})", after))
     where = " AND ".join(text for text, _ in conditions) or "1"
     values = [value for _, some in conditions for value in some]
     rows = connection.execute(
-        f"SELECT {_SUMMARY} FROM episodes WHERE {where} ORDER BY {_ORDER} LIMIT ?", (*values, limit)
+        f"SELECT {_SUMMARY}, {', '.join(keys)} FROM episodes WHERE {where}"
+        f" ORDER BY {', '.join(f'{key} {way}' for key in keys)} LIMIT ?",
+        (*values, limit),
     )
-    summaries = (_summary(row) for row in rows)
-    return [(Position.of(summary, outcome or 0), summary) for summary in summaries]
+    return [(row[-len(keys) :], _summary(row)) for row in rows]
 
 
 def _conditions(query: EpisodeQuery) -> Iterator[Condition]:
@@ -241,6 +235,11 @@ def _conditions(query: EpisodeQuery) -> Iterator[Condition]:
         yield f"outcome {'IN' if query.failed else 'NOT IN'} ({LOST}, {FAILED})", ()
     if query.lost is not None:
         yield f"outcome {'=' if query.lost else '<>'} {LOST}", ()
+    if query.stray is not None:
+        # A client that leaves closes the attempt, which is a claim that is not the agent's.
+        claimed = "json_extract(progress, '$.claim.by_agent')"
+        stray = f"run IS NULL AND verdict IS NULL AND outcome <> {LIVE} AND {claimed} IS NOT 1"
+        yield f"({stray})" if query.stray else f"NOT ({stray})", ()
     if not query.with_branches:
         yield "NOT is_derived", ()
 

@@ -14,9 +14,23 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 from decathlon_mcp.types import JsonObject
 
 T = TypeVar("T")
-Order: TypeAlias = Literal["newest", "failures_first"]
-"""`failures_first`: lost episodes, then failed ones, then live ones, then successes; the newest first among
-equals."""
+Column: TypeAlias = Literal["started", "result", "task", "run", "calls", "took"]
+RunColumn: TypeAlias = Literal["newest", "run", "success", "reward", "episodes", "lost", "tasks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of episodes. Among equals the newest is first, or last if not `descending`.
+
+    `result`, descending: lost episodes, then failed ones from the lowest reward, live ones, and successes.
+    What has no run, no calls or no end yet is the least.
+    """
+
+    column: Column = "started"
+    descending: bool = True
+
+
+FAILURES_FIRST = Order("result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +59,9 @@ class EpisodeQuery:
 
     `labels`: those that an episode must have, with these values. `task`: a task's id as clients spell it.
     `live`: it has not finished. `failed`: it has finished without success, lost ones included. `lost`: it has
-    finished without a reward. `owner`: name of the token that it belongs to. `with_branches`: also those that
-    replay or branch from another episode. `branch_of`: only the branches of this episode.
+    finished without a reward. `stray`: it has no run, and ended before it was claimed. `owner`: name of the
+    token that it belongs to. `with_branches`: also those that replay or branch from another episode.
+    `branch_of`: only the branches of this episode.
     """
 
     run: str | None = None
@@ -56,8 +71,9 @@ class EpisodeQuery:
     live: bool | None = None
     failed: bool | None = None
     lost: bool | None = None
+    stray: bool | None = None
     owner: str | None = None
-    order: Order = "newest"
+    order: Order = Order()
     with_branches: bool = False
     branch_of: str | None = None
 

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.http.authentication import PAGE_HOST
-from decathlon_mcp.plugins.page import episodes, runs
+from decathlon_mcp.plugins.page import episodes, files, runs
 from decathlon_mcp.plugins.page.access import SESSION_SECONDS, cookie_name
 from decathlon_mcp.plugins.page.comparing import compare_episodes
 from decathlon_mcp.plugins.page.control import branch_episode, change_run, end_episode
@@ -69,6 +69,9 @@ class PageApp:
                 Route("/e/{id}/find", site.watching(episodes.find)),
                 Route("/e/{id}/reply/{seq:int}", site.watching(episodes.reply)),
                 Route("/e/{id}/note/{number:int}", site.watching(episodes.note)),
+                Route("/e/{id}/prompt", site.watching(episodes.prompt)),
+                Route("/e/{id}/files", site.watching(files.files)),
+                Route("/e/{id}/files/{number:int}", site.watching(files.download)),
                 Route("/e/{id}/tools", site.watching(episodes.tools)),
                 Route("/e/{id}/verdict.json", site.watching(episodes.verdict)),
                 Route("/page/live", live_events(site)),

@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from decathlon_mcp.plugins.history.values import CallEntry, Entry, NoteEntry, Text
@@ -17,6 +17,8 @@ FOLDED_CHARACTERS = 2_000
 """A longer text is folded."""
 MAX_PARSED_BYTES = 64 << 10
 """Longer JSON is shown as text: to parse it would keep the server waiting."""
+MAX_PROSE = 32 << 10
+"""Characters of notes of one stretch that are shown as Markdown: for the rest it would take too long."""
 MAX_PARTS = 50
 MAX_IMAGE_BYTES = 8 << 20
 BAR_WIDTH = 120.0
@@ -38,7 +40,7 @@ class Part:
 
     name: str
     text: str
-    kind: Literal["text", "line", "image"] = "text"
+    kind: Literal["text", "line", "image", "prose"] = "text"
     hidden: int = 0
     image: str = ""
 
@@ -71,10 +73,13 @@ def shown(entries: Sequence[Entry], *, whole: bool = False) -> list[ShownCall | 
     last = max((call.time + (call.seconds or 0.0) for call in calls), default=first)
     x = Scale(first, max(last, first + 1e-3), 0.0, BAR_WIDTH)
     limit = MAX_PARSED_BYTES if whole else FOLDED_CHARACTERS
+    rest = MAX_PROSE
     result: list[ShownCall | ShownNote] = []
     for entry in entries:
         if isinstance(entry, NoteEntry):
-            result.append(ShownNote(entry, _text_part("", entry.text.raw, limit, entry.text)))
+            text = _text_part("", entry.text.raw, limit, entry.text)
+            rest -= len(text.text)
+            result.append(ShownNote(entry, text if rest < 0 else replace(text, kind="prose")))
             continue
         start = x(entry.time)
         width = min(BAR_WIDTH, max(2.0, x(first + (entry.seconds or 0.0))))

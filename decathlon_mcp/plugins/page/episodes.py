@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
@@ -13,22 +14,26 @@ from starlette.responses import Response, StreamingResponse
 from decathlon_mcp.cli.output import this_command
 from decathlon_mcp.plugins.history.values import (
     CallEntry,
+    Column,
     Entry,
     EpisodeDetails,
     EpisodeQuery,
     EpisodeSummary,
+    Order,
 )
 from decathlon_mcp.plugins.page import plots
 from decathlon_mcp.plugins.page.calls import shown
 from decathlon_mcp.plugins.page.gate import SANDBOXED
 from decathlon_mcp.plugins.page.rendering import episode_path, query
 from decathlon_mcp.plugins.page.site import Visit
+from decathlon_mcp.plugins.page.sorting import Sorting
 from decathlon_mcp.storage.store import REPLAY_LABEL
 from decathlon_mcp.types import as_object, is_public_id
 
 BOX_CALLS = 100
 MAX_SEARCH_CHARACTERS = 500
 OTHER_ATTEMPTS = 12
+EPISODE_COLUMNS = ("-result", "task", "run", "-calls", "-took", "-started")
 SETTINGS = ("policy", "provider", "isolation", "language", "names", "release")
 """Members of the head line that are shown as they are."""
 
@@ -54,9 +59,10 @@ class Box:
 
 def episodes(visit: Visit) -> Response:
     """`/episodes`"""
-    show, task, run, label = (visit.query(name) for name in ("show", "task", "run", "label"))
-    branch_of = visit.query("branch_of")
+    filters = {name: visit.query(name) for name in ("show", "task", "run", "label", "branch_of")}
+    show, task, run, label, branch_of = filters.values()
     name, _, value = label.partition("=")
+    sorting = Sorting.of(visit, "/episodes", EPISODE_COLUMNS, "-started", parameters=filters)
     wanted = EpisodeQuery(
         run=run or None,
         task=task or None,
@@ -66,19 +72,18 @@ def episodes(visit: Visit) -> Response:
         owner=visit.viewer.owner,
         with_branches=show == "branches" or bool(branch_of),
         branch_of=branch_of or None,
-        order="failures_first" if visit.query("order") == "failures_first" else "newest",
+        order=order_of(sorting),
     )
     page = visit.history.episodes(wanted, cursor=visit.query("cursor") or None)
-    filters = {
-        "show": show,
-        "task": task,
-        "run": run,
-        "label": label,
-        "branch_of": branch_of,
-        "order": visit.query("order"),
-    }
-    more = None if page.cursor is None else query({**filters, "cursor": page.cursor})
-    return visit.render("episodes.html", episodes=page.items, more=more, filters=filters)
+    more = None
+    if page.cursor is not None:
+        more = query({**filters, "sort": visit.query("sort"), "cursor": page.cursor})
+    return visit.render("episodes.html", episodes=page.items, more=more, filters=filters, sorting=sorting)
+
+
+def order_of(sorting: Sorting) -> Order:
+    """The order of episodes in a table with EPISODE_COLUMNS."""
+    return Order(cast("Column", sorting.column), sorting.descending)
 
 
 def episode(visit: Visit) -> Response:
@@ -107,6 +112,7 @@ def episode(visit: Visit) -> Response:
         replayed=replayed_by(details.summary),
         tree=visit.history.tree(public_id, owner=visit.viewer.owner),
         others=_other_attempts(visit, details.summary),
+        has_workspace=visit.history.has_workspace(public_id),
         boxes=boxes,
         entries=shown(entries),
         timeline=plots.timeline(times, visit.site.href(episode_path(public_id))) if times else None,
@@ -199,6 +205,15 @@ def note(visit: Visit) -> Response:
     if found is None:
         raise HTTPException(404, "There is no such note.")
     return _as_text(Response(found.text.raw.encode("utf-8", "replace")))
+
+
+def prompt(visit: Visit) -> Response:
+    """`/e/{id}/prompt`: the prompts as the agent got them, as text that no browser interprets."""
+    details = find_episode(visit)
+    texts = [text.raw for text in (details.system_prompt, details.task_prompt) if text and text.raw]
+    if not texts:
+        raise HTTPException(404, "This episode has no prompt yet.")
+    return _as_text(Response("\n\n".join(texts).encode("utf-8", "replace")))
 
 
 def tools(visit: Visit) -> Response:

@@ -19,7 +19,9 @@ FRONT_FAILURES = 10
 def front(visit: Visit) -> Response:
     """`/`"""
     owner = visit.viewer.owner
-    failures = visit.history.episodes(EpisodeQuery(failed=True, owner=owner), limit=FRONT_FAILURES)
+    # Programs that only look at a server leave sessions behind, which nobody reads as failures.
+    query = EpisodeQuery(failed=True, stray=False, owner=owner)
+    failures = visit.history.episodes(query, limit=FRONT_FAILURES)
     runs = visit.history.runs(owner=owner, limit=FRONT_RUNS)
     # Attempts without the label `run`, as of programs that play single episodes.
     episodes = (

@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 
 from decathlon_mcp.cli.output import this_command
 from decathlon_mcp.plugins.page.marks import marked
+from decathlon_mcp.plugins.page.prose import prose
 
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _STEPS = ((1, "s"), (60, "min"), (3600, "h"), (86_400, "d"))
@@ -63,7 +64,10 @@ def create_environment(assets: Assets, href: Callable[[str], str]) -> Environmen
         "episode_path": episode_path,
     }
     written: dict[str, Any] = environment.filters
-    for function in (ago, exact, iso, duration, size, number, percent, signed, grouped, measure, exactly):
+    for function in (
+        *(ago, exact, iso, duration, size, number, percent, signed, grouped, measure, exactly),
+        prose,
+    ):
         written[function.__name__] = function
     return environment
 

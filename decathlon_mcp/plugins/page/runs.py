@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from decathlon_mcp.plugins.history.values import EpisodeQuery, EpisodeSummary, RunReport, TaskComparison
+from decathlon_mcp.plugins.history.values import (
+    EpisodeQuery,
+    EpisodeSummary,
+    RunColumn,
+    RunReport,
+    TaskComparison,
+    TaskReport,
+)
 from decathlon_mcp.plugins.page import plots
+from decathlon_mcp.plugins.page.episodes import EPISODE_COLUMNS, MAX_SEARCH_CHARACTERS, order_of
+from decathlon_mcp.plugins.page.searching import search_run
 from decathlon_mcp.plugins.page.site import Visit
+from decathlon_mcp.plugins.page.sorting import Sorting
 
+RUN_COLUMNS = ("-newest", "run", "-success", "-reward", "-episodes", "-lost", "-tasks")
+TASK_COLUMNS = ("task", "pass", "-reward", "-attempts", "-lost", "-calls", "-turns")
 MAX_GRID_EPISODES = 2_000
-"""Episodes that are cells of a run's grid: the newest."""
+"""Episodes of a run that are cells beside their tasks: the newest."""
 RUN_EPISODES = 50
 MIN_PER_POINT = 3
 """Attempts for each point of a curve against time."""
@@ -22,7 +35,7 @@ COMPARED_RUNS = 100
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One episode in the grid. `shade`: 0 to 10, by its reward."""
+    """One episode beside its task. `shade`: 0 to 10, by its reward."""
 
     episode: EpisodeSummary
     kind: str
@@ -47,9 +60,16 @@ def runs(visit: Visit) -> Response:
     """`/runs`"""
     if name := visit.query("name"):
         return _run(visit, name)
-    page = visit.history.runs(owner=visit.viewer.owner, cursor=visit.query("cursor") or None)
-    played = page.items or visit.history.episodes(EpisodeQuery(owner=visit.viewer.owner), limit=1).items
-    return visit.render("runs.html", runs=page, played=bool(played))
+    owner = visit.viewer.owner
+    sorting = Sorting.of(visit, "/runs", RUN_COLUMNS, "-newest", parameters={})
+    page = visit.history.runs(
+        owner=owner,
+        by=cast("RunColumn", sorting.column),
+        descending=sorting.descending,
+        cursor=visit.query("cursor") or None,
+    )
+    played = page.items or visit.history.episodes(EpisodeQuery(owner=owner), limit=1).items
+    return visit.render("runs.html", runs=page, sorting=sorting, played=bool(played))
 
 
 def run(visit: Visit) -> Response:
@@ -62,19 +82,45 @@ def _run(visit: Visit, name: str) -> Response:
     report = visit.history.run(name, owner=owner)
     if report is None:
         raise HTTPException(404, f"There is no run {name}.")
-    query = EpisodeQuery(run=name, owner=owner)
-    cells = visit.history.episodes(query, limit=MAX_GRID_EPISODES)
-    first = EpisodeQuery(run=name, owner=owner, order="failures_first")
-    episodes = visit.history.episodes(first, limit=RUN_EPISODES, cursor=visit.query("cursor") or None)
+    if text := visit.query("q").strip()[:MAX_SEARCH_CHARACTERS]:
+        return visit.render("found.html", run=name, search=search_run(visit, name, text))
+    cells = visit.history.episodes(EpisodeQuery(run=name, owner=owner), limit=MAX_GRID_EPISODES)
+    order, by = visit.query("sort"), visit.query("by")
+    passes = [each for each in report.passes if each.k > 1]
+    columns = [*TASK_COLUMNS, *(f"-pass{sign}{each.k}" for each in passes for sign in "@^")]
+    by_task = Sorting.of(
+        visit,
+        "/runs",
+        columns,
+        "pass",
+        parameters={"name": name, "sort": order},
+        parameter="by",
+        section="tasks",
+    )
+    sorting = Sorting.of(
+        visit,
+        "/runs",
+        [column for column in EPISODE_COLUMNS if column != "run"],
+        "-result",
+        parameters={"name": name, "by": by},
+        section="episodes",
+    )
+    query = EpisodeQuery(run=name, owner=owner, order=order_of(sorting))
+    episodes = visit.history.episodes(query, limit=RUN_EPISODES, cursor=visit.query("cursor") or None)
     others = visit.history.run_names(owner=owner, limit=COMPARED_RUNS)
     return visit.render(
         "run.html",
         report=report,
         run=report.summary,
         curve=plots.curve(report.curve, report.curve_by) if _has_curve(report) else None,
-        grid=_grid(report, cells.items),
-        grid_is_cut=cells.cursor is not None,
+        tasks=by_task.sorted(report.tasks, _task_keys(report)),
+        by_task=by_task,
+        passes=passes,
+        cells=_cells(cells.items),
+        cells_are_cut=cells.cursor is not None,
+        several_suites=len({task.suite for task in report.tasks}) > 1,
         episodes=episodes,
+        sorting=sorting,
         may_change=visit.site.control is not None,
         others=[other for other in others if other != name],
     )
@@ -88,14 +134,29 @@ def _has_curve(report: RunReport) -> bool:
     )
 
 
-def _grid(report: RunReport, episodes: Sequence[EpisodeSummary]) -> Mapping[str, list[Cell]]:
-    """The episodes of each task in the order of their starts; the tasks with the least success first."""
-    tasks = sorted(report.tasks, key=lambda task: (task.pass_1.mean if task.pass_1 else 2.0, task.task))
-    grid: dict[tuple[str, str], list[Cell]] = {(task.suite, task.task): [] for task in tasks}
+def _cells(episodes: Sequence[EpisodeSummary]) -> Mapping[tuple[str, str], list[Cell]]:
+    """The episodes of each suite and task in the order of their starts."""
+    cells: dict[tuple[str, str], list[Cell]] = {}
     for episode in sorted(episodes, key=lambda each: each.started_at):
-        grid.setdefault((episode.suite, episode.task), []).append(Cell.of(episode))
-    several = len({suite for suite, _ in grid}) > 1
-    return {f"{suite}: {task}" if several else task: cells for (suite, task), cells in grid.items() if cells}
+        cells.setdefault((episode.suite, episode.task), []).append(Cell.of(episode))
+    return cells
+
+
+def _task_keys(report: RunReport) -> Mapping[str, Callable[[TaskReport], Any]]:
+    """What the table of tasks is sorted by; of None nothing is known."""
+    keys: dict[str, Callable[[TaskReport], Any]] = {
+        "task": lambda task: (task.task, task.suite),
+        "pass": lambda task: task.pass_1 and task.pass_1.mean,
+        "reward": lambda task: task.mean_reward,
+        "attempts": lambda task: task.counts.finished,
+        "lost": lambda task: task.counts.lost,
+        "calls": lambda task: task.mean_calls,
+        "turns": lambda task: task.mean_turns,
+    }
+    for k in (each.k for each in report.passes):
+        keys[f"pass@{k}"] = lambda task, k=k: task.pass_at.get(k)
+        keys[f"pass^{k}"] = lambda task, k=k: task.pass_all.get(k)
+    return keys
 
 
 def compare(visit: Visit) -> Response:

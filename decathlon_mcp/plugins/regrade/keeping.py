@@ -25,6 +25,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.grading.attempt import Attempt, Facts
 from decathlon_mcp.grading.job import CapturedWorkspace
+from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE
 from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
 from decathlon_mcp.plugins.regrade.overlay import content_ids
 from decathlon_mcp.plugins.regrade.settings import KeepSettings
@@ -35,8 +36,6 @@ from decathlon_mcp.types import JsonObject, Language, as_object, read_object
 log = logging.getLogger("decathlon.rewards")
 
 ATTEMPT_FILE: Final = "attempt.json"
-KEPT_WORKSPACE: Final = "workspace.tar.gz"
-"""The captured workspace. It comes out of the agent's sandbox, so nothing in it is trusted."""
 KEPT_SEALED: Final = "sealed.tar.gz"
 """The task's folder as preprocess left it, with names relative to that folder."""
 ORIGINAL_FILE: Final = "sealed.json"

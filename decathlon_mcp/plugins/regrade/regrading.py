@@ -30,11 +30,11 @@ from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.grading.verdict import Regrading, Verdict
+from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE
 from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
 from decathlon_mcp.plugins.regrade.keeping import (
     ATTEMPT_FILE,
     KEPT_SEALED,
-    KEPT_WORKSPACE,
     ORIGINAL_FILE,
     KeptAttempt,
 )

@@ -1,0 +1,102 @@
+"""Markdown of prompts and notes: what is in it is shown, and nothing of it is loaded or obeyed."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decathlon_mcp.plugins.page.prose import MAX_PROSE_CHARACTERS, prose
+
+TAGS = {
+    *("div", "p", "h4", "ul", "ol", "li", "blockquote", "pre", "code", "em", "strong", "s", "br", "hr", "a"),
+    *("table", "thead", "tbody", "tr", "th", "td"),
+}
+
+
+class Elements(HTMLParser):
+    """The elements of a rendered text. Any that could load, run or style something fails."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in TAGS
+        values = dict(attrs)
+        if tag == "a" and values:
+            assert values["rel"] == "noopener noreferrer"
+            address = values.pop("href") or ""
+            assert address.lower().startswith(("http://", "https://"))
+            self.links.append(address)
+        assert set(values) <= {"div": {"class", "tabindex"}, "pre": {"class", "tabindex"}, "a": {"rel"}}.get(
+            tag, {"start"} if tag == "ol" else set()
+        )
+        self.tags.append(tag)
+
+
+def test_markdown_is_shown_as_it_is_meant() -> None:
+    text = (
+        "# Task\n\n1. Read **all**\nof `a.md`\n2. ~~Write~~\n\n| a |\n|--:|\n| 1 |\n\n```py\nx = 1\n```\n> so"
+    )
+    elements = Elements(prose(text))
+    assert " ".join(elements.tags) == (
+        "div h4 ol li strong br code li s table thead tr th tbody tr td pre code blockquote p"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "links"),
+    [
+        ("[x](https://a.example/?q=1&r=2)", ["https://a.example/?q=1&r=2"]),
+        ("<http://a.example/>", ["http://a.example/"]),
+        ("[x][y]\n\n[y]: HTTP://a.example/ 'title\" onclick=\"x'", ["HTTP://a.example/"]),
+        ("![a picture](http://a.example/track.png)", ["http://a.example/track.png"]),
+        ("[![a](http://a.example/b.png)](http://a.example/c)", ["http://a.example/c"]),
+        ('[x](http://a.example/"onmouseover="alert(1))', ["http://a.example/%22onmouseover=%22alert(1)"]),
+        ("[x](javascript:alert(1)) [x](  JaVaScRiPt:alert(1)) [x](&#106;avascript:alert(1))", []),
+        ("[x](data:text/html,<script>) ![x](data:image/svg+xml;base64,AA==) [x](file:///etc)", []),
+        # Nothing in a text leads to another page of this server, or to another path of its host.
+        ("[x](/page/leave) [x](//a.example) [x](../x) [x](#c1) [x](?q) [x]()", []),
+        ("http://a.example <mailto:a@b.example> <javascript:alert(1)>", []),
+    ],
+)
+def test_only_links_of_the_web_lead_somewhere(text: str, links: list[str]) -> None:
+    assert Elements(prose(text)).links == links
+
+
+def test_html_and_control_characters_are_text() -> None:
+    text = (
+        "<script>alert(1)</script>\n<img src=x onerror=alert(1)>\n&#8238;gpj.exe &#x1b;[31m \x1b\u202e <?x?>"
+    )
+    html = prose(text)
+    Elements(html)
+    assert "&lt;script&gt;" in html
+    assert not re.search("[\x1b\u202e]", html)
+    assert "⟨U+202E⟩gpj.exe" in html
+
+
+def test_a_long_text_is_not_parsed() -> None:
+    html = prose("**" + "x" * MAX_PROSE_CHARACTERS)
+    assert html.startswith('<pre class="words" tabindex="0">**x')
+
+
+@pytest.mark.parametrize(
+    "piece", ["[", "![", "[a](", "> ", "- ", "* a\n", "`a", "_a", "**a", "|a", "<a:", "&", "\n"]
+)
+def test_a_text_that_is_made_to_take_long_does_not(piece: str) -> None:
+    # Without a limit of nesting, or with a quadratic rule, this takes minutes.
+    Elements(prose(piece * (MAX_PROSE_CHARACTERS // len(piece))))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.sampled_from("[]()!<>*_`~|#-:&;/\\ \n\t\"'ahtps1.\u202e\ud800\0"), max_size=200))
+def test_no_text_becomes_anything_else(text: str) -> None:
+    html = prose(text)
+    Elements(html)
+    html.encode()
