@@ -17,6 +17,8 @@ from decathlon_mcp.types import JsonObject, Network, as_object
 
 SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
 """Names of the metrics that the server itself provides; `success` comes from the evaluator's exit code."""
+TOOL_METRICS = ("tool_calls(TOOL)", "failed_calls(TOOL)")
+"""The metrics of one tool as lists of metrics show them."""
 _TOOL_METRIC = re.compile(r"(tool_calls|failed_calls)\([^()]+\)")
 """Metrics of one tool, such as `tool_calls(shop__order)`; 0 for a tool that was not called."""
 MAX_COUNTED_TOOLS = 500

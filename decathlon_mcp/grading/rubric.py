@@ -24,16 +24,18 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.foreign_names import quoted, similar
-from decathlon_mcp.grading.attempt import SERVER_METRICS, is_tool_metric
+from decathlon_mcp.grading.attempt import SERVER_METRICS, TOOL_METRICS, is_tool_metric
 from decathlon_mcp.grading.evaluator_source import (
     FoundFunction,
     does_something,
@@ -107,11 +109,13 @@ class Rubric:
     """The function decides about `success`: the evaluator does nothing when it is run."""
 
     @property
-    def metrics(self) -> tuple[str, ...] | None:
-        """The names of the metrics that a verdict may have, apart from those per tool; None if unknown."""
+    def metrics(self) -> list[str] | None:
+        """The names of a verdict's metrics besides those that the server counts; None if unknown."""
         if self.returned is None:
             return None
-        return tuple(dict.fromkeys((*sorted(self.returned), *SERVER_METRICS, *self.weights)))
+        tools = TOOL_METRICS if self.by_name else ()
+        names = dict.fromkeys((*sorted(self.returned), *self.weights, *tools))
+        return [name for name in names if name not in SERVER_METRICS]
 
     @property
     def counts_tools(self) -> bool:
@@ -193,9 +197,11 @@ def _read_rubric(suite: Suite, task: Task) -> tuple[_RubricFile | None, Path, Se
         file = task_files[0]
         return validate(file, _TASK_RUBRIC, read_yaml(file)), file, ()
     suite_file = suite.path / SUITE_FILE
-    if not suite_file.is_file():
+    try:
+        status = suite_file.stat()
+    except OSError:
         return None, suite_file, ()
-    rubrics = validate(suite_file, _SUITE_RUBRICS, read_yaml(suite_file))
+    rubrics = _suite_rubrics(suite_file, status.st_mtime_ns, status.st_size)
     if unknown := rubrics.tasks.keys() - suite.tasks.keys():
         name = min(unknown)
         close = similar(name, suite.tasks, count=1)
@@ -204,6 +210,28 @@ def _read_rubric(suite: Suite, task: Task) -> tuple[_RubricFile | None, Path, Se
         raise field_error(suite_file, ("tasks", name), problem)
     place = ("tasks", task.id) if task.id in rubrics.tasks else ("default",)
     return rubrics.tasks.get(task.id, rubrics.default), suite_file, place
+
+
+@lru_cache(maxsize=16)
+def _suite_rubrics(file: Path, _modified_ns: int, _size_bytes: int) -> _SuiteRubrics:
+    # Every task of a suite asks for it.
+    return validate(file, _SUITE_RUBRICS, read_yaml(file))
+
+
+def metrics_of(catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[str] | None]:
+    """The metrics that each task has besides those that the server counts. Blocks: it reads files.
+
+    None for a task whose metrics its evaluator's text does not show, or whose rubric is broken.
+    """
+    found: dict[str, list[str] | None] = {}
+    for name in dict.fromkeys(names):
+        try:
+            rubric = load_rubric(*catalogue.entry(name))
+        except SuiteError:
+            found[name] = None
+        else:
+            found[name] = [] if rubric is None else rubric.metrics
+    return found
 
 
 def function_location(task: Task, address: str) -> tuple[str, str]:
