@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypedDict, cast
 
@@ -27,6 +28,11 @@ CLAIM = "claim_done"
 VERDICT_KEY = "decathlon/verdict"
 REWARDED = frozenset({"scored", "forfeited"})
 """The statuses of verdicts with a reward. That of a forfeited attempt is 0.0."""
+
+
+SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
+"""The metrics that every task has: the server counts them."""
+_TOOL_METRIC = re.compile(r"(tool_calls|failed_calls)\([^()]+\)")
 
 
 class Filters(TypedDict, total=False):
@@ -73,6 +79,8 @@ class Task:
     An episode with this `launch_time` has the same prompt, unless `prompt_is_provisional`: then the paths in
     it are only known when the episode has started, so show `Episode.prompt` to the model.
     `pass_rate` is the share of its `attempts` that succeeded; None if the server has no results for it.
+    `metrics` are the names of its verdicts' metrics; None if they are known only after an evaluation.
+    `tool_calls(TOOL)` among them stands for that metric of each tool.
     """
 
     id: str
@@ -88,6 +96,7 @@ class Task:
     launch_time: str | None
     pass_rate: float | None
     attempts: int
+    metrics: tuple[str, ...] | None
     raw: Mapping[str, Any] = field(repr=False)
 
     @classmethod
@@ -107,8 +116,25 @@ class Task:
             launch_time=raw.get("launch_time"),
             pass_rate=raw.get("pass_rate"),
             attempts=int(raw.get("attempts", 0)),
+            metrics=None if (own := raw.get("metrics", ())) is None else (*own, *SERVER_METRICS),
             raw=raw,
         )
+
+
+def check_weights(weights: Iterable[str], tasks: Iterable[Task]) -> None:
+    """Check the names of weighted metrics before tasks are played.
+
+    Raises ValueError, with the metrics that there are, for one that none of the tasks has. A task whose
+    metrics are unknown may have any.
+    """
+    known: set[str] = set()
+    for task in tasks:
+        if task.metrics is None:
+            return
+        known.update(task.metrics)
+    names = {name: _TOOL_METRIC.sub(r"\1(TOOL)", name) for name in weights}
+    if known and (unknown := [name for name, metric in names.items() if metric not in known]):
+        raise ValueError(f"no task has the metric {unknown[0]!r}; metrics: {', '.join(sorted(known))}")
 
 
 @dataclass(frozen=True, slots=True)

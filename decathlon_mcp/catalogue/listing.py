@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
@@ -12,11 +12,18 @@ from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
 
 
-def list_tasks(catalogue: Catalogue, names: Iterable[str], *, prompts: bool = False) -> list[JsonObject]:
+def list_tasks(
+    catalogue: Catalogue,
+    names: Iterable[str],
+    *,
+    prompts: bool = False,
+    metrics: Mapping[str, Sequence[str] | None] | None = None,
+) -> list[JsonObject]:
     """Describe these tasks: what each needs, and whether it can run here. The order of `names` is kept.
 
-    A name may occur more than once. A prompt is that of an episode with the `launch_time` next to it;
-    with `prompt_is_provisional`, the episode's has other paths.
+    A name may occur more than once. `metrics` are those of each task besides the server's, None if they are
+    unknown; a task that has none is described without. A prompt is that of an episode with the `launch_time`
+    next to it; with `prompt_is_provisional`, the episode's has other paths.
     """
     names = [*names]
     # In whole seconds, since clients pass it on as text.
@@ -24,6 +31,9 @@ def list_tasks(catalogue: Catalogue, names: Iterable[str], *, prompts: bool = Fa
     entries = {
         name: _entry(catalogue, name, *catalogue.entry(name), launch_time) for name in dict.fromkeys(names)
     }
+    for name, own in (metrics or {}).items():
+        if name in entries and own != []:
+            entries[name]["metrics"] = own
     return [entries[name] for name in names]
 
 

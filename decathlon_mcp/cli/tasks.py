@@ -28,6 +28,7 @@ from decathlon_mcp.cli.readiness import check_readiness, format_finding
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.episodes.suite_probe import GraderFinding
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.settings import Settings
@@ -54,7 +55,7 @@ def show_tasks(settings: Settings, filters: Draw, *, sample: int | None, as_json
         names = TaskSampler(catalogue).take(filters, count=sample)
     if not names:
         _say_that_none_fits(catalogue, filters)
-    tasks = list_tasks(catalogue, names)
+    tasks = list_tasks(catalogue, names, metrics=metrics_of(catalogue, names))
     if as_json:
         print_json({"tasks": tasks, "suites": _suites_to_json(catalogue)})
     elif sys.stdout.isatty():
@@ -125,6 +126,7 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
     ways = {name: way_to_run(*catalogue.entry(name), missing[name]) for name in names}
     notes = await anyio.to_thread.run_sync(_notes, settings, catalogue, names)
     if as_json:
+        metrics = await anyio.to_thread.run_sync(metrics_of, catalogue, names)
         tasks = [
             {
                 **task,
@@ -132,7 +134,7 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
                 "how": ways[task["id"]].to_json(),
                 **{name: value for _, members in notes[task["id"]] for name, value in members.items()},
             }
-            for task in list_tasks(catalogue, names)
+            for task in list_tasks(catalogue, names, metrics=metrics)
         ]
         findings = [result.to_json() for result in problems]
         print_json({"tasks": tasks, "suites": _suites_to_json(catalogue), "findings": findings})

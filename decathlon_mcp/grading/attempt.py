@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,6 +16,11 @@ from decathlon_mcp.types import JsonObject, Network, as_object
 
 SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
 """Names of the metrics that the server itself provides; `success` comes from the evaluator's exit code."""
+TOOL_METRICS = ("tool_calls(TOOL)", "failed_calls(TOOL)")
+"""The metrics of one tool as lists of metrics show them."""
+_TOOL_METRIC = re.compile(r"(tool_calls|failed_calls)\([^()]+\)")
+"""Metrics of one tool, such as `tool_calls(shop__order)`; 0 for a tool that was not called."""
+MAX_COUNTED_TOOLS = 500
 TruncationCause: TypeAlias = Literal["calls", "client", "log", "time"]
 """What ended an attempt that its agent had not finished: the limit of tool calls, its client (whose own limit
 was reached), the limit of its log or the server's disk, or the time limit of the episode."""
@@ -23,6 +29,11 @@ DETAIL_CHARACTERS = 4000
 UNANSWERED = "the server has no reply of this call"
 MAX_COUNT = 2**53 - 1
 """Largest count of turns, so that it is a number that a verdict may contain."""
+
+
+def is_tool_metric(name: str) -> bool:
+    """Whether the name is of a metric of one tool: how often it was called, or how often it failed."""
+    return _TOOL_METRIC.fullmatch(name) is not None
 
 
 class Facts(BaseModel):
@@ -197,4 +208,19 @@ class Attempt:
             counts["seconds"] = self.seconds
         if self.turns is not None:
             counts["turns"] = float(min(self.turns, MAX_COUNT))
+        return counts
+
+    def tool_counts(self) -> dict[str, float]:
+        """`tool_calls(NAME)` and `failed_calls(NAME)` of the tools that were called. Blocks.
+
+        At most `MAX_COUNTED_TOOLS` tools; `failed_calls` only of tools that failed.
+        """
+        counts = dict[str, float]()
+        for call in self.calls:
+            name = f"tool_calls({call.server}__{call.tool})"
+            if name in counts or len(counts) < 2 * MAX_COUNTED_TOOLS:
+                counts[name] = counts.get(name, 0.0) + 1
+                if call.failed:
+                    failed = f"failed_calls({call.server}__{call.tool})"
+                    counts[failed] = counts.get(failed, 0.0) + 1
         return counts

@@ -1,7 +1,7 @@
 """Grades one closed attempt: `grade` returns a verdict on every path.
 
-The score comes from the evaluator's exit code and, if a rubric names a function, from that function's return
-value, which is sent over a file descriptor of its own. Nothing printed is parsed. If there is no score, the
+The score comes from the evaluator's exit code and, if there is a function that returns metrics, from what it
+returns, which is sent over a file descriptor of its own. Nothing printed is parsed. If there is no score, the
 verdict's status says why: `forfeited`, with a reward of 0, if the agent may have caused it.
 
 Decided 2026-11-21: the evaluator and the rubric's function each run in a sandbox of their own. Some
@@ -88,29 +88,40 @@ def _check_truncation(job: GradingJob) -> None:
 
 
 async def evaluate(grader: Grader, rubric: Rubric | None) -> Outcome:
-    """Run the evaluator and the rubric's function. Raises ForfeitedError if they give no score."""
-    attempt, profile = grader.job.attempt, grader.job.suite.profile
-    result = await grader.run_evaluator()
-    success, output, detail, uncaught = result.exit_code == 0, printed(result), "", uncaught_in(result)
-    if success and profile.claim_required and not attempt.claimed:
-        success, detail = False, "this suite counts only attempts that the agent itself claimed to be done"
-    metrics = {**attempt.counts, "success": float(success)}
-    reward, weights = float(success), dict[str, float]()
-    # An evaluator that crashed has not checked the attempt: a rubric would pay for what it did not see.
-    if rubric is not None and not uncaught:
-        if rubric.function is not None:
+    """Run the evaluator and the rubric's function. Raises ForfeitedError if they give no score.
+
+    Raises SuiteError if the function says that the attempt succeeded and the evaluator that it failed, or the
+    other way round.
+    """
+    attempt = grader.job.attempt
+    success, output, detail, uncaught = False, "", "", ""
+    if rubric is None or not rubric.decides:
+        result = await grader.run_evaluator()
+        success, output, uncaught = result.exit_code == 0, printed(result), uncaught_in(result)
+    try:
+        returned = dict[str, float]()
+        # An evaluator that crashed has not checked the attempt: a rubric would pay for what it did not see.
+        if rubric is not None and rubric.function is not None and not uncaught:
             result = await grader.run_rubric_function(rubric.function)
             if uncaught := uncaught_in(result):
                 uncaught = f"{rubric.function}: {uncaught}"
+            if uncaught or rubric.decides:
                 output = printed(result)
-        try:
-            if rubric.function is not None and not uncaught:
-                metrics |= read_metrics(result.channel)
             if not uncaught:
-                reward, weights = rubric.reward(metrics), dict(rubric.weights)
-                metrics |= rubric.comparisons(metrics)
-        except BadMetricsError as error:
-            raise ForfeitedError(error.message, output) from None
+                returned = read_metrics(result.channel)
+                success = _success(rubric, returned, success)
+        if success and grader.job.suite.profile.claim_required and not attempt.claimed:
+            success = False
+            detail = "this suite counts only attempts that the agent itself claimed to be done"
+        metrics = {**attempt.counts, **returned, "success": float(success)}
+        reward, weights = float(success), dict[str, float]()
+        if rubric is not None and not uncaught:
+            counts = await anyio.to_thread.run_sync(attempt.tool_counts) if rubric.counts_tools else {}
+            metrics |= rubric.tool_metrics(counts)
+            reward, weights = rubric.reward(metrics), dict(rubric.weights)
+            metrics |= rubric.comparisons(metrics)
+    except BadMetricsError as error:
+        raise ForfeitedError(error.message, output) from None
     return Outcome(
         status="scored",
         success=success,
@@ -121,6 +132,19 @@ async def evaluate(grader: Grader, rubric: Rubric | None) -> Outcome:
         uncaught=uncaught,
         detail=detail,
     )
+
+
+def _success(rubric: Rubric, returned: Mapping[str, float], exit_code_is_0: bool) -> bool:
+    """Whether the attempt succeeded, by what the function returned and by the evaluator's exit code."""
+    own = returned.get("success")
+    if rubric.decides:
+        return own >= 1 if own is not None else bool(returned) and min(returned.values()) >= 1
+    if own is not None and (own >= 1) is not exit_code_is_0:
+        raise SuiteError(
+            f"{rubric.function} returns success {own:g}, and the evaluator's exit code says "
+            f"{'success' if exit_code_is_0 else 'failure'}: leave one of them out"
+        )
+    return exit_code_is_0
 
 
 def uncaught_in(result: RunResult) -> str:

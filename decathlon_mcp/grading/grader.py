@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import signal
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -39,6 +39,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
     SuiteError,
 )
+from decathlon_mcp.grading.attempt import CallRecord
 from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.inputs import GradingInputs
 from decathlon_mcp.grading.job import GradingJob
@@ -54,6 +55,8 @@ MAX_BOOTS = 3
 """Sandboxes that are opened for one run if their drivers never come up, as when an engine restarts."""
 OWN_FOLDER = ".decathlon"
 """Folder of the harness, relative to the suite's root; it is never inside the workspace."""
+CALLS_FILE = f"{OWN_FOLDER}/calls.jsonl"
+"""The agent's calls for `tool_calls`, an argument of a rubric's function; one JSON object a line."""
 
 # Only the image and the suite decide where Python finds modules; an empty value unsets a variable. With
 # PYTHONSAFEPATH set, `python -m` would not search the suite's root, where the evaluator is. A profile's own
@@ -177,6 +180,20 @@ class Budget:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What runs in a sandbox for grading. `command` and `environment` are called with the suite's root."""
+
+    what: str
+    """Its name in errors."""
+    module: str
+    """The suite's module that it runs."""
+    command: Callable[[PurePosixPath], list[str]]
+    environment: Callable[[PurePosixPath], Mapping[str, str]] = lambda root: {}
+    reads_calls: bool = False
+    """It needs the list of calls, `CALLS_FILE`."""
+
+
 @dataclass(slots=True)
 class Grader:
     """Runs the evaluator and the rubric's function of one job.
@@ -197,8 +214,9 @@ class Grader:
 
         `channel` is the exception that ended it, as JSON text; empty if there was none.
         """
+        module = self._evaluator_module
         return await self._run(
-            "the evaluator", self._evaluator_module, self._evaluator_command, self._reports_exceptions
+            _Program("the evaluator", module, self._evaluator_command, self._reports_exceptions)
         )
 
     async def run_rubric_function(self, address: str) -> RunResult:
@@ -219,27 +237,19 @@ class Grader:
             harness = root / OWN_FOLDER / "harness.py"
             return [*self.job.suite.profile.python, str(harness), json.dumps(order)]
 
-        return await self._run(address, module, command, lambda root: {})
+        return await self._run(_Program(address, module, command, reads_calls=True))
 
-    async def _run(
-        self,
-        what: str,
-        module: str,
-        command: Callable[[PurePosixPath], list[str]],
-        environment: Callable[[PurePosixPath], Mapping[str, str]],
-    ) -> RunResult:
+    async def _run(self, program: _Program) -> RunResult:
         """Run one program, twice if need be, each time in a sandbox of its own.
 
-        `command` and `environment` are called with the suite's root in it. `what` names it in errors, and
-        `module` is the suite's module that it runs. A sandbox in which nothing has run, because its driver
-        never came up, does not count.
+        A sandbox in which nothing has run, because its driver never came up, does not count.
         """
         boots = 0
         while True:
             failure, result = "", None
             boots += 1
             try:
-                result = await self._run_once(module, command, environment)
+                result = await self._run_once(program)
                 failure = no_exit(result)
             except AgentsFaultError as error:
                 failure = f"could not run: {error.message}"
@@ -261,30 +271,25 @@ class Grader:
             if result is not None and not failure:
                 return result
             if not self.budget.take_second_run():
-                raise ForfeitedError(f"{what} {failure}", printed(result) if result else "")
+                raise ForfeitedError(f"{program.what} {failure}", printed(result) if result else "")
             log.warning("graded once more", extra=fields(task=self.job.attempt.task, why=failure))
 
-    async def _run_once(
-        self,
-        module: str,
-        command: Callable[[PurePosixPath], list[str]],
-        environment: Callable[[PurePosixPath], Mapping[str, str]],
-    ) -> RunResult:
+    async def _run_once(self, program: _Program) -> RunResult:
         result: RunResult | None = None
         profile = self.job.suite.profile
         try:
             async with self._open_sandbox() as (sandbox, driver), self.budget.spend() as seconds:
                 started = anyio.current_time()
                 async with self._deciding(sandbox):
-                    await self._fill(sandbox, driver, module)
+                    await self._fill(sandbox, driver, program)
                     result = await driver.run(
-                        command(sandbox.root),
+                        program.command(sandbox.root),
                         cwd=str(sandbox.root),
                         env={
                             **PYTHON_ENVIRONMENT,
                             **REPOSITORY_ENVIRONMENT,
                             **dict(profile.environment),
-                            **environment(sandbox.root),
+                            **program.environment(sandbox.root),
                         },
                         timeout_seconds=max(1.0, seconds - (anyio.current_time() - started)),
                         output_bytes=OUTPUT_CHARACTERS // 2,
@@ -316,8 +321,9 @@ class Grader:
                 f"no sandbox for grading could be opened within {OPEN_SECONDS:.0f} s"
             )
 
-    async def _fill(self, sandbox: Sandbox, driver: DriverClient, module: str) -> None:
+    async def _fill(self, sandbox: Sandbox, driver: DriverClient, program: _Program) -> None:
         """Unpack everything. Raises SuiteError if Python cannot run the module, whatever the agent did."""
+        module = program.module
         root, top = sandbox.root, PurePosixPath()
         before: list[JsonObject] = [
             *({"remove": str(root / path)} for path in self._paths_to_remove()),
@@ -325,7 +331,7 @@ class Grader:
         ]
         inside = [part for part in self.inputs.archives if not part[0].is_absolute()]
         outside = [part for part in self.inputs.archives if part[0].is_absolute()]
-        own = (top, await anyio.to_thread.run_sync(self._log_and_payloads, root))
+        own = (top, await anyio.to_thread.run_sync(self._own_files, root, program.reads_calls))
         if not self.job.in_place and self._module_key(module) not in _checked_modules:
             # Before anything of the agent's is there: what is found is nobody's doing but the suite's.
             await self._put(sandbox, driver, root, joined(inside), before)
@@ -405,23 +411,29 @@ class Grader:
             paths.add(self.job.task.folder)
         return sorted(paths)
 
-    def _log_and_payloads(self, root: PurePosixPath) -> StreamedArchive:
-        """An archive with the attempt's log and the programs of ours that run with the evaluator. Blocks."""
-        suite, log = self.job.suite, self.job.log(self.job.attempt, self.job.task, root)
-        # A member's size comes before its body, so the log is made twice instead of kept.
-        size = sum(map(len, log))
+    def _own_files(self, root: PurePosixPath, with_calls: bool) -> StreamedArchive:
+        """An archive with the attempt's log, perhaps the list of calls, and our programs. Blocks."""
+        suite, job = self.job.suite, self.job
+        texts: dict[str, Iterable[bytes]] = {
+            str(suite.profile.log_file): job.log(job.attempt, job.task, root)
+        }
+        if with_calls:
+            texts[CALLS_FILE] = _CallLines(job.attempt.calls)
+        # A member's size comes before its body, so these are made twice instead of kept.
+        sizes = {name: sum(map(len, text)) for name, text in texts.items()}
         payloads = {
             f"{OWN_FOLDER}/harness.py": source("rubric_function").encode(),
             f"{OWN_FOLDER}/python/sitecustomize.py": source("exception_report").encode(),
         }
 
         def entries() -> Iterator[Entry]:
-            if size:
-                yield Member(name=str(suite.profile.log_file), kind=Kind.FILE, size=size, mode=0o666), log
+            for name, text in texts.items():
+                if sizes[name]:
+                    yield Member(name=name, kind=Kind.FILE, size=sizes[name], mode=0o666), text
             for name, body in payloads.items():
                 yield Member(name=name, kind=Kind.FILE, size=len(body), mode=0o666), (body,)
 
-        return StreamedArchive(entries, size + sum(map(len, payloads.values())))
+        return StreamedArchive(entries, sum(sizes.values()) + sum(map(len, payloads.values())))
 
     def _reports_exceptions(self, root: PurePosixPath) -> Mapping[str, str]:
         """Environment in which Python reports an uncaught exception over the channel."""
@@ -453,7 +465,17 @@ class Grader:
         groundtruth = None if self._groundtruth is None else str(root / self._groundtruth)
         workspace = str(root / profile.workspace)
         log_file = str(root / profile.log_file)
-        values = (workspace, workspace, groundtruth, groundtruth, log_file, log_file, self._launch_time)
+        calls = str(root / CALLS_FILE)
+        values = (
+            workspace,
+            workspace,
+            groundtruth,
+            groundtruth,
+            log_file,
+            log_file,
+            self._launch_time,
+            calls,
+        )
         return dict(zip(FUNCTION_ARGUMENTS, values, strict=True))
 
     @property
@@ -469,6 +491,22 @@ class Grader:
     @property
     def _launch_time(self) -> str:
         return self.job.suite.launch_time(self.job.attempt.launch_time)
+
+
+@dataclass(frozen=True, slots=True)
+class _CallLines:
+    """Calls as lines of JSON, any number of times: the tool's name, the arguments, and whether it failed."""
+
+    calls: Iterable[CallRecord]
+
+    def __iter__(self) -> Iterator[bytes]:
+        for call in self.calls:
+            line = {
+                "tool": f"{call.server}__{call.tool}",
+                "arguments": call.arguments,
+                "failed": call.failed,
+            }
+            yield json.dumps(line).encode() + b"\n"
 
 
 def no_exit(result: RunResult) -> str:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.grading.attempt import SERVER_METRICS
+from decathlon_mcp.grading.attempt import SERVER_METRICS, is_tool_metric
 from decathlon_mcp.grading.verdict import MAX_NUMBER
 from decathlon_mcp.types import as_object
 
@@ -24,8 +24,8 @@ class BadMetricsError(DecathlonError):
 def read_metrics(text: str | None) -> dict[str, float]:
     """Parse the JSON object that the harness wrote; booleans become 1.0 and 0.0.
 
-    Raises BadMetricsError for anything but an object of booleans and numbers up to `MAX_NUMBER`, and for a
-    name of `SERVER_METRICS`.
+    Raises BadMetricsError for anything but an object of booleans and numbers up to `MAX_NUMBER`, and for the
+    name of a metric that the server counts, except `success`.
     """
     if not text:
         raise BadMetricsError("the rubric's function ended without returning metrics")
@@ -52,7 +52,7 @@ def name_problem(name: str) -> str | None:
 def _name(name: str) -> str:
     if problem := name_problem(name):
         raise BadMetricsError(f"metric {name[:MAX_NAME_CHARACTERS]!r}: {problem}")
-    if name in SERVER_METRICS:
+    if (name in SERVER_METRICS and name != "success") or is_tool_metric(name):
         raise BadMetricsError(
             f"metric {name!r} is a metric that the server itself provides: choose another name"
         )

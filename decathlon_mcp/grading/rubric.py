@@ -2,7 +2,7 @@
 
 A task's rubric is `evaluation/rubric.yaml` or `rubric.yaml` in its folder:
 
-    function: evaluation/evaluator.py:evaluate      # optional: without it, only the server's own metrics
+    function: evaluation/evaluator.py:evaluate      # optional: without it, the function `evaluate`, if any
     weights: {paper_downloaded: 0.5, correct_paper: 1.0, "calls < 20": 0.1}
     normalise: false                                # optional
     ranges: {correct_paper: [0, 1]}                 # optional
@@ -10,28 +10,42 @@ A task's rubric is `evaluation/rubric.yaml` or `rubric.yaml` in its folder:
 `rubrics.yaml` at the checkout's root has `tasks`, a mapping of task ids to such rubrics, and `default`, the
 rubric of all other tasks; both are optional. A task's own file has precedence.
 
+A task without a rubric file has a rubric without weights if its evaluator has a function `evaluate`
+(`evaluator_source.py`): the function's dict gives the metrics, and the reward is `success`.
+
 Decided 2026-11-21: a rubric changes the reward, never `success`. That is the evaluator's exit code, which
-every task has and which can be compared between suites; a rubric that needs it uses the metric `success`.
+can be compared between suites; a rubric that needs it uses the metric `success`.
+
+Decided 2026-11-28: an evaluator that does nothing when it is run exits with 0 whatever the agent did. With a
+function, `success` is then the metric of that name, or that all metrics are at least 1.
 """
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.foreign_names import quoted, similar
-from decathlon_mcp.grading.attempt import SERVER_METRICS
+from decathlon_mcp.grading.attempt import SERVER_METRICS, TOOL_METRICS, is_tool_metric
+from decathlon_mcp.grading.evaluator_source import (
+    FoundFunction,
+    does_something,
+    find_function,
+    parse,
+    returned_metrics,
+)
 from decathlon_mcp.grading.metrics import BadMetricsError, name_problem
 from decathlon_mcp.grading.verdict import MAX_NUMBER, is_bounded
-from decathlon_mcp.suites.documents import field_error, read_yaml, validate
+from decathlon_mcp.suites.documents import field_error, file_error, read_yaml, validate
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 
@@ -66,31 +80,62 @@ class Term:
 
     def value(self, metrics: Mapping[str, float]) -> float:
         """The metric's value; 1.0 or 0.0 for a comparison. Raises BadMetricsError without the metric."""
-        if self.metric not in metrics:
+        if self.metric not in metrics and not is_tool_metric(self.metric):
             available = ", ".join(sorted(metrics)) or "none"
             raise BadMetricsError(
                 f"the rubric has a weight for {self.metric!r}, which is no metric here (metrics: {available})"
             )
-        number = metrics[self.metric]
+        number = metrics.get(self.metric, 0.0)
         return number if self.sign is None else float(_SIGNS[self.sign](number, self.bound))
 
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """Weights by metric or comparison, and the function that returns the metrics.
-
-    `function` is such as `evaluation/evaluator.py:evaluate`: a file of the task's folder and a function in
-    it. A metric outside its range (both ends are inside) is an error of the evaluation. `normalise` divides
-    the weighted sum by the sum of the weights.
-    """
+    """Weights by metric or comparison, and the function that returns the metrics."""
 
     weights: Mapping[str, float]
+    """Empty: the reward is the metric `success`."""
     function: str | None = None
+    """A file of the task's folder and a function in it, such as `evaluation/evaluator.py:evaluate`."""
     normalise: bool = False
+    """Divide the weighted sum by the sum of the weights."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """A metric outside its range (both ends are inside) is an error of the evaluation."""
+    returned: frozenset[str] | None = frozenset()
+    """The metrics that the function returns; None if its text does not show them."""
+    by_name: bool = False
+    """The function was found by its name; no file names it."""
+    decides: bool = False
+    """The function decides about `success`: the evaluator does nothing when it is run."""
+
+    @property
+    def metrics(self) -> list[str] | None:
+        """The names of a verdict's metrics besides those that the server counts; None if unknown."""
+        if self.returned is None:
+            return None
+        tools = TOOL_METRICS if self.by_name else ()
+        names = dict.fromkeys((*sorted(self.returned), *self.weights, *tools))
+        return [name for name in names if name not in SERVER_METRICS]
+
+    @property
+    def counts_tools(self) -> bool:
+        """Whether a verdict has metrics of single tools."""
+        return self.by_name or bool(self._weighed_tools)
+
+    @property
+    def _weighed_tools(self) -> list[str]:
+        names = (Term.read(name).metric for name in (*self.weights, *self.ranges))
+        return [name for name in names if is_tool_metric(name)]
+
+    def tool_metrics(self, counts: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of single tools in a verdict: the weighed ones; all, if the function was found by name."""
+        weighed = {name: counts.get(name, 0.0) for name in self._weighed_tools}
+        return {**counts, **weighed} if self.by_name else weighed
 
     def reward(self, metrics: Mapping[str, float]) -> float:
         """The weighted sum. Raises BadMetricsError if it, or a metric, is out of range, or one is missing."""
+        if not self.weights:
+            return metrics["success"]
         for name, (low, high) in self.ranges.items():
             number = Term(name).value(metrics)
             if not low <= number <= high:
@@ -111,14 +156,37 @@ TASK_FILES = ("evaluation/rubric.yaml", "rubric.yaml")
 SUITE_FILE = "rubrics.yaml"
 FUNCTION_ARGUMENTS = (
     *("workspace", "agent_workspace", "groundtruth", "groundtruth_workspace"),
-    *("log", "res_log_file", "launch_time"),
+    *("log", "res_log_file", "launch_time", "tool_calls"),
 )
 """The parameters that a rubric's function may have."""
 _FUNCTION = re.compile(r"(evaluation(?:/\w+)*/\w+\.py):([^\W\d]\w*)")
 
 
 def load_rubric(suite: Suite, task: Task) -> Rubric | None:
-    """The rubric of a task; None if it has none. Raises SuiteError with file, line and field."""
+    """The rubric of a task; None if neither a file nor a function `evaluate` gives it one.
+
+    Raises SuiteError with file, line and field.
+    """
+    folder = suite.path / task.folder
+    evaluator = f"{task.files.evaluation.replace('.', '/')}.py"
+    content, file, place = _read_rubric(suite, task)
+    found = None
+    if content is None or content.function is None:
+        found = find_function(folder, evaluator, FUNCTION_ARGUMENTS)
+        if isinstance(found, str):
+            if not does_something(folder / evaluator):
+                raise file_error(folder, f"the evaluator does nothing when it is run, and {found}")
+            found = None
+    rubric = Rubric({}) if content is None else _rubric(content, found, file, place, folder)
+    if found is not None:
+        rubric = replace(rubric, function=found.address, returned=found.metrics, by_name=True)
+    if rubric.function is not None and not does_something(folder / evaluator):
+        rubric = replace(rubric, decides=True)
+    return None if content is None and found is None else rubric
+
+
+def _read_rubric(suite: Suite, task: Task) -> tuple[_RubricFile | None, Path, Sequence[str]]:
+    """The task's rubric as it is written, its file, and the key there at which it is."""
     folder = suite.path / task.folder
     task_files = [folder / name for name in TASK_FILES if (folder / name).is_file()]
     if len(task_files) > 1:
@@ -127,11 +195,13 @@ def load_rubric(suite: Suite, task: Task) -> Rubric | None:
         )
     if task_files:
         file = task_files[0]
-        return _rubric(validate(file, _TASK_RUBRIC, read_yaml(file)), file, (), folder)
+        return validate(file, _TASK_RUBRIC, read_yaml(file)), file, ()
     suite_file = suite.path / SUITE_FILE
-    if not suite_file.is_file():
-        return None
-    rubrics = validate(suite_file, _SUITE_RUBRICS, read_yaml(suite_file))
+    try:
+        status = suite_file.stat()
+    except OSError:
+        return None, suite_file, ()
+    rubrics = _suite_rubrics(suite_file, status.st_mtime_ns, status.st_size)
     if unknown := rubrics.tasks.keys() - suite.tasks.keys():
         name = min(unknown)
         close = similar(name, suite.tasks, count=1)
@@ -139,8 +209,29 @@ def load_rubric(suite: Suite, task: Task) -> Rubric | None:
         problem = f"there is no task {quoted(name)} in this suite{hint}"
         raise field_error(suite_file, ("tasks", name), problem)
     place = ("tasks", task.id) if task.id in rubrics.tasks else ("default",)
-    rubric = rubrics.tasks.get(task.id, rubrics.default)
-    return None if rubric is None else _rubric(rubric, suite_file, place, folder)
+    return rubrics.tasks.get(task.id, rubrics.default), suite_file, place
+
+
+@lru_cache(maxsize=16)
+def _suite_rubrics(file: Path, _modified_ns: int, _size_bytes: int) -> _SuiteRubrics:
+    # Every task of a suite asks for it.
+    return validate(file, _SUITE_RUBRICS, read_yaml(file))
+
+
+def metrics_of(catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[str] | None]:
+    """The metrics that each task has besides those that the server counts. Blocks: it reads files.
+
+    None for a task whose metrics its evaluator's text does not show, or whose rubric is broken.
+    """
+    found: dict[str, list[str] | None] = {}
+    for name in dict.fromkeys(names):
+        try:
+            rubric = load_rubric(*catalogue.entry(name))
+        except SuiteError:
+            found[name] = None
+        else:
+            found[name] = [] if rubric is None else rubric.metrics
+    return found
 
 
 def function_location(task: Task, address: str) -> tuple[str, str]:
@@ -189,14 +280,7 @@ class _RubricFile(BaseModel):
     ] = {}
 
     @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        names = [*(Term.read(name).metric for name in self.weights), *self.ranges]
-        unknown = [name for name in names if name not in SERVER_METRICS]
-        if self.function is None and unknown:
-            available = ", ".join(SERVER_METRICS)
-            raise ValueError(
-                f"without `function` there is no metric {unknown[0]!r}; the server provides {available}"
-            )
+    def _check_weights(self) -> Self:
         if self.normalise and sum(self.weights.values()) <= 0:
             raise ValueError("with `normalise` the sum of the weights must be above 0")
         return self
@@ -213,113 +297,48 @@ _TASK_RUBRIC = TypeAdapter(_RubricFile)
 _SUITE_RUBRICS = TypeAdapter(_SuiteRubrics)
 
 
-def _rubric(content: _RubricFile, file: Path, place: Sequence[str], folder: Path) -> Rubric:
-    """The rubric in a file, at the key `place`; `folder` is that of the task."""
+def _rubric(
+    content: _RubricFile, found: FoundFunction | None, file: Path, place: Sequence[str], folder: Path
+) -> Rubric:
+    """The rubric in a file, at the key `place`; `folder` is the task's, `found` its function `evaluate`."""
+    returned = frozenset[str]() if found is None else found.metrics
     if content.function is not None:
         path, _, name = content.function.partition(":")
         try:
-            module = _parse(folder / path)
-            returned = _returned_metrics(module, name)
+            returned = returned_metrics(parse(folder / path), name)
         except ValueError as error:
             raise field_error(file, (*place, "function"), str(error)) from None
-        if returned is not None:
-            if reserved := sorted(set(SERVER_METRICS).intersection(returned)):
-                # Refused at each grading: `success` could contradict the evaluator's exit code.
-                problem = f"{name} returns {reserved[0]!r}, which the server provides: choose another name"
-                raise field_error(file, (*place, "function"), problem)
-            _check_metrics(content, returned, file, place)
-    return Rubric(content.weights, content.function, content.normalise, content.ranges)
+    if returned is not None:
+        if reserved := sorted(set(SERVER_METRICS).intersection(returned) - {"success"}):
+            problem = f"the function returns {reserved[0]!r}, which the server provides: choose another name"
+            raise field_error(file, (*place, "function"), problem)
+        _check_metrics(content, returned, found, file, place)
+    return Rubric(content.weights, content.function, content.normalise, content.ranges, returned)
 
 
-def _check_metrics(content: _RubricFile, returned: Collection[str], file: Path, place: Sequence[str]) -> None:
+def _check_metrics(
+    content: _RubricFile,
+    returned: Collection[str],
+    found: FoundFunction | None,
+    file: Path,
+    place: Sequence[str],
+) -> None:
     """Raise SuiteError for a weight or a range whose metric the function never returns."""
     available = [*sorted(returned), *SERVER_METRICS]
+    function = content.function or (found and found.address)
     for part, keys in (("weights", content.weights), ("ranges", content.ranges)):
         for key in keys:
             metric = Term.read(key).metric
-            if metric in available:
+            if metric in available or is_tool_metric(metric):
                 continue
             close = similar(metric, available, count=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise field_error(
-                file,
-                (*place, part, key),
-                f"{content.function} returns no metric {metric!r}{hint} (it returns "
-                f"{', '.join(sorted(returned)) or 'none'}; the server adds {', '.join(SERVER_METRICS)})",
+            server = ", ".join(SERVER_METRICS)
+            problem = (
+                f"without `function`, or a function `evaluate`, there is no metric {metric!r}{hint}; "
+                f"the server provides {server}"
+                if function is None
+                else f"{function} returns no metric {metric!r}{hint} (it returns "
+                f"{', '.join(sorted(returned)) or 'none'}; the server adds {server})"
             )
-
-
-def _parse(file: Path) -> ast.Module:
-    # Parsed and never imported: an evaluator belongs into a sandbox.
-    try:
-        return ast.parse(file.read_bytes(), str(file))
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {file}") from None
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except SyntaxError as error:
-        raise ValueError(f"{file} is not Python: line {error.lineno}: {error.msg}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not Python: {error}") from None
-
-
-def _returned_metrics(module: ast.Module, name: str) -> frozenset[str] | None:
-    """The names of the metrics that the function can return; None if that depends on more than its text.
-
-    Known are functions whose every `return` has a dict with literal keys. Raises ValueError if the module
-    does not bind the name.
-    """
-    bound = _bound_names(module)
-    if name not in bound:
-        if "*" in bound:
-            return None
-        close = similar(name, bound, count=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"it has no function {name!r}{hint}")
-    definitions = [node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    functions = [node for node in definitions if node.name == name and not node.decorator_list]
-    if len(functions) != 1 or list(_bindings(module)).count(name) != 1:
-        return None
-    names: set[str] = set()
-    returns = False
-    for node in _own_nodes(functions[0]):
-        if isinstance(node, ast.Yield | ast.YieldFrom):
-            return None
-        if isinstance(node, ast.Return):
-            returns = True
-            keys = _literal_keys(node.value)
-            if keys is None:
-                return None
-            names |= keys
-    return frozenset(names) if returns else None
-
-
-def _literal_keys(value: ast.expr | None) -> set[str] | None:
-    if not isinstance(value, ast.Dict):
-        return None
-    keys = [key.value if isinstance(key, ast.Constant) else None for key in value.keys]
-    names = {key for key in keys if isinstance(key, str)}
-    return names if len(names) == len(set(keys)) else None
-
-
-def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function without those of functions and classes inside of it."""
-    for node in ast.iter_child_nodes(function):
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            yield from _own_nodes(node)
-
-
-def _bound_names(module: ast.Module) -> frozenset[str]:
-    return frozenset(_bindings(module))
-
-
-def _bindings(module: ast.Module) -> Iterator[str]:
-    """The names that the module defines, assigns or imports anywhere; `*` may be any name."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.alias):
-            yield node.asname or node.name
+            raise field_error(file, (*place, part, key), problem)

@@ -3,7 +3,8 @@
     python FILE '{"root": DIR, "module": NAME, "function": NAME, "offers": {PARAMETER: TEXT | null}}'
 
 Writes the return value as JSON, and nothing else, to the descriptor that DECATHLON_CHANNEL names; the server
-validates it. If the function raises, it writes `TYPE: MESSAGE` as a JSON string there. Processes that the
+validates it. If the function raises, it writes `TYPE: MESSAGE` as a JSON string there. `tool_calls` of the
+offers is a file with the agent's calls; its argument is a function that reads them. Processes that the
 function starts do not inherit the descriptor, and cannot open it through /proc without CAP_SYS_PTRACE. Exit
 code 0: a result was written; 1: the function raised. Standard library only, any Python from 3.8.
 """
@@ -77,7 +78,10 @@ def call(function: Callable[..., Any], offers: dict[str, str | None]) -> Any:
             if parameter.default is parameter.empty:
                 raise TypeError(f"parameter {name!r} is none of {', '.join(sorted(offers))}")
             continue
-        value = convert(offers[name], parameter.annotation)
+        offer = offers[name]
+        value = convert(offer, parameter.annotation)
+        if name == "tool_calls" and offer is not None:
+            value = tool_calls_in(offer)
         if parameter.kind is parameter.POSITIONAL_ONLY:
             positional.append(value)
         else:
@@ -91,6 +95,20 @@ def call(function: Callable[..., Any], offers: dict[str, str | None]) -> Any:
 
         returned = asyncio.run(wait())
     return returned
+
+
+def tool_calls_in(file: str) -> Callable[..., list[dict[str, Any]]]:
+    """The argument `tool_calls`: the agent's calls, or those of one tool, in their order.
+
+    Each has `tool` (`server__tool`), `arguments`, `failed`, and `number`, from 1 over all tools.
+    """
+
+    def tool_calls(tool: str | None = None) -> list[dict[str, Any]]:
+        with open(file, encoding="utf-8") as lines:  # noqa: PTH123  (pathlib is slow to import)
+            calls = [{**json.loads(line), "number": number} for number, line in enumerate(lines, 1)]
+        return [call for call in calls if tool in (None, call["tool"])]
+
+    return tool_calls
 
 
 def convert(text: str | None, annotation: Any) -> Any:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import anyio.to_thread
+
 from decathlon_mcp.catalogue.draws import filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.driver.replies import CallParams
@@ -17,6 +19,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.labels import merge_labels, read_label_header
 from decathlon_mcp.protocol.episode_tools import (
     answer_is_lost,
@@ -157,7 +160,7 @@ class Lobby(Service):
     async def _answer(self, request: Request, call: LobbyTool) -> Result:
         match call:
             case ListTasks():
-                return self._list_tasks(request, call)
+                return await self._list_tasks(request, call)
             case StartEpisode():
                 return await self._start(request, call)
             case ListEpisodes():
@@ -204,14 +207,15 @@ class Lobby(Service):
             case _:
                 raise AssertionError(call)
 
-    def _list_tasks(self, request: Request, call: ListTasks) -> JsonObject:
+    async def _list_tasks(self, request: Request, call: ListTasks) -> JsonObject:
         catalogue = self._registry.catalogue
         if call.sample is None:
             names = [name for name, _, _ in filter_tasks(catalogue, call)]
         else:
             token = request.context.principal.token
             names = self._registry.draws.take(call, token=token, count=call.sample)
-        tasks = list_tasks(catalogue, names, prompts=call.prompts)
+        metrics = await anyio.to_thread.run_sync(metrics_of, catalogue, names)
+        tasks = list_tasks(catalogue, names, prompts=call.prompts, metrics=metrics)
         return structured_result({"tasks": tasks}, text=None if tasks else "No task matches.")
 
     async def _start(self, request: Request, call: StartEpisode) -> JsonObject:

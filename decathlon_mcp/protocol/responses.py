@@ -350,7 +350,7 @@ async def send_whole(
     session: Session | None = None,
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
-    """Send a whole response, with a JSON body unless `message` is empty: a line, as `http/lines.py` has them."""
+    """Send a whole response: a line of JSON, as `http/lines.py` has them, or an empty body."""
     message += b"\n" if message else b""
     head = [(b"content-length", b"%d" % len(message)), *_session_header(session), *headers]
     if message:

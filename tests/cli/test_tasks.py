@@ -37,6 +37,10 @@ def test_json_has_the_documented_members(shell: Shell) -> None:
     assert set(suite) == {"name", "path", "revision"}
     assert suite["name"] == "starter"
     assert len(output["tasks"]) >= 6
+    own = {
+        task["id"]: metrics for task in output["tasks"] if (metrics := task.pop("metrics", None)) is not None
+    }
+    assert own == {"audit-expenses": ["approved_total", "claimed_total", "exact", "found"]}
     for task in output["tasks"]:
         assert {name: type(value) for name, value in task.items()} == KEYS
         assert task["runnable"]

@@ -22,10 +22,12 @@ from decathlon_client import (
     UnknownTaskError,
     UnknownToolError,
 )
+from decathlon_client.values import SERVER_METRICS, Task, check_weights
 
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES
 from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.grading import attempt
 from tests.probe.serving import SUITE, Served, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -69,6 +71,30 @@ async def test_tasks_can_be_searched_and_listed_without_prompts(d: Decathlon) ->
     ]
     with pytest.raises(RequestError, match="there is no split 'nowhere'; the splits are"):
         await d.tasks(split="nowhere")
+
+
+async def test_weights_are_checked_against_the_metrics_of_the_tasks(d: Decathlon) -> None:
+    tasks = {task.id: task for task in await d.tasks(prompts=False)}
+    assert tasks["find-answer"].metrics == SERVER_METRICS
+    check_weights({"first": 1, "success": 1}, tasks.values())
+    with pytest.raises(ValueError, match=r"no task has the metric 'firts'; metrics: .*, first, second"):
+        check_weights({"success": 1, "firts": 0.5}, tasks.values())
+    with pytest.raises(ValueError, match="no task has the metric 'first'"):
+        check_weights({"first": 1}, [tasks["find-answer"]])
+
+
+def test_metrics_that_an_evaluation_alone_shows_may_have_any_weight() -> None:
+    unknown = Task.read({"id": "a", "metrics": None})
+    by_name = Task.read({"id": "b", "metrics": ["found", "tool_calls(TOOL)"]})
+    assert unknown.metrics is None
+    check_weights({"anything": 1}, [by_name, unknown])
+    check_weights({"tool_calls(shop__order)": 1}, [by_name])
+    with pytest.raises(ValueError, match="no task has the metric 'failed_calls"):
+        check_weights({"failed_calls(shop__order)": 1}, [by_name])
+
+
+def test_client_and_server_count_the_same_metrics() -> None:
+    assert SERVER_METRICS == attempt.SERVER_METRICS
 
 
 async def test_tools_are_the_tasks_own_and_claim_done_without_evaluate(d: Decathlon) -> None:

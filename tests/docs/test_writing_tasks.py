@@ -72,7 +72,7 @@ def test_example_rubric_of_the_rewards_page_loads(tmp_path: Path) -> None:
     task = tmp_path / "tasks" / "mine" / "my-task"
     _write(task / "task_config.json", block(PAGE, "A task", "json").text)
     _write(task / "evaluation" / "evaluator.py", block("docs/rewards.md", "Dense rewards", "python").text)
-    _write(task / "rubric.yaml", block("docs/rewards.md", "Dense rewards", "yaml").text)
+    _write(task / "rubric.yaml", block("docs/rewards.md", "Weights", "yaml").text)
     _write(task / "docs" / "task.md", "Do it.")
     _write(task / "evaluation" / "main.py", "")
     suite = load_suite(tmp_path)
@@ -80,3 +80,15 @@ def test_example_rubric_of_the_rewards_page_loads(tmp_path: Path) -> None:
     assert rubric is not None
     metrics = {"paper_downloaded": 1.0, "correct_paper": 0.5, "calls": 7.0}
     assert rubric.reward(metrics) == 0.5 + 0.5 + 0.1
+
+
+def test_an_evaluator_that_just_returns_a_dict_needs_no_rubric(tmp_path: Path) -> None:
+    task = tmp_path / "tasks" / "mine" / "my-task"
+    _write(task / "task_config.json", block(PAGE, "A task", "json").text)
+    for text in (block(PAGE, "rubric.yaml", "python"), block("docs/rewards.md", "Parameters", "python")):
+        _write(task / "evaluation" / "main.py", text.text)
+        suite = load_suite(tmp_path)
+        rubric = load_rubric(suite, suite.tasks["my-task"])
+        assert rubric is not None
+        assert rubric.decides
+        assert len(rubric.returned or ()) == 2

@@ -57,4 +57,4 @@ def with_rubric(function: str, text: str = EXAMPLE_RUBRIC, main: str = REQUIRES_
 
 def one_metric(body: str) -> dict[str, str]:
     text = rubric_text(function="evaluation/evaluator.py:evaluate", weights={"a": 1}, ranges={"a": [-10, 10]})
-    return with_rubric(body, text, main="")
+    return with_rubric(body, text, main="raise SystemExit(0)")

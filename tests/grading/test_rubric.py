@@ -14,6 +14,7 @@ from decathlon_mcp.grading.rubric import Rubric, load_rubric
 from tests.grading.support import PAPER, rubric_text, write_suite
 
 EVALUATOR = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(workspace):\n    return dict(NAMES)\n"}
+NO_FUNCTION = {f"{PAPER}/evaluation/evaluator.py": "def score(workspace):\n    return {}\n"}
 EXAMPLE_WEIGHTS = {"paper_downloaded": 0.5, "correct_paper": 1.0, "efficient": 0.1}
 
 
@@ -102,7 +103,7 @@ def test_comparisons_are_one_or_zero(term: str, value: float) -> None:
         ('{"a": null}', "metric 'a' is null"),
         ('{"a": [1]}', "metric 'a' is"),
         ('{"calls": 1}', "a metric that the server itself provides"),
-        ('{"success": true}', "a metric that the server itself provides"),
+        ('{"tool_calls(a__b)": 1}', "a metric that the server itself provides"),
         ('{"a < 1": 1}', "none of the characters < > = !"),
         ('{"": 1}', "printable"),
         ("[" * 100_000, "not one JSON value"),
@@ -133,22 +134,24 @@ def test_rubric_in_the_evaluation_folder_is_loaded(tmp_path: Path) -> None:
 
 
 def test_rubric_in_the_task_folder_is_loaded(tmp_path: Path) -> None:
-    loaded = load(tmp_path, {f"{PAPER}/rubric.yaml": "weights: {success: 1.0, calls < 20: 0.1}\n"})
+    loaded = load(
+        tmp_path, {**NO_FUNCTION, f"{PAPER}/rubric.yaml": "weights: {success: 1.0, calls < 20: 0.1}\n"}
+    )
     assert loaded == Rubric({"success": 1.0, "calls < 20": 0.1})
 
 
 def test_task_without_a_rubric_has_none(tmp_path: Path) -> None:
-    assert load(tmp_path, {}) is None
+    assert load(tmp_path, NO_FUNCTION) is None
 
 
 def test_suite_rubrics_apply_by_task_id_then_by_default(tmp_path: Path) -> None:
     default = {"weights": {"success": 1}}
-    assert load(tmp_path, {"rubrics.yaml": rubric_text(default=default)}) == Rubric({"success": 1})
+    suite = {**NO_FUNCTION, "rubrics.yaml": rubric_text(default=default)}
+    assert load(tmp_path, suite) == Rubric({"success": 1})
     named = {"default": default, "tasks": {"paper": {"weights": {"calls": -1}}}}
-    assert load(tmp_path, {"rubrics.yaml": rubric_text(**named)}) == Rubric({"calls": -1})
-    assert load(tmp_path, {"rubrics.yaml": rubric_text(**named), **own(weights={"seconds": 1})}) == Rubric(
-        {"seconds": 1}
-    )
+    suite["rubrics.yaml"] = rubric_text(**named)
+    assert load(tmp_path, suite) == Rubric({"calls": -1})
+    assert load(tmp_path, {**suite, **own(weights={"seconds": 1})}) == Rubric({"seconds": 1})
 
 
 def test_two_rubrics_for_one_task_are_an_error(tmp_path: Path) -> None:
@@ -163,8 +166,8 @@ def test_two_rubrics_for_one_task_are_an_error(tmp_path: Path) -> None:
     [
         ({}, "weights"),
         ({"weights": {}}, "weights"),
-        ({"weights": {"a": 1}}, "without `function` there is no metric 'a'"),
-        ({"weights": {"a < 3": 1}}, "without `function` there is no metric 'a'"),
+        ({"weights": {"a": 1}}, "without `function`, or a function `evaluate`, there is no metric 'a'"),
+        ({"weights": {"a < 3": 1}}, "without `function`, or a function `evaluate`, there is no metric 'a'"),
         ({"weights": {"calls": 1}, "ranges": {"a": [0, 1]}}, "there is no metric 'a'"),
         ({"weights": {"calls": True}}, "weights.calls"),
         ({"weights": {"calls": "1"}}, "weights.calls"),
@@ -192,8 +195,9 @@ def test_two_rubrics_for_one_task_are_an_error(tmp_path: Path) -> None:
 def test_invalid_rubric_is_an_error_with_file_and_field(
     tmp_path: Path, fields: dict[str, Any], complaint: str
 ) -> None:
+    files = EVALUATOR if "function" in fields else NO_FUNCTION
     with pytest.raises(SuiteError) as error:
-        load(tmp_path, own(**fields))
+        load(tmp_path, {**files, **own(**fields)})
     assert "rubric.yaml" in error.value.message
     assert complaint in error.value.message
 

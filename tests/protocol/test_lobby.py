@@ -133,6 +133,14 @@ async def test_tasks_are_listed_with_their_needs(served: Served, era: str) -> No
     assert "Write the answer, 42" in tasks[0]["prompt"]
 
 
+async def test_tasks_are_listed_with_the_metrics_that_the_server_does_not_count(served: Served) -> None:
+    async with connected(served.lobby) as lobby:
+        tasks = (await call(lobby, "list_tasks"))["tasks"]
+    assert {task["id"]: task["metrics"] for task in tasks if "metrics" in task} == {
+        "dense": ["first", "second", "calls < 3"]
+    }
+
+
 async def test_a_seed_makes_a_draw_repeatable(served: Served) -> None:
     async with connected(served.lobby) as lobby:
         tasks: set[str] = set()

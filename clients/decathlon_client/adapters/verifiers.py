@@ -26,6 +26,7 @@ from decathlon_client import ManagedEpisode, sync
 from decathlon_client.address import TOKEN_VARIABLE, URL_VARIABLE
 from decathlon_client.child_server import server_of_this_process
 from decathlon_client.notes import sending_notes
+from decathlon_client.values import check_weights
 
 ID = "tool-decathlon"
 """The id by which verifiers finds the package `tool_decathlon`."""
@@ -65,7 +66,8 @@ class ToolDecathlonTaskConfig(vf.TaskConfig):
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the episodes."""
     rubric: dict[str, float] = Field(default_factory=dict)
-    """Weights of the verdict's metrics, each recorded as a reward. Empty: the reward is the verdict's."""
+    """Weights of the verdict's metrics, each recorded as a reward; 0 for a task without the metric.
+    Empty: the reward is the verdict's."""
 
     @property
     def token(self) -> str:
@@ -157,26 +159,32 @@ class ToolDecathlonTask(vf.Task[ToolDecathlonData, ToolDecathlonState, ToolDecat
         if not self.config.rubric:
             trace.record_reward("reward", verdict["reward"])
         for name, weight in self.config.rubric.items():
-            # A forfeited attempt has not all metrics, and must count in its group's mean.
-            value = 0.0 if verdict["status"] == "forfeited" else verdict["metrics"][name]
+            # A forfeited attempt has not all metrics, and must count in its group's mean; a metric of other
+            # tasks, or of a tool that was not called, is 0.
+            value = 0.0 if verdict["status"] == "forfeited" else verdict["metrics"].get(name, 0.0)
             trace.record_reward(name, value, weight)
 
 
 class ToolDecathlonTaskset(vf.Taskset[ToolDecathlonTask, ToolDecathlonConfig]):
-    """The server's tasks. Listing them opens no sandbox."""
+    """The server's tasks. Listing them opens no sandbox.
+
+    `load` raises ValueError, with the metrics that there are, for a weight on a metric that no task has.
+    """
 
     def load(self) -> Iterable[ToolDecathlonTask]:
         config = self.config
         with sync.Decathlon(config.task.server_url(), config.task.token) as d:
-            runnable = [task for task in d.tasks(split=config.split) if task.runnable]
-        for task in runnable:
-            if config.tasks is None or task.id in config.tasks:
-                # The harness shows the episode's prompt, which is the same unless this one is provisional.
-                prompt = task.id if task.prompt_is_provisional else task.prompt
-                data = ToolDecathlonData(
-                    id=task.id, name=task.id, prompt=prompt, launch_time=task.launch_time
-                )
-                yield ToolDecathlonTask(data, config.task)
+            tasks = [
+                task
+                for task in d.tasks(split=config.split)
+                if task.runnable and (config.tasks is None or task.id in config.tasks)
+            ]
+        check_weights(config.task.rubric, tasks)
+        for task in tasks:
+            # The harness shows the episode's prompt, which is the same unless this one is provisional.
+            prompt = task.id if task.prompt_is_provisional else task.prompt
+            data = ToolDecathlonData(id=task.id, name=task.id, prompt=prompt, launch_time=task.launch_time)
+            yield ToolDecathlonTask(data, config.task)
 
 
 class ToolDecathlonHarnessConfig(vf.HarnessConfig):
