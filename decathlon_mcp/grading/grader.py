@@ -413,10 +413,8 @@ class Grader:
 
     def _own_files(self, root: PurePosixPath, with_calls: bool) -> StreamedArchive:
         """An archive with the attempt's log, perhaps the list of calls, and our programs. Blocks."""
-        suite, job = self.job.suite, self.job
-        texts: dict[str, Iterable[bytes]] = {
-            str(suite.profile.log_file): job.log(job.attempt, job.task, root)
-        }
+        job, log_file = self.job, str(self.job.suite.profile.log_file)
+        texts: dict[str, Iterable[bytes]] = {log_file: job.log(job.attempt, job.task, root)}
         if with_calls:
             texts[CALLS_FILE] = _CallLines(job.attempt.calls)
         # A member's size comes before its body, so these are made twice instead of kept.

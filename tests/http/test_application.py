@@ -283,7 +283,7 @@ async def test_every_answer_ends_with_a_line_feed(served: Served, http: httpx2.A
     unknown = await http.post(served.task("none"), json=INITIALIZE)
     opened = await http.post(served.lobby, json=INITIALIZE)
     headers = {"mcp-session-id": opened.headers["mcp-session-id"], "accept": "application/json"}
-    listed = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+    listed: dict[str, object] = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
     answers = [foreign, unknown, opened, await http.post(served.lobby, json=listed, headers=headers)]
     for answer in answers:
         assert answer.text.endswith("\n"), answer.text
