@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from decathlon_mcp.cli.merging import check_merging
 from decathlon_mcp.driver.client import connect
-from decathlon_mcp.driver.merging import check_merging
 from decathlon_mcp.sandboxes.docker.container import dense_profile
 from decathlon_mcp.sandboxes.docker.engine import engine_address
 from decathlon_mcp.sandboxes.host.provider import HostProvider
