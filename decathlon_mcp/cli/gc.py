@@ -34,8 +34,8 @@ from decathlon_mcp.storage.lock import (
     Server,
     check_state_folder,
     instance_lock,
-    noted_providers,
     running_servers,
+    server_files,
     serving,
 )
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
@@ -134,7 +134,8 @@ def _used_providers(state: Path) -> set[str]:
     """The names of the providers that servers on the state folder have had. Blocks. Raises SettingsError."""
     with Store.open_read_only(state) as store:
         rows = [] if store is None else store.sandboxes()
-    return noted_providers(state) | {row.provider for row in rows}
+    noted = {name for file in server_files(state) for name in file.server.providers or ()}
+    return noted | {row.provider for row in rows}
 
 
 async def _collect(

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import MissingProgram
-from decathlon_mcp.driver.merging import check_merging
+from decathlon_mcp.cli.merging import check_merging
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.suite_probe import probe_suite

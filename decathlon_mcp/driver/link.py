@@ -93,8 +93,7 @@ class DriverLink:
         self.stream = DriverStream(
             source,
             self,
-            generation=survival.generation,
-            survive_seconds=survival.seconds,
+            survival,
             max_read_bytes=max_read_bytes,
             was_attached=taken_back,
         )

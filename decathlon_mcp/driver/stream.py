@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
@@ -32,6 +32,7 @@ from decathlon_sandbox.lines import (
 from decathlon_sandbox.rates import TokenBucket
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver.pending import Survival
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.streams import DirectStream
 
@@ -115,21 +116,21 @@ class AttachedClock:
     """
 
     def __init__(self) -> None:
-        self.detached_at: float | None = time.monotonic()
+        self._detached_at: float | None = time.monotonic()
         """Since when the clock has been stopped."""
-        self._detached_seconds = 0.0
+        self._stopped_seconds = 0.0
+        """For how long, in all, it was stopped before."""
         self._on_absent: Callable[[float], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def detached_seconds(self) -> float:
-        """For how long, in all, the clock has been stopped."""
-        current = 0.0 if self.detached_at is None else time.monotonic() - self.detached_at
-        return self._detached_seconds + current
+    def absent_seconds(self) -> float:
+        """For how long the driver has not been attached; 0 if it is."""
+        return 0.0 if self._detached_at is None else time.monotonic() - self._detached_at
 
     def time(self) -> float:
         """Seconds of this clock."""
-        return time.monotonic() - self.detached_seconds
+        return time.monotonic() - self._stopped_seconds - self.absent_seconds
 
     async def wait(self, event: anyio.Event, seconds: float | None) -> bool:
         """Wait for an event; False if it has not come after so many seconds of this clock."""
@@ -146,14 +147,13 @@ class AttachedClock:
         self._watch()
 
     def attach(self) -> None:
-        if self.detached_at is not None:
-            self._detached_seconds += time.monotonic() - self.detached_at
-            self.detached_at = None
+        self._stopped_seconds += self.absent_seconds
+        self._detached_at = None
         self.stop()
 
     def detach(self) -> None:
-        if self.detached_at is None:
-            self.detached_at = time.monotonic()
+        if self._detached_at is None:
+            self._detached_at = time.monotonic()
             self._watch()
 
     def stop(self) -> None:
@@ -163,21 +163,94 @@ class AttachedClock:
             self._timer = None
 
     def _watch(self) -> None:
-        if self._on_absent is not None and self._timer is None and self.detached_at is not None:
-            self._timer = asyncio.get_running_loop().call_later(ABSENT_SECONDS, self._report)
+        if self._on_absent is not None and self._timer is None and self._detached_at is not None:
+            self._timer = asyncio.get_running_loop().call_later(ABSENT_SECONDS, self._report, self._on_absent)
 
-    def _report(self) -> None:
+    def _report(self, listener: Callable[[float], object]) -> None:
         self._timer = None
-        if self._on_absent is not None and self.detached_at is not None:
-            self._on_absent(time.monotonic() - self.detached_at)
-            self._watch()
+        listener(self.absent_seconds)
+        self._watch()
+
+
+class Writer:
+    """Writes to one stream, in order. What the stream does not take at once, `flush` writes.
+
+    `wake`: called when there is something to flush, or the stream is broken.
+    """
+
+    def __init__(self, stream: ByteStream, wake: Callable[[], object]) -> None:
+        self.stream = stream
+        self.is_broken = False
+        """Whether the stream cannot be written to; it may still be read."""
+        self.is_stalled = False
+        """Whether it is broken because it has taken nothing for SEND_SECONDS."""
+        self._wake = wake
+        self._unsent = bytearray()
+        self._scope: CancelScope | None = None
+        """Of a write in progress."""
+
+    def write(self, data: bytes, *, later: bool) -> None:
+        """Write what the stream takes now, unless it is to be written `later`."""
+        stream = self.stream
+        is_idle = not (self._unsent or self._scope or self.is_broken)
+        if is_idle and not later and isinstance(stream, DirectStream):
+            # Mostly there is room for all of it, and a task costs more than writing.
+            try:
+                data = data[stream.send_now(data) :]
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                self.is_broken = True
+                self._wake()
+                return
+        if data:
+            self._unsent += data
+            self._wake()
+
+    async def flush(self, data: bytes = b"") -> None:
+        """Write what there is, and this, unless another task does."""
+        self._unsent += data
+        while self._unsent and not (self._scope or self.is_broken):
+            data = bytes(self._unsent)
+            self._unsent.clear()
+            try:
+                # Shielded: after a part of a line, everything would have to be sent again.
+                with anyio.move_on_after(SEND_SECONDS, shield=True) as self._scope:
+                    await self.stream.send(data)
+                if self._scope.cancelled_caught and not self.is_broken:
+                    self.is_broken = self.is_stalled = True
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                self.is_broken = True
+                self._wake()
+            finally:
+                self._scope = None
+
+    def discard(self) -> None:
+        """Forget what has not been written."""
+        self._unsent.clear()
+
+    def close(self) -> None:
+        """Write nothing more; a write in progress ends."""
+        self.is_broken = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+
+@dataclass(slots=True)
+class Attaching:
+    """The newest attachment, and when there may be another."""
+
+    nonce: bytes = b""
+    is_due: bool = True
+    began_at: float = -math.inf
+    unanswered_since: float = -math.inf
+    """When the first `attach` was sent that the driver has not answered on this stream."""
+    answer_seconds: float = field(default_factory=lambda: ANSWER_SECONDS[0])
+    resent_bytes: int = 0
+    """What was sent again at the driver's demand since the last `attach`."""
 
 
 class DriverStream:
     """The stream of one sandbox. `run` must run in a task, and `attach` be called once.
 
-    `generation`: higher than that of every server process before. `survive_seconds`: how long a lost stream
-    is opened again, and how long the driver waits for a server; with 0, the end of the stream is the end.
     `max_read_bytes`: longest message of the driver. `was_attached`: an earlier server process has started the
     driver.
     """
@@ -186,43 +259,30 @@ class DriverStream:
         self,
         source: StreamSource,
         handler: StreamHandler,
+        survival: Survival,
         *,
-        generation: int,
-        survive_seconds: int,
         max_read_bytes: int,
         was_attached: bool,
     ) -> None:
         self._source = source
-        self._stream = source.stream
         self._handler = handler
-        self._generation = generation
-        self._survive_seconds = survive_seconds
+        self._survival = survival
         self.was_attached = was_attached
         """Whether the driver has been attached, also by an earlier server process."""
-        self._max_read_bytes = max_read_bytes
-        self._lines = Lines(max_read_bytes)
-        self._reading = TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
         self.clock = AttachedClock()
         self.loss: Loss | None = None
         """Why the stream has ended for good; set before `run` returns."""
-        self._nonce = b""
-        self._attached_at = self._unanswered_since = -math.inf
-        self._answer_seconds = ANSWER_SECONDS[0]
-        # Lines that the stream has not taken, and bytes that were sent again since the last attachment.
-        self._unsent = bytearray()
-        self._resent_bytes = 0
-        self._is_writing = self._is_quiet = False
-        # Whether the stream is open; it is broken if it cannot be written to, and still read.
-        self._is_open = True
-        self._is_broken = False
-        # Whether the last attempt to open it again has succeeded, without an answer from the driver since.
-        self._is_unanswered = False
-        self._may_attach = self._must_attach = False
+        self._lines = Lines(max_read_bytes)
+        self._reading = TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
         self._work = anyio.Event()
         """Wakes `_maintain`."""
+        self._writer = Writer(source.stream, self._wake)
+        self._attaching: Attaching | None = None
+        """None until `attach`."""
+        self._is_unanswered = False
+        """Whether the stream was opened again, without an answer from the driver since."""
+        self._is_quiet = False
         self._scope: CancelScope | None = None
-        self._receive_scope: CancelScope | None = None
-        self._write_scope: CancelScope | None = None
 
     # what its users do
 
@@ -232,8 +292,8 @@ class DriverStream:
 
     def attach(self) -> None:
         """Begin to attach to the driver, whose source has been written."""
-        self._may_attach = self._must_attach = True
-        self._work.set()
+        self._attaching = Attaching()
+        self._wake()
 
     def write(self, *bodies: bytes, again: bool = False) -> None:
         """Write lines; dropped unless the driver is attached. `again`: at the driver's demand."""
@@ -241,31 +301,16 @@ class DriverStream:
             return
         lines = [self._lines.frame(body) for body in bodies]
         data = lines[0] if len(lines) == 1 else b"".join(lines)
-        if again:
-            self._resent_bytes += len(data)
-        stream = self._stream
-        if (
-            isinstance(stream, DirectStream)
-            and not self._unsent
-            and not (self._is_writing or self._is_quiet or self._is_broken)
-        ):
-            # Mostly there is room for all of it, and a task costs more than writing.
-            try:
-                data = data[stream.send_now(data) :]
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                self._is_broken = True
-                self._work.set()
-                return
-        if data:
-            self._unsent += data
-            self._work.set()
+        if again and self._attaching is not None:
+            self._attaching.resent_bytes += len(data)
+        self._writer.write(data, later=self._is_quiet)
 
     async def send_bytes(self, data: bytes) -> None:
         """Write bytes that are no lines, such as the driver's source. `loss` is set if that fails."""
-        self._unsent += data
-        await self._flush()
-        if self._is_broken:
-            self.lose(Loss("the sandbox is gone"))
+        writer = self._writer
+        await writer.flush(data)
+        if writer.is_broken:
+            self.lose(_stall() if writer.is_stalled else Loss("the sandbox is gone"))
 
     @contextmanager
     def quiet(self) -> Generator[None]:
@@ -275,37 +320,39 @@ class DriverStream:
             yield
         finally:
             self._is_quiet = False
-            self._work.set()
+            self._wake()
 
     def lose(self, loss: Loss) -> None:
         """End the stream; only the first loss counts."""
         self.loss = self.loss or loss
         self.clock.stop()
         self._lines.stream_lost()
-        _cancel(self._write_scope)
-        _cancel(self._scope)
+        self._writer.close()
+        if self._scope is not None:
+            self._scope.cancel()
 
     async def run(self) -> None:
         """Receive until the stream has ended for good; then `loss` is set."""
         with CancelScope() as self._scope:
-            if self.loss is not None:
-                return
-            async with background_tasks() as tasks:
-                tasks.start_soon(self._maintain)
-                while self.loss is None:
-                    with CancelScope() as self._receive_scope:
-                        loss = await self._receive()
-                        if loss is not None:
-                            self.lose(loss)
-                    if self.loss is None:
-                        await self._reopen()
+            while self.loss is None:
+                async with background_tasks() as tasks:
+                    tasks.start_soon(self._maintain, self._writer, tasks.cancel_scope)
+                    if (loss := await self._receive(self._writer.stream)) is not None:
+                        self.lose(loss)
+                    if self._attaching is not None:
+                        # Until then the driver's source is written, which is not sent again.
+                        self._writer.close()
+                if self.loss is None:
+                    await self._reopen()
         self.lose(Loss())
+
+    def _wake(self) -> None:
+        self._work.set()
 
     # receiving
 
-    async def _receive(self) -> Loss | None:
+    async def _receive(self, stream: ByteStream) -> Loss | None:
         """Receive until the stream ends, or the driver violates the protocol, which is returned."""
-        stream = self._stream
         try:
             if isinstance(stream, DirectStream):
                 await stream.receive_each(self._handle)
@@ -326,19 +373,20 @@ class DriverStream:
             elif line in (DAMAGED, b"lost"):
                 self._attach_again()
             elif line == OVERLONG:
-                raise ViolationError(f"it sent a line of more than {self._max_read_bytes} bytes")
+                raise ViolationError(f"it sent a line of more than {self._lines.max_bytes} bytes")
             else:
                 self._handler.on_line(line)
         return self._reading.spend(len(chunk) + LINE_COST_BYTES * chunk.count(b"\n"))
 
     def _on_control(self, line: Control) -> None:
         """Raises ViolationError."""
-        if line.nonce != self._nonce:
+        attaching = self._attaching
+        if attaching is None or line.nonce != attaching.nonce:
             # Another server has attached, or the driver answers late. Attaching again shows which.
             if self._lines.reads:
                 self._attach_again()
         elif line.kind == b"refused":
-            if line.numbers[0] > self._generation:
+            if line.numbers[0] > self._survival.generation:
                 # No other one can have: it would need the state folder, which this one has locked.
                 reason = "it says that another server process has taken it over"
                 self.lose(Loss(reason, by_driver=True))
@@ -347,37 +395,33 @@ class DriverStream:
                 raise ViolationError(
                     f"it has wire version {line.numbers[0]}, and this server has {wire.VERSION}"
                 )
-            self._lines.begin_reading(self._nonce)
-            self._must_attach = False
+            self._lines.begin_reading(attaching.nonce)
+            attaching.is_due = False
+            attaching.unanswered_since, attaching.answer_seconds = -math.inf, ANSWER_SECONDS[0]
             self.was_attached, self._is_unanswered = True, False
-            self._unanswered_since, self._answer_seconds = -math.inf, ANSWER_SECONDS[0]
             self.clock.attach()
             self._handler.on_attached()
-            self._work.set()
+            self._wake()
 
     def _attach_again(self) -> None:
-        self._must_attach = True
-        self._work.set()
+        if self._attaching is not None:
+            self._attaching.is_due = True
+            self._wake()
 
     async def _reopen(self) -> None:
         """Open the stream again, or set `loss`."""
-        was_attached, seconds = self._lines.reads, REOPEN_SECONDS[0]
+        was_attached, pause = self._lines.reads, REOPEN_SECONDS[0]
         self._detach()
         self.clock.detach()
         self._lines.stream_lost()
-        self._is_open = self._is_broken = False
-        if self._may_attach:
-            # Until then the driver's source is written, which is not sent again: it may still arrive.
-            _cancel(self._write_scope)
-        if not self._survive_seconds:
+        if not self._survival.seconds:
             self.lose(Loss())
             return
-        assert self.clock.detached_at is not None
-        deadline = self.clock.detached_at + self._survive_seconds
+        deadline = time.monotonic() + self._survival.seconds - self.clock.absent_seconds
         while time.monotonic() < deadline:
             if not was_attached:
-                await anyio.sleep(seconds)
-                seconds = min(2 * seconds, REOPEN_SECONDS[1])
+                await anyio.sleep(pause)
+                pause = min(2 * pause, REOPEN_SECONDS[1])
             was_attached = False
             try:
                 with anyio.move_on_after(deadline - time.monotonic()) as scope:
@@ -390,62 +434,62 @@ class DriverStream:
                 self.lose(Loss(error.message, cause=cause if isinstance(cause, str) else None))
                 return
             if not scope.cancelled_caught:
-                self._stream = self._source.stream
-                self._is_open = self._is_unanswered = True
-                self._unanswered_since = -math.inf
-                self._must_attach = self._may_attach
-                self._work.set()
+                self._writer = Writer(self._source.stream, self._wake)
+                self._is_unanswered = True
+                if self._attaching is not None:
+                    self._attaching.unanswered_since = -math.inf
+                self._attach_again()
                 return
         # A driver can end each of its streams.
-        reason = f"its stream could not be opened again within {self._survive_seconds} s"
+        reason = f"its stream could not be opened again within {self._survival.seconds} s"
         self.lose(Loss(reason, by_driver=self._is_unanswered))
 
     # attaching and writing
 
-    async def _maintain(self) -> None:
-        """Attach, and write what the stream did not take at once."""
-        while True:
+    async def _maintain(self, writer: Writer, stream_scope: CancelScope) -> None:
+        """Attach, and write what the stream did not take at once; end a stream that is broken."""
+        while not writer.is_broken:
+            if not self._is_quiet:
+                if self._attaching is not None and self._attaching.is_due:
+                    await self._attach(writer, self._attaching)
+                    continue
+                await writer.flush()
             await self._next_work()
-            if self._is_broken:
-                await self._drop_broken_stream()
-            elif self._is_open and self._must_attach:
-                await self._attach()
-            elif self._is_open:
-                await self._flush()
+        if writer.is_stalled:
+            self.lose(_stall())
+        # Its end, which says more, is still to be read.
+        await anyio.sleep(DRAIN_SECONDS)
+        stream_scope.cancel()
 
     async def _next_work(self) -> None:
         await self._work.wait()
         self._work = anyio.Event()
 
-    async def _attach(self) -> None:
+    async def _attach(self, writer: Writer, attaching: Attaching) -> None:
         """Attach once, and wait for the answer."""
-        stream = self._stream
-        seconds = self._reading.spend(self._resent_bytes)
-        await anyio.sleep(max(seconds, self._attached_at + ATTACH_SECONDS - time.monotonic()))
-        if not self._is_usable(stream):
-            self._work.set()
-            return
-        self._attached_at = time.monotonic()
-        if self._unanswered_since < 0:
-            self._unanswered_since = self._attached_at
+        seconds = self._reading.spend(attaching.resent_bytes)
+        await anyio.sleep(max(seconds, attaching.began_at + ATTACH_SECONDS - time.monotonic()))
+        if not attaching.is_due:
+            return  # the answer to the one before came late
         self._detach()
-        self._nonce = secrets.token_hex(NONCE_DIGITS // 2).encode()
-        self._lines.begin_writing(self._nonce)
+        attaching.began_at, attaching.resent_bytes = time.monotonic(), 0
+        if attaching.unanswered_since < 0:
+            attaching.unanswered_since = attaching.began_at
+        nonce = attaching.nonce = secrets.token_hex(NONCE_DIGITS // 2).encode()
+        self._lines.begin_writing(nonce)
         pending = body_of_ids(b"pending", self._handler.pending_ids())
-        # What was not written was for the attachment before.
-        self._unsent[:] = attach_line(self._nonce, self._generation, wire.VERSION, self._survive_seconds)
-        self._unsent += self._lines.frame(pending)
-        self._resent_bytes = 0
-        await self._flush()
-        with anyio.move_on_after(self._answer_seconds):
-            while self._is_usable(stream) and not self._lines.reads:
+        writer.discard()  # it was for the attachment before
+        attach = attach_line(nonce, self._survival.generation, wire.VERSION, self._survival.seconds)
+        await writer.flush(attach + self._lines.frame(pending))
+        with anyio.move_on_after(attaching.answer_seconds):
+            while not (writer.is_broken or self._lines.reads):
                 await self._next_work()
-                await self._flush()
-        self._work.set()
-        if self._is_usable(stream) and not self._lines.reads:
-            self._answer_seconds = min(2 * self._answer_seconds, ANSWER_SECONDS[1])
+                if not self._is_quiet:
+                    await writer.flush()
+        if not (writer.is_broken or self._lines.reads):
+            attaching.answer_seconds = min(2 * attaching.answer_seconds, ANSWER_SECONDS[1])
             # The first time, the driver has the time of its boot.
-            if self.was_attached and time.monotonic() > self._unanswered_since + wire.LEASE_SECONDS:
+            if self.was_attached and time.monotonic() > attaching.unanswered_since + wire.LEASE_SECONDS:
                 self.lose(Loss(f"the driver has not answered for {wire.LEASE_SECONDS:.0f} s", by_driver=True))
 
     def _detach(self) -> None:
@@ -453,42 +497,6 @@ class DriverStream:
             self._lines.stop_reading()
             self._handler.on_detached()
 
-    def _is_usable(self, stream: ByteStream) -> bool:
-        return stream is self._stream and self._is_open and not self._is_broken
 
-    async def _flush(self) -> None:
-        """Write what there is, unless another task does."""
-        while self._unsent and not (self._is_writing or self._is_quiet or self._is_broken):
-            stream, data = self._stream, bytes(self._unsent)
-            self._unsent.clear()
-            self._is_writing, is_stalled = True, False
-            try:
-                # Shielded: after a part of a line, everything would have to be sent again.
-                with anyio.move_on_after(SEND_SECONDS, shield=True) as self._write_scope:
-                    await stream.send(data)
-                is_stalled = self._write_scope.cancelled_caught
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                # Its end, which says more, is still to be read.
-                if stream is self._stream:
-                    self._is_broken = True
-                    self._work.set()
-            finally:
-                self._is_writing = False
-            if is_stalled and stream is self._stream and self._is_open and self.loss is None:
-                reason = f"the sandbox has not read its input for {SEND_SECONDS:.0f} s"
-                self.lose(Loss(reason, by_driver=True))
-
-    async def _drop_broken_stream(self) -> None:
-        """End a stream that cannot be written to, after what can still be read."""
-        with anyio.move_on_after(DRAIN_SECONDS):
-            while self._is_broken:
-                await self._next_work()
-        if self._is_broken:
-            _cancel(self._receive_scope)
-        else:
-            self._work.set()  # to attach to the next one
-
-
-def _cancel(scope: CancelScope | None) -> None:
-    if scope is not None:
-        scope.cancel()
+def _stall() -> Loss:
+    return Loss(f"the sandbox has not read its input for {SEND_SECONDS:.0f} s", by_driver=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,30 +51,23 @@ class KeptFiles:
     def reserve_again(self) -> None:
         """Continue the folder of a server that died: without what it has not finished, and with the room.
 
-        A disk that fails is logged.
+        A disk that fails is logged, here and below.
         """
-        try:
+        with _failures_logged(RESERVED_FILE):
             for unfinished in self.folder.glob("*.partial"):
                 unfinished.unlink(missing_ok=True)
             if not (self.folder / VERDICT_FILE).exists():
                 self.reserve_verdict()
-        except OSError as error:
-            _warn_of_file(RESERVED_FILE, error)
 
     def release_verdict(self) -> None:
-        """Give back the room. A disk that fails is logged."""
-        try:
+        """Give back the room."""
+        with _failures_logged(RESERVED_FILE):
             self._reserved.unlink(missing_ok=True)
-        except OSError as error:
-            _warn_of_file(RESERVED_FILE, error)
 
     def write_verdict(self, verdict: JsonObject) -> None:
-        """Write or replace `verdict.json`; the first time into the room that is reserved for it.
-
-        A disk that fails is logged.
-        """
+        """Write or replace `verdict.json`; the first time into the room that is reserved for it."""
         data = indented(verdict)
-        try:
+        with _failures_logged(VERDICT_FILE):
             if len(data) <= VERDICT_BYTES and self._reserved.exists():
                 # Overwrites blocks that the file has already, so that a full disk cannot refuse them.
                 with self._reserved.open("r+b", buffering=0) as file:
@@ -85,16 +78,11 @@ class KeptFiles:
                 self._reserved.unlink(missing_ok=True)
                 with self._new_file(VERDICT_FILE) as out:
                     out.write(data)
-        except OSError as error:
-            _warn_of_file(VERDICT_FILE, error)
 
     def write_log(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Write or replace a file that people look at. A disk that fails, or is nearly full, is logged."""
-        try:
-            with self._new_file(name) as out:
-                out.writelines(chunks if self.disk is None else self.disk.guard(chunks))
-        except (OSError, AtCapacityError) as error:
-            _warn_of_file(name, error)
+        """Write or replace a file that people look at, unless the disk is nearly full."""
+        with _failures_logged(name), self._new_file(name) as out:
+            out.writelines(chunks if self.disk is None else self.disk.guard(chunks))
 
     def _new_file(self, name: str) -> AbstractContextManager[BinaryIO]:
         """A file that gets its name at the end of the body; after an error there is none."""
@@ -109,6 +97,10 @@ def indented(value: JsonObject) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def _warn_of_file(name: str, error: OSError | AtCapacityError) -> None:
-    why = error.strerror if isinstance(error, OSError) else error.message
-    log.warning("a file of an episode could not be kept", extra=fields(file=name, why=why))
+@contextmanager
+def _failures_logged(name: str) -> Generator[None]:
+    try:
+        yield
+    except (OSError, AtCapacityError) as error:
+        why = error.strerror if isinstance(error, OSError) else error.message
+        log.warning("a file of an episode could not be kept", extra=fields(file=name, why=why))

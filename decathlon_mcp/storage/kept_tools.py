@@ -91,25 +91,26 @@ class KeptTools:
         `holder`: has the same tools as long as it lives. A disk that fails is logged.
         """
         digest = self._digests.get(holder)
-        if digest is None or not self._touch(digest):
+        if digest is None or not _touch(self._folder / f"{digest}.json"):
             digest = self._digests[holder] = await anyio.to_thread.run_sync(self._write, tools)
         return digest
-
-    def _touch(self, digest: str) -> bool:
-        """Note that a list is used; False if it is not there any more."""
-        try:
-            os.utime(self._folder / f"{digest}.json")
-        except OSError:
-            return False
-        return True
 
     def _write(self, tools: Sequence[JsonObject]) -> str:
         # ASCII, for lone surrogates too; sorted, so that the same tools are the same file.
         content = json.dumps(tools, sort_keys=True, separators=(",", ":")).encode("ascii")
         digest = sha256(content).hexdigest()
-        if not self._touch(digest):
-            _write(self._folder / f"{digest}.json", content)
+        if not _touch(file := self._folder / f"{digest}.json"):
+            _write(file, content)
         return digest
+
+
+def _touch(path: Path) -> bool:
+    """Note that a list is used; False if it is not there any more."""
+    try:
+        os.utime(path)
+    except OSError:
+        return False
+    return True
 
 
 def _write(path: Path, content: bytes) -> bool:
@@ -132,7 +133,8 @@ def remove_unnamed_tools(state: Path, before: float, *, dry_run: bool = False) -
     try:
         with os.scandir(state / FOLDER) as entries:
             old = [Path(entry.path) for entry in entries if entry.stat().st_mtime < before]
-        named = set(_named_digests(state / "episodes")) if old else set[str]()
+        folders = (state / "episodes").iterdir() if old else ()
+        named = {digest for folder in folders for digest in _ready_digests(folder)}
     except FileNotFoundError:
         return 0
     except OSError as error:
@@ -146,16 +148,12 @@ def remove_unnamed_tools(state: Path, before: float, *, dry_run: bool = False) -
     return len(unnamed)
 
 
-def _named_digests(episodes: Path) -> Iterator[str]:
-    with os.scandir(episodes) as folders:
-        for folder in folders:
-            with suppress(FileNotFoundError, NotADirectoryError, NotRegularError):
-                yield from _ready_digests(Path(folder.path) / TRAJECTORY_FILE)
-
-
-def _ready_digests(trajectory: Path) -> Iterator[str]:
-    """The digests in the lines `ready` of one trajectory; a set-up that started over has several."""
-    with open_regular(trajectory) as lines:
+def _ready_digests(folder: Path) -> Iterator[str]:
+    """The digests that an episode's trajectory names; a set-up that started over has several."""
+    with (
+        suppress(FileNotFoundError, NotADirectoryError, NotRegularError),
+        open_regular(folder / TRAJECTORY_FILE) as lines,
+    ):
         for _, _, line in find_lines(lines, whole=("ready",)):
             event = event_of(line)
             if event == "call":

@@ -1,13 +1,11 @@
 """Secrets that are made once and kept in the state folder, for its owner only.
 
-`key` is the server's private key (Ed25519, RFC 8032), `page-key` the secret that opens the page of a server
-without tokens.
+`key` is the server's private key (Ed25519, RFC 8032).
 """
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +23,6 @@ from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.storage.disk import open_regular
 
 KEY_FILE = "key"
-PAGE_KEY_FILE = "page-key"
-PAGE_KEY_BYTES = 32
 
 
 def load_or_create_key(state: Path) -> Ed25519PrivateKey:
@@ -37,9 +33,9 @@ def load_or_create_key(state: Path) -> Ed25519PrivateKey:
     """
     file = state / KEY_FILE
     if not file.exists():
-        _create(file, key_file_content(Ed25519PrivateKey.generate()))
+        create_secret(file, key_file_content(Ed25519PrivateKey.generate()))
     try:
-        key = load_pem_private_key(_read(file), password=None)
+        key = load_pem_private_key(read_secret(file), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
@@ -52,21 +48,8 @@ def key_file_content(key: Ed25519PrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def load_or_create_page_key(state: Path) -> str:
-    """The key of this state folder's page, made first if there is none: 64 hexadecimal digits.
-
-    Raises SettingsError as `load_or_create_key` does.
-    """
-    file = state / PAGE_KEY_FILE
-    if not file.exists():
-        _create(file, f"{secrets.token_hex(PAGE_KEY_BYTES)}\n".encode())
-    key = _read(file).decode("ascii", "replace").strip()
-    if not re.fullmatch(rf"[0-9a-f]{{{2 * PAGE_KEY_BYTES}}}", key):
-        raise SettingsError(f"{file} is not the key of a page: remove it to have a new one created")
-    return key
-
-
-def _create(file: Path, content: bytes) -> None:
+def create_secret(file: Path, content: bytes) -> None:
+    """Create a file that nobody else may read, unless there is one. Raises SettingsError."""
     partial = file.with_name(f".{file.name}.{secrets.token_hex(6)}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -85,7 +68,7 @@ def _create(file: Path, content: bytes) -> None:
         raise SettingsError(f"--state: the key {file} cannot be created: {error.strerror}") from None
 
 
-def _read(file: Path) -> bytes:
+def read_secret(file: Path) -> bytes:
     """The content of a file that nobody else may read. Raises SettingsError."""
     try:
         with open_regular(file, follow=True) as opened:

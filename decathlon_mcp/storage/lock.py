@@ -22,6 +22,7 @@ from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -114,6 +115,14 @@ class Server:
         )
 
 
+class ServerFile(NamedTuple):
+    """What the file of a server says, and whether that server runs."""
+
+    name: str
+    server: Server
+    runs: bool
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceLock:
     """The name of a running server, and the dead servers that it has taken over.
@@ -159,7 +168,7 @@ def instance_lock(state: Path, server: Server, *, leave: Collection[str] = ()) -
     """
     folder = state / "servers"
     with _errors_named(folder), _locked(folder):
-        if server.serves and (other := _serving(folder, server)) is not None:
+        if server.serves and (other := serving(state, server)) is not None:
             raise SettingsError(
                 f"--state: {state} is in use by another `decathlon-mcp serve`, process {other.pid}: stop "
                 "that one, or give each a folder of its own"
@@ -198,36 +207,27 @@ def serving(state: Path, own: Server | None = None) -> Server | None:
     While one that died is started again, that is its supervisor. `own`: a server whose supervisor does not
     count. Raises SettingsError if the folder cannot be read.
     """
-    with _errors_named(state / "servers"):
-        return _serving(state / "servers", own or Server())
-
-
-def noted_providers(state: Path) -> set[str]:
-    """The names of the providers of all servers that have a file, running or dead. Blocks.
-
-    Raises SettingsError if the folder cannot be read.
-    """
-    with _errors_named(state / "servers"):
-        return {name for file in _files(state / "servers") for name in _read(file).providers or ()}
+    for file in server_files(state):
+        if file.server.serves and file.runs:
+            return file.server
+        if file.server.serves and file.server.is_restarted_for(own or Server()):
+            return replace(file.server, pid=file.server.supervisor or 0, stops=False)
+    return None
 
 
 def running_servers(state: Path) -> dict[str, int]:
-    """The process of each server that runs on the state folder, by the server's name.
+    """The process of each server that runs on the state folder, by its name. Raises SettingsError."""
+    return {file.name: file.server.pid for file in server_files(state) if file.runs}
+
+
+def server_files(state: Path) -> list[ServerFile]:
+    """The files of all servers, running or dead, by name. Blocks.
 
     Raises SettingsError if the folder cannot be read.
     """
-    with _errors_named(state / "servers"):
-        return {file.name: _read(file).pid for file in _files(state / "servers") if _is_locked(file)}
-
-
-def _serving(folder: Path, own: Server) -> Server | None:
-    for file in _files(folder):
-        server = _read(file)
-        if server.serves and _is_locked(file):
-            return server
-        if server.serves and server.is_restarted_for(own):
-            return replace(server, pid=server.supervisor or 0, stops=False)
-    return None
+    folder = state / "servers"
+    with _errors_named(folder):
+        return [ServerFile(file.name, _read(file), _is_locked(file)) for file in _files(folder)]
 
 
 def _take_over(file: Path, taken: dict[str, int], own: Server) -> None:

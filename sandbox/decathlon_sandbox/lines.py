@@ -59,9 +59,19 @@ class Control:
 class Lines:
     """The lines of one end in both directions. `max_bytes`: longest body that is received."""
 
-    __slots__ = ("_max_bytes", "_part", "_part_check", "_read_check", "_skips", "_write_check", "reads")
+    __slots__ = (
+        "_max_bytes",
+        "_part",
+        "_part_check",
+        "_read_check",
+        "_skips",
+        "_write_check",
+        "max_bytes",
+        "reads",
+    )
 
     def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self._max_bytes = max_bytes + _CHECK_BYTES
         self._read_check = self._write_check = 0
         # The beginning of a line whose end has not come, its check, and whether the line is too long.

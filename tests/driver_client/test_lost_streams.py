@@ -276,7 +276,7 @@ async def test_stream_is_opened_again_while_the_lost_one_takes_nothing() -> None
             outcomes: list[Any] = []
             # Everything is read from the first stream, and written to one that is stuck.
             stuck, unread = stream_pair()
-            link.stream._stream = slow = SlowStream(stuck._incoming, stuck._outgoing)  # pyright: ignore[reportPrivateUsage]
+            link.stream._writer.stream = slow = SlowStream(stuck._incoming, stuck._outgoing)  # pyright: ignore[reportPrivateUsage]
             slow.resume = anyio.Event()
             tasks.start_soon(outcome_of, link, outcomes)
             await anyio.wait_all_tasks_blocked()
@@ -355,7 +355,7 @@ async def test_attachment_is_written_after_what_the_stream_did_not_take_at_once(
     async with narrow_connection() as (link, stream, peer):
         before = peer.connection.attachments
         await peer.send_bytes(b"damaged\n")
-        await until(lambda: link.stream._must_attach)  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: link.stream._attaching.is_due)  # pyright: ignore[reportPrivateUsage]
         stream.room = 10
         assert link.send_now(request(link, "call", {}, []))
         stream.room = 1 << 20

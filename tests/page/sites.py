@@ -8,11 +8,10 @@ import httpx2
 
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.page.access import PageKey, Secrets, Sessions
+from decathlon_mcp.plugins.page.access import PageKey, Secrets, Sessions, load_or_create_page_key
 from decathlon_mcp.plugins.page.application import PageApp
 from decathlon_mcp.plugins.page.live import LiveFeed
 from decathlon_mcp.plugins.page.site import Site
-from decathlon_mcp.storage.keys import load_or_create_page_key
 
 HOST = "decathlon.localhost:8765"
 BASE = f"http://{HOST}"

@@ -14,10 +14,9 @@ from starlette.requests import HTTPConnection
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.plugins.page import access
-from decathlon_mcp.plugins.page.access import MAX_SESSIONS, PageKey, Sessions
+from decathlon_mcp.plugins.page.access import MAX_SESSIONS, PageKey, Sessions, load_or_create_page_key
 from decathlon_mcp.plugins.page.gate import MAX_FORM_BYTES
 from decathlon_mcp.plugins.page.site import MAX_LONG_FORMS, SHORT_FORM_BYTES
-from decathlon_mcp.storage.keys import load_or_create_page_key
 from tests.page.outlines import outline
 from tests.page.samples import Folder
 from tests.page.sites import HOST, browser, page_over, sign_in

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from decathlon_mcp.cli.merging import check_merging
 from decathlon_mcp.driver.client import connect
-from decathlon_mcp.driver.merging import check_merging
 from decathlon_mcp.plugins.docker.container import dense_profile
 from decathlon_mcp.plugins.docker.engine import engine_address
 from decathlon_mcp.plugins.docker.limits import check_engine_limits

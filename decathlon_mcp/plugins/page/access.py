@@ -9,10 +9,12 @@ header, so the secret is exchanged for a cookie. Sessions live in memory: they e
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
@@ -20,7 +22,11 @@ import anyio
 from starlette.requests import HTTPConnection
 
 from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.storage.keys import create_secret, read_secret
 
+PAGE_KEY_FILE = "page-key"
+PAGE_KEY_BYTES = 32
 SESSION_SECONDS = 12 * 3600.0
 MAX_SESSIONS = 100
 """Sessions of one key or token; beyond, its oldest ends, and nobody else's."""
@@ -148,3 +154,18 @@ def cookie_name(request: HTTPConnection) -> str:
 def digest_of(secret: str) -> str:
     """SHA-256 of a secret, in hexadecimal digits."""
     return sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def load_or_create_page_key(state: Path) -> str:
+    """The key of this state folder's page, made first if there is none: 64 hexadecimal digits.
+
+    It opens the page of a server without tokens. Raises SettingsError if the file cannot be read or written,
+    or has something else.
+    """
+    file = state / PAGE_KEY_FILE
+    if not file.exists():
+        create_secret(file, f"{secrets.token_hex(PAGE_KEY_BYTES)}\n".encode())
+    key = read_secret(file).decode("ascii", "replace").strip()
+    if not re.fullmatch(rf"[0-9a-f]{{{2 * PAGE_KEY_BYTES}}}", key):
+        raise SettingsError(f"{file} is not the key of a page: remove it to have a new one created")
+    return key

@@ -14,14 +14,13 @@ from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.health import server_state
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.page.access import PageKey, Secrets, Sessions
+from decathlon_mcp.plugins.page.access import PageKey, Secrets, Sessions, load_or_create_page_key
 from decathlon_mcp.plugins.page.application import PageApp
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
 from decathlon_mcp.plugins.page.play.attempts import RUN, PlayPages
 from decathlon_mcp.plugins.page.site import Site
 from decathlon_mcp.plugins.page.stored_runs import delete_run, pin_run
 from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
-from decathlon_mcp.storage.keys import load_or_create_page_key
 from decathlon_mcp.types import public_id
 
 

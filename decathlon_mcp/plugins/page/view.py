@@ -13,7 +13,7 @@ from decathlon_mcp.cli.options import DEFAULT_PORT
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import PAGE_HOST, AllowedHosts
 from decathlon_mcp.http.listening import listen
-from decathlon_mcp.storage.keys import load_or_create_page_key
+from decathlon_mcp.plugins.page.access import load_or_create_page_key
 from decathlon_mcp.telemetry.logs import configure_logging
 
 VIEW_PORT = 8766
