@@ -34,7 +34,7 @@ from decathlon_mcp.sandboxes.host.command import isolated_command
 from decathlon_mcp.sandboxes.host.host_files import HostFiles, own_python
 from decathlon_mcp.sandboxes.host.namespaces import SET_UP_SECONDS
 from decathlon_mcp.sandboxes.host.network import open_namespaces
-from decathlon_mcp.sandboxes.host.table import ProcessId
+from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.types import JsonObject
 
 ROOT = PurePosixPath("/agent")

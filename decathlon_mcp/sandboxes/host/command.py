@@ -26,9 +26,9 @@ from decathlon_mcp.sandboxes.host.mounts import (
     memory_mount,
     writable_folders,
 )
+from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.records import closing_descriptor
 from decathlon_mcp.sandboxes.host.seccomp import compile_filter, is_supported
-from decathlon_mcp.sandboxes.host.table import ProcessId
 from decathlon_mcp.types import as_object
 
 PROGRAM = "bwrap"

@@ -54,6 +54,7 @@ from decathlon_mcp.sandboxes.host.machine import Machine
 from decathlon_mcp.sandboxes.host.mount_view import view_launcher
 from decathlon_mcp.sandboxes.host.mounts import RootFiles, writable_folders
 from decathlon_mcp.sandboxes.host.network import NetworkHelper, OwnNetwork
+from decathlon_mcp.sandboxes.host.processes import SIGNAL_SECONDS, ProcessId, ProcessSignaller
 from decathlon_mcp.sandboxes.host.records import (
     GROUPS_FILE,
     HELPER_FILE,
@@ -63,8 +64,6 @@ from decathlon_mcp.sandboxes.host.records import (
     write_process,
 )
 from decathlon_mcp.sandboxes.host.sandbox import HostSandbox
-from decathlon_mcp.sandboxes.host.signals import SIGNAL_SECONDS, ProcessSignaller
-from decathlon_mcp.sandboxes.host.table import ProcessId
 from decathlon_mcp.sandboxes.host.unpacking import unpack_inside
 from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.sandboxes.usage import Usage

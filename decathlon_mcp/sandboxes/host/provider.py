@@ -51,9 +51,9 @@ from decathlon_mcp.sandboxes.host.machine import Machine
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.network import PROGRAM
 from decathlon_mcp.sandboxes.host.plain import PlainSandbox, check_plain
+from decathlon_mcp.sandboxes.host.processes import ProcessSignaller
 from decathlon_mcp.sandboxes.host.records import read_owner, sandbox_owners, unfinished_folder_prefix
 from decathlon_mcp.sandboxes.host.sandbox import Footprint, HostSandbox
-from decathlon_mcp.sandboxes.host.signals import ProcessSignaller
 from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.telemetry.logs import fields
