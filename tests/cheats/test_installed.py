@@ -45,7 +45,7 @@ program = program.replace('Path(__file__).with_name("texts.json").read_text()', 
 settings = read_settings({"state": Path(sys.argv[2])})
 provider = HostProvider("tests", Path(sys.argv[2]) / "sandboxes", hidden=answer_folders(settings))
 spec = SandboxSpec("search", ("python3", "-I", "-c", program), PurePosixPath("/episode"), limits=Limits())
-with isolated_command(spec, provider._files(spec)) as command:
+with isolated_command(spec, provider._machine.files(spec)) as command:
     sys.exit(subprocess.run(command.argv, pass_fds=command.descriptors, cwd="/").returncode)
 """
 

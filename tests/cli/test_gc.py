@@ -24,8 +24,8 @@ from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.sandboxes.host import records
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
+from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.records import remove_folder
-from decathlon_mcp.sandboxes.host.table import ProcessId
 from decathlon_mcp.storage.lock import Server
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.types import public_id

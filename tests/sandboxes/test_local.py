@@ -22,11 +22,11 @@ from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailabl
 from decathlon_mcp.plugins.conformance.archives import file_entry, pack
 from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.host import processes
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
-from decathlon_mcp.sandboxes.host import signals, table
+from decathlon_mcp.sandboxes.host.processes import ProcessId, is_alive, living_members
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.host.records import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
-from decathlon_mcp.sandboxes.host.table import ProcessId, is_alive, living_members
 from tests.driver.peer import until
 from tests.sandboxes.conftest import Bench
 
@@ -206,7 +206,7 @@ async def test_of_strangers_nothing_is_read_when_many_sandboxes_end_together(
                 tasks.start_soon(one)
             await all_open.wait()
             assert len(local.processes()) == count_at_once
-            monkeypatch.setattr(table, "read_process", note)
+            monkeypatch.setattr(processes, "read_process", note)
             ended.set()
         await local.assert_nothing_left()
     # Some had not forked twice when they were counted.
@@ -218,7 +218,7 @@ async def test_processes_that_do_not_end_delay_no_other_removal(
     local: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel delivers no signal to an uninterruptible process; here none is sent to some."""
-    monkeypatch.setattr(signals, "SIGNAL_SECONDS", 4.0)
+    monkeypatch.setattr(processes, "SIGNAL_SECONDS", 4.0)
     send = ProcessId.send
     unkillable: set[int] = set()
 

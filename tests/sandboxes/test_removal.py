@@ -22,14 +22,14 @@ from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.plugins.docker import provider as docker_provider
 from decathlon_mcp.plugins.docker.container import Container
+from decathlon_mcp.sandboxes.host import processes as processes_module
 from decathlon_mcp.sandboxes.host import records as resources_module
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
-from decathlon_mcp.sandboxes.host import signals as signals_module
 from decathlon_mcp.sandboxes.host.first_process import FirstProcess
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
+from decathlon_mcp.sandboxes.host.processes import ProcessSignaller
 from decathlon_mcp.sandboxes.host.records import OWNER_FILE
 from decathlon_mcp.sandboxes.host.sandbox import Footprint
-from decathlon_mcp.sandboxes.host.signals import ProcessSignaller
 from decathlon_mcp.sandboxes.streams import PipeStream
 from tests.sandboxes.conftest import Bench, open_bench
 
@@ -225,7 +225,7 @@ BUBBLEWRAP_STEPS = (
 STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
     "plain": (
         *PROCESS_STEPS,
-        (signals_module, "living_members"),
+        (processes_module, "living_members"),
         (ProcessSignaller, "kill"),
         (Footprint, "_release"),
     ),

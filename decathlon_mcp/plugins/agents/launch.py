@@ -22,7 +22,7 @@ from typing import TypeAlias
 import anyio
 from anyio.abc import ByteReceiveStream, Process
 
-from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.agents.configuration import Configuration, Folders
@@ -33,13 +33,16 @@ from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.host.command import isolated_command
 from decathlon_mcp.sandboxes.host.host_files import HostFiles, own_python
 from decathlon_mcp.sandboxes.host.namespaces import SET_UP_SECONDS
-from decathlon_mcp.sandboxes.host.network import open_listeners
+from decathlon_mcp.sandboxes.host.network import open_namespaces
+from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.types import JsonObject
 
 ROOT = PurePosixPath("/agent")
 """Folder in the namespaces with the program's home, its configuration and the folder that it starts in."""
 FIRST_PORT = 8765
 """Of the episode in the namespaces; the next one if the program's model has it."""
+LISTEN_SECONDS = 30.0
+"""Limit on a program that takes 50 ms."""
 END_SECONDS = 5.0
 """How long the starter may take to kill what the program has started, before it is killed itself."""
 _PACKAGE = "decathlon_mcp.plugins.agents"
@@ -130,11 +133,48 @@ class NamespaceLauncher:
             spec = SandboxSpec(f"agent-{secrets.token_hex(8)}", command, ROOT, limits=Limits())
             isolated = stack.enter_context(isolated_command(spec, self._files))
             async with _starter(isolated.argv, isolated.descriptors, ours, theirs) as process:
-                listeners = await open_listeners(isolated.first_process, addresses, isolated.launcher)
+                listeners = await _open_listeners(isolated.first_process, addresses, isolated.launcher)
                 for listener in listeners:
                     stack.enter_context(listener)
                 await _send(ours, order)
                 yield RunningProgram(process, listeners, ours)
+
+
+async def _open_listeners(
+    first_process: ProcessId, addresses: Sequence[tuple[str, int]], launcher: Sequence[str]
+) -> list[socket.socket]:
+    """Listening sockets at IPv4 addresses in the network of a sandbox, which has them from then on.
+
+    `launcher`: a command line that executes the rest of it as the sandbox's user on this machine. Raises
+    SandboxLostError if the first process has ended, ProviderUnavailableError.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ExitStack() as stack:
+        user, network = open_namespaces(first_process, stack)
+        places = [f"--user=/proc/self/fd/{user}", f"--net=/proc/self/fd/{network}"]
+        program = [sys.executable, *_STARTER, source("listeners", _PACKAGE), str(theirs.fileno())]
+        # There it is root, and may open every port.
+        command = [
+            *launcher,
+            "nsenter",
+            "--preserve-credentials",
+            *places,
+            "--",
+            *program,
+            json.dumps(addresses),
+        ]
+        try:
+            with anyio.fail_after(LISTEN_SECONDS):
+                result = await anyio.run_process(
+                    command, check=False, cwd="/", pass_fds=(user, network, theirs.fileno())
+                )
+        except (OSError, TimeoutError) as error:
+            raise ProviderUnavailableError(f"nsenter cannot be run: {error or 'it does not end'}") from error
+        if result.returncode:
+            reason = " ".join(result.stderr.decode("utf-8", "replace").split())[-_OUTPUT_BYTES:]
+            raise ProviderUnavailableError(f"the sandbox's network could not be prepared: {reason}")
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, len(addresses))
+        return [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
 
 class TrustedLauncher:

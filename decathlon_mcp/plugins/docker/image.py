@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -14,19 +14,15 @@ from requests.exceptions import RequestException
 from decathlon_mcp.archives.reading import BrokenArchiveError, first_file
 from decathlon_mcp.errors import DecathlonError, ImageError
 from decathlon_mcp.plugins.docker.engine import Api, Engine, get_archive, log_refusal, regular_file
+from decathlon_mcp.sandboxes.users import GROUP, PASSWD, TABLE_BYTES, find_user
 from decathlon_mcp.types import as_object
 
 STARTER_IMAGE = "decathlon-test:latest"
 """Image of the starter suite and of the tests. It is in no registry."""
-_ID_DIGITS = 10
-"""Ids are 32-bit numbers."""
-_TABLE_BYTES = 1 << 20
-"""How much of /etc/passwd or /etc/group is read."""
 IMAGE_SECONDS = 2.0
 """A name gets another image when it is built again. Containers opened at once share an inspection."""
 _MAX_KNOWN = 1000
 _images: WeakKeyDictionary[Api, dict[str, tuple[float, Image]]] = WeakKeyDictionary()
-_PASSWD, _GROUP = "/etc/passwd", "/etc/group"
 _ids_by_digest: dict[str, tuple[int, int]] = {}
 
 
@@ -118,20 +114,13 @@ def user_ids(api: Api, container: str, image: Image) -> tuple[int, int]:
 
 
 def _find_ids(api: Api, container: str, image: Image) -> tuple[int, int]:
-    tables = {path: _table(api, container, path, image) for path in (_PASSWD, _GROUP)}
-    if image.runs_as_root and ":" not in image.user:
-        return 0, 0
-    user, _, group = image.user.partition(":")
     # Read from the container, as the engine does when it starts the process: USER may be a name. For a name
     # that is not there, the ids do not matter: the engine refuses to start the container.
-    passwd = _rows(api, container, tables[_PASSWD]) if not (_is_id(user) and _is_id(group)) else []
-    row = _find([row for row in passwd if _is_id(row[3])], user or "0")
-    user_id = int(user) if _is_id(user) else int(row[2])
-    if not group:
-        return user_id, int(row[3])
-    if _is_id(group):
-        return user_id, int(group)
-    return user_id, int(_find(_rows(api, container, tables[_GROUP]), group)[2])
+    passwd, group = (_table(api, container, path, image) for path in (PASSWD, GROUP))
+    if image.runs_as_root and ":" not in image.user:
+        return 0, 0
+    found = find_user(image.user, _content(api, container, passwd), _content(api, container, group))
+    return found.user, found.group
 
 
 def _table(api: Api, container: str, path: str, image: Image) -> str | None:
@@ -144,27 +133,12 @@ def _table(api: Api, container: str, path: str, image: Image) -> str | None:
         raise ImageError(f"image {image.name} cannot be started: {error}", image=image.name) from None
 
 
-def _find(rows: Sequence[Sequence[str]], name_or_id: str) -> Sequence[str]:
-    """The first row with that name, else the first with that id; root's if there is none."""
-    for column in (0, 2):
-        for row in rows:
-            if row[column] == name_or_id:
-                return row
-    return ("", "", "0", "0")
-
-
-def _rows(api: Api, container: str, table: str | None) -> list[list[str]]:
-    """Valid lines of a table of users or groups, split at colons. A long table is cut to `_TABLE_BYTES`."""
+def _content(api: Api, container: str, table: str | None) -> bytes:
+    """The beginning of a table; empty if there is none."""
     if table is None:
-        return []
+        return b""
     try:
         with closing(get_archive(api, container, table)) as chunks:
-            text = first_file(chunks, _TABLE_BYTES).decode("utf-8", "replace")
+            return first_file(chunks, TABLE_BYTES)
     except (APIError, BrokenArchiveError):
-        return []
-    rows = [line.split(":") for line in text.splitlines()]
-    return [row for row in rows if len(row) >= 4 and _is_id(row[2])]
-
-
-def _is_id(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS
+        return b""

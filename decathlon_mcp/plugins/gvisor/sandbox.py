@@ -66,9 +66,8 @@ from decathlon_mcp.sandboxes.host.namespaces import (
     NamespaceSandbox,
     files_do_not_fit,
 )
+from decathlon_mcp.sandboxes.host.processes import SIGNAL_SECONDS, ProcessId
 from decathlon_mcp.sandboxes.host.records import closing_descriptor
-from decathlon_mcp.sandboxes.host.signals import SIGNAL_SECONDS
-from decathlon_mcp.sandboxes.host.table import ProcessId
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.telemetry.logs import fields

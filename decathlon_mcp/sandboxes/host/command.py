@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -23,13 +23,12 @@ from decathlon_mcp.sandboxes.host.mounts import (
     CopiedFiles,
     RootFiles,
     WritableFolder,
-    file_with,
     memory_mount,
     writable_folders,
 )
+from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.records import closing_descriptor
 from decathlon_mcp.sandboxes.host.seccomp import compile_filter, is_supported
-from decathlon_mcp.sandboxes.host.table import ProcessId
 from decathlon_mcp.types import as_object
 
 PROGRAM = "bwrap"
@@ -52,34 +51,31 @@ _NAMESPACES = ("user", "pid", "ipc", "uts")
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxFiles:
-    """Open files that bubblewrap uses, by descriptor.
+class BubblewrapCommand:
+    """A command line of bubblewrap for one sandbox, and descriptors that it must inherit.
 
-    `status`: it writes there which process is the first one, and its exit code. `block`: one end of a socket
-    from which it reads a byte when everything is set up, and closes it. `seccomp`: the filter.
+    `set_up` can be read when the sandbox is set up, or when bubblewrap has ended.
     """
 
-    status: int
-    block: int
-    seccomp: int
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        return (self.status, self.block, self.seccomp)
+    argv: list[str]
+    descriptors: tuple[int, ...]
+    set_up: socket.socket
 
 
 def bubblewrap_command(
     program: str,
     spec: SandboxSpec,
     root: RootFiles,
-    files: SandboxFiles,
+    status: int,
     stack: ExitStack,
     *,
     shares_network: bool = False,
-) -> tuple[list[str], Sequence[int]]:
-    """The command line, and descriptors of further files that it needs; `stack` closes those.
+) -> BubblewrapCommand:
+    """The command line for one sandbox.
 
-    `shares_network`: the sandbox has this machine's network, its loopback interface included.
+    bubblewrap writes to `status` which process is the first one, and its exit code. `stack` closes the other
+    descriptors that it inherits. `shares_network`: the sandbox has this machine's network, its loopback
+    interface included.
     """
     folders = writable_folders(root, spec.root, spec.limits)
     copied = CopiedFiles(stack)
@@ -90,8 +86,8 @@ def bubblewrap_command(
     command += ["--as-pid-1", "--new-session", "--cap-drop", "ALL"]
     if not spec.survives:
         command.append("--die-with-parent")
-    command += ["--json-status-fd", str(files.status), "--block-fd", str(files.block)]
-    command += ["--seccomp", str(files.seccomp)]
+    command += ["--json-status-fd", str(status)]
+    command += ["--seccomp", copied.add_content(compile_filter(fixed_addresses=spec.dense))]
     command.append("--clearenv")
     for name, value in {**root.environment, "HOME": str(root.user.home), "HOSTNAME": HOST_NAME}.items():
         command += ["--setenv", name, value]
@@ -103,8 +99,14 @@ def bubblewrap_command(
         command += memory_mount(folder)
         command += root.mounts_in(folder, copied)
     # After everything has been created in it.
-    command += ["--remount-ro", "/", "--chdir", str(spec.root), "--", *spec.command]
-    return command, copied.descriptors
+    command += ["--remount-ro", "/", "--chdir", str(spec.root)]
+    # bubblewrap reads a byte from its end when everything is set up, and closes it.
+    ours, block = socket.socketpair()
+    stack.callback(block.close)
+    ours.setblocking(False)
+    ours.send(b"1")
+    command += ["--block-fd", str(block.fileno()), "--", *spec.command]
+    return BubblewrapCommand(command, (status, block.fileno(), *copied.descriptors), ours)
 
 
 def user_of(root: RootFiles) -> tuple[int, int] | None:
@@ -187,11 +189,7 @@ def isolated_command(spec: SandboxSpec, files: HostFiles) -> Generator[IsolatedC
     """
     with ExitStack() as stack:
         status = stack.enter_context(closing_descriptor(os.memfd_create("status", os.MFD_CLOEXEC)))
-        block, ours = socket.socketpair()
-        stack.enter_context(block)
-        stack.enter_context(ours).send(b"1")
-        seccomp = stack.enter_context(closing_descriptor(file_with(compile_filter())))
-        opened = SandboxFiles(status, block.fileno(), seccomp)
-        arguments, descriptors = bubblewrap_command(find_program(), spec, files, opened, stack)
+        command = bubblewrap_command(find_program(), spec, files, status, stack)
+        stack.enter_context(command.set_up)
         launcher = [*view_launcher(files.reached), *as_user(user_of(files))]
-        yield IsolatedCommand(launcher, [*launcher, *arguments], (*opened.descriptors, *descriptors), status)
+        yield IsolatedCommand(launcher, [*launcher, *command.argv], command.descriptors, status)

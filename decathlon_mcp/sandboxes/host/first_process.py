@@ -15,7 +15,7 @@ from typing import Self
 import anyio
 
 from decathlon_mcp.errors import SandboxLostError
-from decathlon_mcp.sandboxes.host.table import ProcessId
+from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.streams import LogTail, PipeStream
 
 STANDARD_STREAMS = ("stdin", "stdout", "stderr")

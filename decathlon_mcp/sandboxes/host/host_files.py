@@ -30,11 +30,11 @@ from decathlon_mcp.sandboxes.host.mount_view import closed_parent
 from decathlon_mcp.sandboxes.host.mounts import (
     HOSTS,
     CopiedFiles,
-    SandboxUser,
     WritableFolder,
     bind,
     memory_mount,
 )
+from decathlon_mcp.sandboxes.users import SandboxUser
 
 HOST_USER = SandboxUser(1000, 1000, PurePosixPath("/home/agent"))
 """The user inside: never 0, so that programs do not take themselves for root."""

@@ -18,11 +18,11 @@ from decathlon_mcp.errors import ImageError
 from decathlon_mcp.sandboxes.host.mounts import (
     HOSTS,
     CopiedFiles,
-    SandboxUser,
     WritableFolder,
     bind,
     folder_entries,
 )
+from decathlon_mcp.sandboxes.users import GROUP, PASSWD, TABLE_BYTES, SandboxUser, find_user
 from decathlon_mcp.types import JsonObject, as_object
 
 CONFIG_FILE = "image.json"
@@ -36,8 +36,6 @@ the ids that systemd and container engines give away (systemd, "Users, Groups, U
 those of people."""
 MAX_LINKS = 40
 """Symbolic links that are followed on one path, as by the kernel."""
-_TABLE_BYTES = 1 << 20
-"""How much of /etc/passwd or /etc/group is read."""
 _CONFIG_BYTES = 1 << 20
 COPIED_FILES = 32
 COPIED_BYTES = 64 << 10
@@ -85,7 +83,7 @@ class ImageFolder:
             root,
             (status.st_uid, status.st_gid),
             {"PATH": DEFAULT_PATH, **{name: str(value) for name, value in environment.items()}},
-            _image_user(root, str(config.get("user") or "")),
+            find_user(str(config.get("user") or ""), _table(root, PASSWD), _table(root, GROUP)),
             None if config.get("digest") is None else str(config["digest"]),
         )
 
@@ -205,39 +203,11 @@ def _read_config(file: Path) -> JsonObject:
     return config
 
 
-def _image_user(root: Path, text: str) -> SandboxUser:
-    """What an image's USER means: a name or an id, optionally with a group. Unknown names are root."""
-    name, _, group_name = text.partition(":")
-    row = _find(_rows(root / "etc" / "passwd"), name or "0", columns=7)
-    user = int(name) if _is_id(name) else int(row[2]) if row else 0
-    group = int(row[3]) if row and _is_id(row[3]) else 0
-    if group_name:
-        group_row = _find(_rows(root / "etc" / "group"), group_name, columns=4)
-        group = int(group_name) if _is_id(group_name) else int(group_row[2]) if group_row else 0
-    default = PurePosixPath("/root" if user == 0 else "/home/user")
-    home = PurePosixPath(row[5]) if row else default
-    usable = home.is_absolute() and ".." not in home.parts and len(home.parts) > 1
-    return SandboxUser(user, group, home if usable else default)
-
-
-def _find(rows: Sequence[Sequence[str]], name_or_id: str, *, columns: int) -> Sequence[str] | None:
-    for column in (0, 2):
-        for row in rows:
-            if len(row) >= columns and row[column] == name_or_id:
-                return row
-    return None
-
-
-def _rows(file: Path) -> list[list[str]]:
+def _table(root: Path, path: str) -> bytes:
+    """The beginning of an image's table of users or groups; empty if there is none."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as source:
-            text = source.read(_TABLE_BYTES).decode("utf-8", "replace")
+        with os.fdopen(os.open(root / path.lstrip("/"), flags), "rb") as source:
+            return source.read(TABLE_BYTES)
     except OSError:
-        return []
-    rows = [line.split(":") for line in text.splitlines()]
-    return [row for row in rows if len(row) >= 4 and _is_id(row[2])]
-
-
-def _is_id(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 10
+        return b""

@@ -10,21 +10,13 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from decathlon_mcp.sandboxes.base import SCRATCH, Limits
+from decathlon_mcp.sandboxes.users import SandboxUser
 
 VOLATILE = (PurePosixPath("/run"), PurePosixPath("/var/tmp"))
 """Folders besides /tmp whose content no program expects to last. What the image has there is hidden."""
 DEFAULT_MEMORY_MIB = 4096
 """What folders may hold together is derived from this, where a sandbox's memory has no limit."""
 HOSTS = b"127.0.0.1\tlocalhost\n::1\tlocalhost\n"
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxUser:
-    """The user that processes run as, inside. `home` is absolute."""
-
-    user: int = 0
-    group: int = 0
-    home: PurePosixPath = field(default=PurePosixPath("/root"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,29 +11,25 @@ as the owner of the image's files, or if that is root, as a user that belongs to
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import itertools
 import logging
 import os
 import platform
 import re
 import resource
 import signal
-import socket
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import anyio
 from anyio import to_thread
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor
 from decathlon_mcp.archives.packing import pack_at
-from decathlon_mcp.archives.unpacking import checked_entries, unpack_entries
-from decathlon_mcp.archives.writing import ArchiveSource, Entry
+from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.errors import (
     BadRequestError,
     ImageError,
@@ -52,18 +48,13 @@ from decathlon_mcp.sandboxes.base import (
     check_folder,
 )
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
-from decathlon_mcp.sandboxes.host.command import (
-    SandboxFiles,
-    as_user,
-    bubblewrap_command,
-    find_program,
-    read_status,
-    user_of,
-)
+from decathlon_mcp.sandboxes.host.command import as_user, bubblewrap_command, read_status, user_of
 from decathlon_mcp.sandboxes.host.first_process import Launch
+from decathlon_mcp.sandboxes.host.machine import Machine
 from decathlon_mcp.sandboxes.host.mount_view import view_launcher
-from decathlon_mcp.sandboxes.host.mounts import RootFiles, file_with, writable_folders
+from decathlon_mcp.sandboxes.host.mounts import RootFiles, writable_folders
 from decathlon_mcp.sandboxes.host.network import NetworkHelper, OwnNetwork
+from decathlon_mcp.sandboxes.host.processes import SIGNAL_SECONDS, ProcessId, ProcessSignaller
 from decathlon_mcp.sandboxes.host.records import (
     GROUPS_FILE,
     HELPER_FILE,
@@ -73,9 +64,7 @@ from decathlon_mcp.sandboxes.host.records import (
     write_process,
 )
 from decathlon_mcp.sandboxes.host.sandbox import HostSandbox
-from decathlon_mcp.sandboxes.host.seccomp import compile_filter
-from decathlon_mcp.sandboxes.host.signals import SIGNAL_SECONDS, ProcessSignaller
-from decathlon_mcp.sandboxes.host.table import ProcessId
+from decathlon_mcp.sandboxes.host.unpacking import unpack_inside
 from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.sandboxes.usage import Usage
 from decathlon_mcp.storage.disk import read_kernel_file
@@ -85,17 +74,12 @@ STATUS_FILE = "status"
 """In a sandbox's folder: what bubblewrap writes about the first process."""
 SET_UP_SECONDS = 30.0
 """How long bubblewrap may take to set up a sandbox; usually some 10 ms."""
-MAX_BATCH = 256
-"""Entries without a body that are read at once."""
 _KILLED_EXIT_CODE = 137
 _CAP_SYS_RESOURCE = 1 << 24
 # Joins the control groups whose files come before `--`, then executes the rest.
 _JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done; shift; exec "$@"'
 
-_T = TypeVar("_T")
-
 _log = logging.getLogger(__name__)
-_libc = ctypes.CDLL(None)
 
 
 def why_no_network() -> str:
@@ -111,30 +95,6 @@ class HasFileno(Protocol):
     def close(self) -> None: ...
 
 
-class Machine:
-    """What all sandboxes of a provider need of this machine, looked for when one first needs it.
-
-    `why_shared`: why sandboxes with a network share this machine's; None if they have one of their own.
-    """
-
-    def __init__(self, why_shared: str | None = None) -> None:
-        self.why_shared = why_shared
-
-    @cached_property
-    def program(self) -> str:
-        """The path of bwrap. Raises ProviderUnavailableError."""
-        return find_program()
-
-    @cached_property
-    def hierarchies(self) -> Hierarchies:
-        return Hierarchies.of_this_process()
-
-    @cached_property
-    def network(self) -> OwnNetwork | None:
-        """How sandboxes get a network of their own; None if they do not. Raises ProviderUnavailableError."""
-        return OwnNetwork.of_this_machine() if self.why_shared is None else None
-
-
 class NamespaceSandbox(HostSandbox):
     """See `HostSandbox`. A subclass has another kernel, which this class is the hook for (`hooks.Plugin`).
 
@@ -147,18 +107,9 @@ class NamespaceSandbox(HostSandbox):
     """The name of a kernel that is not this machine's."""
 
     def __init__(
-        self,
-        owner: str,
-        spec: SandboxSpec,
-        folder: Path,
-        signaller: ProcessSignaller,
-        *,
-        files: Callable[[], RootFiles],
-        machine: Machine,
+        self, owner: str, spec: SandboxSpec, folder: Path, signaller: ProcessSignaller, machine: Machine
     ) -> None:
-        """`files`: what it starts with; raises ImageError."""
         super().__init__(owner, spec, folder, signaller)
-        self._find_files = files
         self._machine = machine
         self._set_up: HasFileno | None = None
         """Can be read when the sandbox is set up, or when bubblewrap has ended."""
@@ -180,7 +131,8 @@ class NamespaceSandbox(HostSandbox):
 
     @cached_property
     def files(self) -> RootFiles:
-        return self._find_files()
+        """What it starts with. Raises ImageError."""
+        return self._machine.files(self.spec)
 
     @property
     def image_digest(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -219,19 +171,16 @@ class NamespaceSandbox(HostSandbox):
 
         Sets `_set_up`.
         """
-        status = self._new_file(STATUS_FILE, stack)
-        ours, block = socket.socketpair()
-        self._set_up = ours
-        stack.callback(block.close)
-        ours.setblocking(False)
-        ours.send(b"1")
-        seccomp = file_with(compile_filter(fixed_addresses=self.spec.dense))
-        opened = SandboxFiles(status, block.fileno(), stack.enter_context(closing_descriptor(seccomp)))
-        shares_network = self.spec.network != "none" and self._machine.network is None
-        command, descriptors = bubblewrap_command(
-            self._machine.program, self.spec, self.files, opened, stack, shares_network=shares_network
+        command = bubblewrap_command(
+            self._machine.program,
+            self.spec,
+            self.files,
+            self._new_file(STATUS_FILE, stack),
+            stack,
+            shares_network=self.spec.network != "none" and self._machine.network is None,
         )
-        return command, (*opened.descriptors, *descriptors)
+        self._set_up = command.set_up
+        return command.argv, command.descriptors
 
     def _new_file(self, name: str, stack: ExitStack) -> int:
         """A descriptor of a new file in the sandbox's folder, to append to."""
@@ -415,14 +364,8 @@ class NamespaceSandbox(HostSandbox):
     def _unpack(self, folder: PurePosixPath, below: PurePosixPath, archive: ArchiveSource) -> None:
         """`put`. `below`: the writable folder that `folder` is, or is in. Blocks."""
         try:
-            with (
-                closing_descriptor(self.open_root()) as root,
-                FolderCursor(root) as place,
-                FolderCursor(place.enter(below.parts[1:]), creates=True) as cursor,
-                _acting_as(self._user),
-            ):
-                entries = _read_as_server(checked_entries(archive), self._user)
-                unpack_entries(entries, cursor, folder.relative_to(below).parts)
+            with closing_descriptor(self.open_root()) as root:
+                unpack_inside(archive, root, folder, below=below, user=self._user)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -468,67 +411,3 @@ def _environment() -> dict[str, str]:
 
 def files_do_not_fit(folder: PurePosixPath) -> LimitExceededError:
     return LimitExceededError(f"the files for {folder} do not fit into the sandbox's memory", budget="memory")
-
-
-@contextmanager
-def _acting_as(user: tuple[int, int] | None) -> Generator[None]:
-    """Create files as this user and group, in this thread. Only root may; None changes nothing.
-
-    In a file system that belongs to another user namespace, the kernel refuses files of users who have no
-    number there, root's too (EOVERFLOW).
-    """
-    if user is None:
-        yield
-        return
-    try:
-        _act_as(*user)
-        yield
-    finally:
-        _act_as_server()
-
-
-# setfsuid(2) is about a single thread, unlike setuid(3). It must come last, as it gives up the right to
-# change the group, and first on the way back.
-def _act_as(user: int, group: int) -> None:
-    _libc.setfsgid(group)
-    _libc.setfsuid(user)
-
-
-def _act_as_server() -> None:
-    _libc.setfsuid(os.geteuid())
-    _libc.setfsgid(os.getegid())
-
-
-def _read_as_server(entries: Iterator[Entry], user: tuple[int, int] | None) -> Iterator[Entry]:
-    """The entries, read as the server in a thread that is acting as `user`.
-
-    What makes a streamed archive opens the server's files meanwhile.
-    """
-    if user is None:
-        yield from entries
-        return
-
-    def as_server(read: Callable[[], _T]) -> _T:
-        _act_as_server()
-        try:
-            return read()
-        finally:
-            _act_as(*user)
-
-    def chunks(body: Iterator[bytes]) -> Iterator[bytes]:
-        while (chunk := as_server(lambda: next(body, None))) is not None:
-            yield chunk
-
-    while batch := as_server(lambda: _until_body(entries)):
-        for member, body in batch:
-            yield member, chunks(iter(body)) if body else ()
-
-
-def _until_body(entries: Iterator[Entry]) -> list[Entry]:
-    """The next entries, up to the first with a body, so that few changes of the user serve many links."""
-    batch: list[Entry] = []
-    for entry in itertools.islice(entries, MAX_BATCH):
-        batch.append(entry)
-        if entry[1]:
-            break
-    return batch

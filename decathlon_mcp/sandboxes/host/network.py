@@ -11,15 +11,12 @@ attacks, and pasta looks once a second whether its sandbox has ended, which slir
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -30,10 +27,9 @@ from typing import Self
 import anyio
 
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.host.mount_view import device_launcher
 from decathlon_mcp.sandboxes.host.mounts import file_with
-from decathlon_mcp.sandboxes.host.table import ProcessId
+from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.storage.disk import read_kernel_file
 from decathlon_mcp.telemetry.logs import fields
 
@@ -46,8 +42,6 @@ REFUSED = ("169.254.0.0/16", "224.0.0.0/4")
 machine may be."""
 END_SECONDS = 2.0
 """How long slirp4netns may take to end after SIGKILL."""
-LISTEN_SECONDS = 30.0
-"""Limit on a program that takes 50 ms."""
 _LOG_BYTES = 4096
 _log = logging.getLogger(__name__)
 
@@ -132,7 +126,7 @@ class NetworkHelper:
         has ended, ProviderUnavailableError.
         """
         with ExitStack() as own, ExitStack() as inherited:
-            user_namespace, network_namespace = _namespaces(first_process, inherited)
+            user_namespace, network_namespace = open_namespaces(first_process, inherited)
             own_ready, ready = _pipe(own, inherited)
             own_log, log = _pipe(own, inherited)
             # It has both ends, and does not wait for room: nobody reads what it says once it is ready.
@@ -180,43 +174,6 @@ class NetworkHelper:
         return self._popen.returncode is not None
 
 
-async def open_listeners(
-    first_process: ProcessId, addresses: Sequence[tuple[str, int]], launcher: Sequence[str]
-) -> list[socket.socket]:
-    """Listening sockets at IPv4 addresses in the network of a sandbox, which has them from then on.
-
-    `launcher`: a command line that executes the rest of it as the sandbox's user on this machine. Raises
-    SandboxLostError if the first process has ended, ProviderUnavailableError.
-    """
-    ours, theirs = socket.socketpair()
-    with ours, theirs, ExitStack() as stack:
-        user, network = _namespaces(first_process, stack)
-        places = [f"--user=/proc/self/fd/{user}", f"--net=/proc/self/fd/{network}"]
-        program = [sys.executable, "-I", "-S", "-c", source("listeners"), str(theirs.fileno())]
-        # There it is root, and may open every port.
-        command = [
-            *launcher,
-            "nsenter",
-            "--preserve-credentials",
-            *places,
-            "--",
-            *program,
-            json.dumps(addresses),
-        ]
-        try:
-            with anyio.fail_after(LISTEN_SECONDS):
-                result = await anyio.run_process(
-                    command, check=False, cwd="/", pass_fds=(user, network, theirs.fileno())
-                )
-        except (OSError, TimeoutError) as error:
-            raise ProviderUnavailableError(f"nsenter cannot be run: {error or 'it does not end'}") from error
-        if result.returncode:
-            reason = " ".join(result.stderr.decode("utf-8", "replace").split())[-_LOG_BYTES:]
-            raise ProviderUnavailableError(f"the sandbox's network could not be prepared: {reason}")
-        _, descriptors, _, _ = socket.recv_fds(ours, 1, len(addresses))
-        return [socket.socket(fileno=descriptor) for descriptor in descriptors]
-
-
 def end_helper(process_id: ProcessId) -> bool:
     """Kill a helper that another server has started; whether it has ended. Blocks."""
     try:
@@ -237,7 +194,7 @@ def _pipe(own: ExitStack, inherited: ExitStack) -> tuple[int, int]:
     return read_end, write_end
 
 
-def _namespaces(first_process: ProcessId, stack: ExitStack) -> tuple[int, int]:
+def open_namespaces(first_process: ProcessId, stack: ExitStack) -> tuple[int, int]:
     """Descriptors of the user namespace that owns the sandbox's network, and of the network's."""
     try:
         network = os.open(f"/proc/{first_process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)

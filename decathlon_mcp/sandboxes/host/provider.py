@@ -23,7 +23,6 @@ import re
 import shutil
 from collections.abc import AsyncGenerator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Literal, Self
 
@@ -45,16 +44,16 @@ from decathlon_mcp.sandboxes.base import (
 )
 from decathlon_mcp.sandboxes.host.command import ALLOW, INSTALL, lacks_namespaces, program_version
 from decathlon_mcp.sandboxes.host.first_process import FirstProcess
-from decathlon_mcp.sandboxes.host.host_files import HostFiles, ProgramsIdentity
-from decathlon_mcp.sandboxes.host.image_folder import UNPACK, ImageFolder
+from decathlon_mcp.sandboxes.host.host_files import ProgramsIdentity
+from decathlon_mcp.sandboxes.host.image_folder import UNPACK
 from decathlon_mcp.sandboxes.host.isolation import HOST, PLAIN, cure_of
-from decathlon_mcp.sandboxes.host.mounts import RootFiles
-from decathlon_mcp.sandboxes.host.namespaces import Machine, NamespaceSandbox
+from decathlon_mcp.sandboxes.host.machine import Machine
+from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.network import PROGRAM
 from decathlon_mcp.sandboxes.host.plain import PlainSandbox, check_plain
+from decathlon_mcp.sandboxes.host.processes import ProcessSignaller
 from decathlon_mcp.sandboxes.host.records import read_owner, sandbox_owners, unfinished_folder_prefix
 from decathlon_mcp.sandboxes.host.sandbox import Footprint, HostSandbox
-from decathlon_mcp.sandboxes.host.signals import ProcessSignaller
 from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.telemetry.logs import fields
@@ -86,22 +85,15 @@ class HostProvider(BaseProvider):
         why: str | None = None,
         why_shared: str | None = None,
     ) -> None:
-        """`why`: the reason that there is no isolation, for the log.
-
-        With `namespaces` only: `image` is the folder of the image that a spec may name by its digest too.
-        `hidden`: see `HostFiles`. `why_shared`: why sandboxes with a network share this machine's; None if
-        they have one of their own.
+        """`why`: the reason that there is no isolation, for the log. `image`, `hidden`, `why_shared`: see
+        `Machine`.
         """
         super().__init__(owner)
         self.isolation: Literal["namespaces", "none"] = isolation
         self._kernel = kernel
         self._folder = folder.absolute()
-        self._image = image
-        self._hidden = tuple(hidden)
         self._why = why
-        self._machine = Machine(why_shared)
-        self._images: dict[str, ImageFolder] = {}
-        self._files_with_network: HostFiles | None = None
+        self._machine = Machine(kernel=kernel.kernel, image=image, hidden=hidden, why_shared=why_shared)
         self._identity = ProgramsIdentity()
         self._deletions = Semaphore(DELETIONS)
         # Never waited for: the clock of a deletion, which has its place by then, would already run.
@@ -114,9 +106,9 @@ class HostProvider(BaseProvider):
                 "The server isolates nothing: what runs in a sandbox can do whatever this user can",
                 extra=fields(folder=str(self._folder), why=self._why or "--isolation none"),
             )
-        elif self._hidden:
+        elif self._machine.hidden:
             # A search of all files that sandboxes can read, for up to seconds: not in the event loop.
-            await to_thread.run_sync(lambda: self._host_files)
+            await to_thread.run_sync(lambda: self._machine.host_files)
         return await super().__aenter__()
 
     @property
@@ -145,7 +137,7 @@ class HostProvider(BaseProvider):
     async def environment(self, image: str | None) -> str | None:
         if image is not None:
             try:
-                return self._image_named(image).digest
+                return self._machine.image(image).digest
             except ImageError:
                 return None
         identity = await self._identity.identity()
@@ -156,42 +148,7 @@ class HostProvider(BaseProvider):
         folder = self._folder / spec.name
         if self.isolation == "none":
             return PlainSandbox(owner, spec, folder, self._signaller)
-        return self._kernel(
-            owner, spec, folder, self._signaller, files=lambda: self._files(spec), machine=self._machine
-        )
-
-    def _files(self, spec: SandboxSpec) -> RootFiles:
-        if spec.image is not None or self.kernel is not None:
-            return self._image_of(spec.image)
-        if spec.network == "none":
-            return self._host_files
-        if self._files_with_network is None:
-            network = self._machine.network
-            self._files_with_network = self._host_files.with_network(network and network.nameserver)
-        return self._files_with_network
-
-    @cached_property
-    def _host_files(self) -> HostFiles:
-        return HostFiles.of_this_server(self._hidden)
-
-    def _image_of(self, name: str | None) -> ImageFolder:
-        if name is None:
-            raise ImageError(f"sandboxes with the kernel {self.kernel} need an unpacked image: {UNPACK}")
-        return self._image_named(name)
-
-    def _image_named(self, name: str) -> ImageFolder:
-        files = self._images.get(name)
-        if files is None:
-            files = self._images[name] = self._read_image(name)
-        return files
-
-    def _read_image(self, name: str) -> ImageFolder:
-        if not name.startswith("sha256:"):
-            return ImageFolder.read(Path(name).expanduser().absolute())
-        image = None if self._image is None else ImageFolder.read(self._image)
-        if image is None or image.digest != name:
-            raise ImageError(f"image {name} is not the one in {self._image}", image=name)
-        return image
+        return self._kernel(owner, spec, folder, self._signaller, self._machine)
 
     @asynccontextmanager
     async def open(
@@ -342,7 +299,7 @@ class HostProvider(BaseProvider):
                 for look in (self._kernel.check_machine, self._check_machine, lambda: [self._check_folder()]):
                     findings += await to_thread.run_sync(look, abandon_on_cancel=True)
                 if image is not None or self.kernel is not None:
-                    files = self._image_of(image)
+                    files = self._machine.image(image)
                     detail = f"{files.location}, {files.digest or 'of unknown origin'}"
                     findings.append(Finding("image", True, detail))
                 if image is not None or all(result.ok for result in findings):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from decathlon_mcp.archives.folder_cursor import open_accessible
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError
-from decathlon_mcp.sandboxes.host.table import ProcessId, is_alive
+from decathlon_mcp.sandboxes.host.processes import ProcessId, is_alive
 
 OWNER_FILE = "owner"
 """In a sandbox's folder: the owner of the provider that opened it."""

@@ -17,6 +17,7 @@ from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec
 from decathlon_mcp.sandboxes.host.cgroups import Group, is_group
 from decathlon_mcp.sandboxes.host.first_process import FirstProcess, Launch
 from decathlon_mcp.sandboxes.host.network import NetworkHelper, end_helper
+from decathlon_mcp.sandboxes.host.processes import ProcessId, ProcessSignaller, is_stopped
 from decathlon_mcp.sandboxes.host.records import (
     GROUPS_FILE,
     HELPER_FILE,
@@ -29,8 +30,6 @@ from decathlon_mcp.sandboxes.host.records import (
     remove_folder,
     write_process,
 )
-from decathlon_mcp.sandboxes.host.signals import ProcessSignaller
-from decathlon_mcp.sandboxes.host.table import ProcessId, is_stopped
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.sandboxes.streams import EndedStream
 from decathlon_mcp.telemetry.logs import fields
