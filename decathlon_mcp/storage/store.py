@@ -80,7 +80,7 @@ class EpisodeRow:
     closed. `turns`, `reward`, `success`, `status`: of the verdict. `cause`: the error that ended the episode,
     for people. `is_derived`: it replays or branches from another episode, so that no summary counts it. Only
     a branch has `branch_of` and `branch_at`: of which episode (public id), and after which of its calls.
-    `differences`, `exact`: as in `episodes.records.Progress`; None until it is ready.
+    `differences`, `exact`: as in its verdict's `branch`; None until it is ready.
     `pinned`: `--keep-days` keeps its files. `has_files`: they are not deleted.
     """
 
@@ -617,7 +617,8 @@ def _compared(progress: JsonObject) -> tuple[int | None, bool | None]:
     """The columns `differences` and `exact`: unknown until the set-up, which compares, is done."""
     if "ready_at" not in progress:
         return None, None
-    return progress.get("differences", 0), progress.get("exact", False)
+    branch = as_object((as_object(progress.get("facts")) or {}).get("branch")) or {}
+    return branch.get("differences", 0), branch.get("exact", False)
 
 
 def _number(text: str | None) -> float | None:

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -104,20 +105,26 @@ def test_columns_of_labels_and_verdict_are_read_back(tmp_path: Path) -> None:
 
 
 def test_a_branch_names_its_origin_and_how_it_came_there_once_it_is_ready(tmp_path: Path) -> None:
-    branch = {"branch": {"episode": "0123456789abcdef", "at": 3, "on_difference": "report"}}
+    branch = {"branch": {"episode": "0123456789abcdef", "at": 3}}
+
+    def with_branch(**noted: Any) -> dict[str, Any]:
+        return {"facts": {"branch": noted}}
+
     with Store.open(tmp_path, "me") as store:
         store.insert_episode(replace(episode(), spec=branch))
         ready = {"ready_at": "2026-01-01T00:00:00Z"}
         for progress, expected in (
-            ({"differences": 1}, (None, None)),
-            ({"differences": 2, **ready}, (2, False)),
-            ({"exact": True, **ready}, (0, True)),
+            (with_branch(differences=1), (None, None)),
+            ({**with_branch(differences=2), **ready}, (2, False)),
+            ({**with_branch(exact=True), **ready}, (0, True)),
+            (ready, (0, False)),
+            ({**with_branch(exact=True), **ready}, (0, True)),
         ):
             store.update_episode("one", phase="ready", progress=progress)
             row = store.episode("one")
             assert row is not None
             assert (row.differences, row.exact) == expected
-        archived = replace(episode("two"), spec=branch, progress={"differences": 1, **ready})
+        archived = replace(episode("two"), spec=branch, progress={**with_branch(differences=1), **ready})
         store.add_ended(archived, "scored", cause=None, calls=3)
         store.end_episode("one", "scored")
         store.forget_files("one")
