@@ -55,6 +55,9 @@ class Plugin:
     routes: Sequence[str] = ()
     """Functions that make a route of `serve` (Starlette's `Route`, whose name says what it is) from its
     registry, tokens, `BodyReader`, public URL and, by name, whether it `has_page`."""
+    lobby_tools: Sequence[str] = ()
+    """Tools of the lobby, classes of `protocol.lobby_tools.LobbyTool`. One with the name of another tool is a
+    subclass of it, with more arguments, and stands in its place."""
     spans: str = ""
     """A function that makes a context of a server's `telemetry.spans.Spans`, of its settings; None without
     them."""

@@ -30,7 +30,7 @@ from decathlon_mcp.cli.app import command_line
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.errors import STATUS
 from decathlon_mcp.http.health import Scrape, current_values
-from decathlon_mcp.protocol.lobby_tools import LOBBY_TOOLS
+from decathlon_mcp.protocol.lobby_tools import lobby_tools
 from decathlon_mcp.protocol.results import CODES, TOOL_FAILURES, error_code
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
@@ -126,7 +126,7 @@ def lobby() -> str:
 
 
 def _lobby_rows() -> Iterator[tuple[str, str, str]]:
-    for name, tool in LOBBY_TOOLS.items():
+    for name, tool in lobby_tools().items():
         arguments = [
             f"`{argument}`" if field.is_required() else f"[`{argument}`]"
             for argument, field in tool.model_fields.items()

@@ -13,9 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
-
-import anyio
+from typing import TypeAlias
 
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver.client import DriverClient
@@ -121,11 +119,8 @@ Following: TypeAlias = Callable[[], Awaitable[AgentSandbox]]
 class EpisodeHooks:
     """What hangs on the episodes of one server; each method has a default that does nothing."""
 
-    def check(self, factory: SandboxFactory, spec: EpisodeSpec, *, outside: bool) -> None:
-        """Refuse an episode before it starts. Raises DecathlonError.
-
-        `outside`: its client allows it to change what episodes share.
-        """
+    def check(self, factory: SandboxFactory, spec: EpisodeSpec) -> None:
+        """Refuse an episode before it starts. Raises DecathlonError."""
 
     async def begin(self, start: Start, following: Following) -> AgentSandbox:
         """Begin the episode, or let `following` do it. The sandbox is on `start.stack` then."""
@@ -139,35 +134,6 @@ class EpisodeHooks:
         self, episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool
     ) -> None:
         """The attempt is closed and captured, and its grading begins. Raises nothing but cancellation."""
-
-
-class SavedPoint(Protocol):
-    """The state of an episode after call `at`, which was saved."""
-
-    @property
-    def at(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-
-
-@runtime_checkable
-class Branching(Protocol):
-    """Hooks that save states of episodes, and begin others where one stood after a call."""
-
-    async def save(self, episode: Episode) -> SavedPoint:
-        """Save the state after the newest call. Raises DecathlonError."""
-        ...
-
-    async def settled(self, episode: Episode) -> None:
-        """Wait for a state that is being saved, so that a branch finds it."""
-        ...
-
-    async def check_source(self, source: Path, at: int, readers: anyio.CapacityLimiter) -> None:
-        """Check that an episode can be branched from after call `at`. Raises BadRequestError.
-
-        `source`: its folder. `readers`: limits how many trajectories are read at once.
-        """
-        ...
 
 
 async def begin(hooks: Sequence[EpisodeHooks], start: Start) -> AgentSandbox:

@@ -22,7 +22,7 @@ from decathlon_mcp.episodes.records import Progress
 from decathlon_mcp.episodes.services import EpisodeResources
 from decathlon_mcp.episodes.specification import Claim, EpisodeLimits
 from decathlon_mcp.errors import DiskFullError, LimitExceededError, SandboxLostError
-from decathlon_mcp.grading.attempt import Attempt, BranchPoint
+from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
@@ -31,7 +31,7 @@ from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.usage import fills_disk
 from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import Network
+from decathlon_mcp.types import JsonObject, Network, as_object
 
 log = logging.getLogger("decathlon.rewards")
 ROOM_SECONDS = 3600.0
@@ -139,13 +139,12 @@ def attempt_of(episode: Episode) -> Attempt:
     network = factory.network_for(spec.task)
     # Grading reads evaluators and rubrics now, unless preprocess may have written them.
     revision = factory.suite.revision_of(spec.task)
-    facts = progress.facts
+    facts = progress.facts.with_(**branch_members(episode))
     if claim is not None and revision != facts.suite_revision:
         facts = facts.with_(suite_changed=True)
     return Attempt(
         episode=spec.public_id,
         labels=spec.labels,
-        branch=branch_point(episode),
         task=spec.task_name,
         suite=factory.suite.name,
         facts=facts if facts.suite_revision else facts.with_(suite_revision=revision),
@@ -168,13 +167,13 @@ def attempt_of(episode: Episode) -> Attempt:
     )
 
 
-def branch_point(episode: Episode) -> BranchPoint | None:
-    """Where the episode branched from another; None for one that is played whole."""
-    branch = episode.spec.branch
+def branch_members(episode: Episode) -> JsonObject:
+    """Where an episode branched from another, as the verdict's member `branch`; empty for other episodes."""
+    branch, facts = episode.spec.branch, episode.records.progress.facts
     if branch is None:
-        return None
-    progress = episode.records.progress
-    return BranchPoint(branch.episode, branch.at, progress.differences, progress.exact)
+        return {}
+    noted = as_object((facts.model_extra or {}).get("branch")) or {}
+    return {"branch": {"episode": branch.episode, "at": branch.at, "differences": 0, **noted}}
 
 
 def require_whole_record(episode: Episode) -> None:

@@ -6,7 +6,7 @@ server dies.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from decathlon_mcp import __version__
 from decathlon_mcp.catalogue.catalogue import SuiteRevision
@@ -17,7 +17,6 @@ from decathlon_mcp.episodes.state import State
 from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.types import JsonObject
 
 TRAJECTORY_VERSION = 1
 """In the first line of a trajectory."""
@@ -72,25 +71,10 @@ class EpisodeHistory:
             suite_revision=revision.revision, suite_release=revision.release, suite_changed=revision.changed
         )
 
-    def note_copy(self, facts: JsonObject, *, exact: bool = False, prepared: bool = False) -> None:
-        """The agent's sandbox is a copy of another episode's, which has these facts.
-
-        `exact`: it stands where this one branches. `prepared`: the other one had just been set up. Raises
-        ValueError for facts that are not valid.
-        """
-        self._records.note_facts(**{"prepared": prepared, **facts})
-        self._records.progress = replace(self._records.progress, exact=exact)
-
     def note_preprocess_failure(self, failure: str) -> None:
         """Preprocess failed, and the suite plays on."""
         self._trajectory.add("preprocess_failed", failure=failure)
         self._records.note_facts(preprocess_failure=failure)
-
-    def note_difference(self, seq: int, difference: JsonObject) -> None:
-        """A call of the episode that this one branches from has another reply here."""
-        self._trajectory.add("difference", seq=seq, **difference)
-        differences = self._records.progress.differences + 1
-        self._records.progress = replace(self._records.progress, differences=differences)
 
     def note_tools(self, tools: OfferedTools) -> None:
         """The episode offers these tools."""

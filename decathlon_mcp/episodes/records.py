@@ -43,9 +43,8 @@ class Progress:
     clocks. `slots`: of the shared resources that the episode has.
     `agent`: name of the agent's sandbox. `sealed`, `captured`: the archive of the task's folder after
     preprocess, and that of the agent's workspace, are in the episode's scratch folder. `facts`: for the
-    verdict. `differences`: replies that differ from those of the episode that this one branches from.
-    `exact`: its sandbox is a copy of that one's, after the call at which it branches. `plugins`: what each
-    plug-in keeps of the episode, by the plug-in's name; see `EpisodeRecords.note_plugin`.
+    verdict. `plugins`: what each plug-in keeps of the episode, by the plug-in's name; see
+    `EpisodeRecords.note_plugin`.
     """
 
     opened_at: float | None = None
@@ -55,8 +54,6 @@ class Progress:
     agent: str | None = None
     sealed: bool = False
     captured: bool = False
-    differences: int = 0
-    exact: bool = False
     facts: Facts = field(default_factory=Facts)
     plugins: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
     claim: Claim | None = None
@@ -142,7 +139,6 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 ends_with_response=bool(spec["ends_with_response"]),
                 labels=row.labels,
                 branch=_BRANCH.validate_python(branch) if (branch := spec.get("branch")) else None,
-                snapshots=spec.get("snapshots"),
                 shares_launch_time=bool(spec.get("shares_launch_time")),
                 plugins=spec.get("plugins", {}),
             ),
@@ -209,7 +205,6 @@ class EpisodeRecords:
                 "limits": asdict(spec.limits),
                 "ends_with_response": spec.ends_with_response,
                 **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
-                **({} if spec.snapshots is None else {"snapshots": spec.snapshots}),
                 **({"shares_launch_time": True} if spec.shares_launch_time else {}),
                 **({"plugins": dict(spec.plugins)} if spec.plugins else {}),
             },

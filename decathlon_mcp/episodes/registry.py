@@ -17,7 +17,6 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import Draw, TaskSampler
 from decathlon_mcp.episodes.access import EpisodeAccess, choose_policy
 from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.beginnings import Branching
 from decathlon_mcp.episodes.directory import EpisodeDirectory, RegistryOptions
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.reattach import Reattachment
@@ -25,7 +24,7 @@ from decathlon_mcp.episodes.records import StoredEpisode
 from decathlon_mcp.episodes.runner import EpisodeRunner, RunnerGroup
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.sandbox_sources import SandboxSources
-from decathlon_mcp.episodes.specification import Branch, EpisodeSpec, OnDifference, Principal
+from decathlon_mcp.episodes.specification import Branch, EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import (
     AtCapacityError,
@@ -35,7 +34,6 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
-from decathlon_mcp.labels import check_labels
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.kept_tools import FOLDER as KEPT_TOOLS_FOLDER
 from decathlon_mcp.storage.kept_tools import KeptTools
@@ -158,19 +156,20 @@ class EpisodeRegistry:
         operation: str | None = None,
         ends_with_response: bool = False,
         labels: Mapping[str, str] | None = None,
-        outside: bool = False,
-        snapshots: int | None = None,
+        limits: EpisodeLimits | None = None,
+        branch: Branch | None = None,
+        plugins: Mapping[str, JsonObject] | None = None,
     ) -> Episode:
         """Start an episode without waiting; its sandbox opens in the background.
 
         `operation`: id of the request. A repeated request gets the episode that the first one has started.
         `ends_with_response`: the episode ends with the response to the request. `labels`: checked ones.
-        `outside`: also a replay of a task that reaches what episodes share. `snapshots`: see `EpisodeSpec`.
+        `limits`: in place of the server's and the task's. `branch`, `plugins`: see `EpisodeSpec`.
 
-        Raises UnknownTaskError, NotRunnableError (naming what is missing, also if its states cannot be
-        saved), AtCapacityError, AccessDeniedError for a policy that reveals more than the server's,
-        SuiteError for a broken task, rubric or prompt, BadRequestError for another launch time than that of
-        the task's recording and for a replay that is refused, and OSError.
+        Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
+        for a policy that reveals more than the server's, SuiteError for a broken task, rubric or prompt,
+        BadRequestError for another launch time than that of the task's recording, what the hooks of
+        episodes raise to refuse it, and OSError.
         """
         operation = _operation_key(operation, principal)
         if (episode := self._started_by(operation, task_id, principal)) is not None:
@@ -184,69 +183,19 @@ class EpisodeRegistry:
             owner=principal,
             launch_time=self.catalogue.launch_time(suite, task, launch_time),
             policy=choose_policy(policy, self.options.reward_policy, principal),
-            limits=self.options.limits.for_task(task, max_calls),
+            limits=limits or self.options.limits.for_task(task, max_calls),
             operation=operation,
             ends_with_response=ends_with_response,
             labels=labels or {},
-            snapshots=snapshots,
+            branch=branch,
             shares_launch_time=launch_time is not None,
+            plugins=plugins or {},
         )
-        return self._start(suite, spec, outside=outside)
+        return self._start(suite, spec)
 
-    def branch(
-        self,
-        source: Episode,
-        at: int,
-        principal: Principal,
-        *,
-        on_difference: OnDifference = "refuse",
-        outside: bool = False,
-        operation: str | None = None,
-        ends_with_response: bool = False,
-        labels: Mapping[str, str] | None = None,
-        snapshots: int | None = None,
-    ) -> Episode:
-        """Start an episode that stands where another stood after call `at`; `check_source` allows it.
-
-        Policy, limits and launch time are the other's. `labels`: in place of the other's of the same name.
-        `outside`: also of a task that reaches what episodes share. Raises what `start` raises.
-        """
-        first = source.spec
-        operation = _operation_key(operation, principal)
-        if (episode := self._started_by(operation, first.task_name, principal)) is not None:
-            return episode
-        suite, task = self._runnable_task(first.task_name)
-        spec = replace(
-            first,
-            id=secrets.token_hex(24),
-            agent_id=secrets.token_hex(24),
-            task=task,
-            owner=principal,
-            launch_time=self.catalogue.launch_time(suite, task, first.launch_time),
-            policy=choose_policy(first.policy, self.options.reward_policy, principal),
-            operation=operation,
-            ends_with_response=ends_with_response,
-            labels=check_labels({**first.labels, **(labels or {})}),
-            branch=Branch(source.public_id, at, on_difference),
-            snapshots=snapshots,
-            shares_launch_time=True,
-        )
-        return self._start(suite, spec, outside=outside)
-
-    @property
-    def branching(self) -> Branching:
-        """What saves states, and begins branches. Raises NotRunnableError if nothing does."""
+    def _start(self, suite: Suite, spec: EpisodeSpec) -> Episode:
         for hooks in self.options.hooks:
-            if isinstance(hooks, Branching):
-                return hooks
-        reason = "this server has no plug-in for branches and saved states"
-        raise NotRunnableError(reason, missing=[reason])
-
-    def _start(self, suite: Suite, spec: EpisodeSpec, *, outside: bool) -> Episode:
-        if spec.branch is not None or spec.snapshots is not None:
-            _ = self.branching
-        for hooks in self.options.hooks:
-            hooks.check(self.directory.factory(suite.name), spec, outside=outside)
+            hooks.check(self.directory.factory(suite.name), spec)
         self.options.disk.refuse_if_low()
         shared, principal = suite.shared_resources(spec.task.id), spec.owner
         ticket = self.admission.reserve(spec.task_name, shared, principal.share_key)

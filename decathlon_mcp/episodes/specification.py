@@ -19,7 +19,6 @@ from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject, public_id
 
 Role = Literal["player", "controller", "admin"]
-OnDifference = Literal["refuse", "report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +95,11 @@ class EpisodeLimits:
 class Branch:
     """Where an episode branches from another: it starts as that one stood after call `at`.
 
-    `episode`: the other's public id. `on_difference`: what a reply does that differs from the recorded one.
-    `refuse` ends the episode as one whose set-up failed, `report` counts it.
+    `episode`: the other's public id. Calls until then are the other's, under their numbers.
     """
 
     episode: str
     at: int
-    on_difference: OnDifference = "refuse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +110,10 @@ class EpisodeSpec:
     spell it. `limits` are those of this episode. `operation`: id of the request that started it, by which a
     repeated request finds it. `ends_with_response`:
     it ends with the response to the request that started it. `labels`: what its client calls it, names to
-    short texts; only reports read them. `branch`: the episode whose calls its set-up plays again.
-    `snapshots`: its state is saved after every so many calls; None: only when asked. `shares_launch_time`:
-    its client chose the launch time, so that other episodes may have the same. `plugins`: what each plug-in
-    was asked for, by its name; the episode's row has it, and nothing else looks at it.
+    short texts; only reports read them. `branch`: None for an episode that is played whole.
+    `shares_launch_time`: its client chose the launch time, so that other episodes may have the same.
+    `plugins`: what each plug-in was asked for, by its name; the episode's row has it, and nothing else looks
+    at it.
     """
 
     id: str
@@ -131,7 +128,6 @@ class EpisodeSpec:
     ends_with_response: bool = False
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     branch: Branch | None = None
-    snapshots: int | None = None
     shares_launch_time: bool = False
     plugins: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
 

@@ -131,26 +131,6 @@ class CallCounts:
     tools: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BranchPoint:
-    """Where an attempt branched from another episode, after that one's call `at`.
-
-    `episode` is its public id. `differences`: how many replies to the calls until then differed when they
-    were made again. `exact`: none was made again, because the sandbox is a copy of the other's after call
-    `at`.
-    """
-
-    episode: str
-    at: int
-    differences: int = 0
-    exact: bool = False
-
-    def to_json(self) -> JsonObject:
-        """The JSON form; `exact` only if it is true."""
-        exact: JsonObject = {"exact": True} if self.exact else {}
-        return {"episode": self.episode, "at": self.at, "differences": self.differences, **exact}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One closed attempt at one task."""
@@ -188,8 +168,6 @@ class Attempt:
     """Limits on sandboxes that the provider could not enforce."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """For the verdict alone; nothing that an evaluator reads has them."""
-    branch: BranchPoint | None = None
-    """None for an attempt that was played whole."""
 
     @property
     def truncated(self) -> bool:

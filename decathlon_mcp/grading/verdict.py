@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from decathlon_mcp.grading.attempt import DETAIL_CHARACTERS, Attempt, BranchPoint, Facts, without_surrogates
+from decathlon_mcp.grading.attempt import DETAIL_CHARACTERS, Attempt, Facts, without_surrogates
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
 from decathlon_mcp.types import JsonObject, Network
 
@@ -91,6 +91,26 @@ class WebUse(_Document):
     passed: int = 0
     missed: int = 0
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """Where an attempt branched from another episode, after that one's call `at`.
+
+    `episode` is its public id. `differences`: how many replies to the calls until then differed when they
+    were made again. `exact`: none was made again, because the sandbox is a copy of the other's after call
+    `at`.
+    """
+
+    episode: str
+    at: int
+    differences: int = 0
+    exact: bool = False
+
+    def to_json(self) -> JsonObject:
+        """The JSON form; `exact` only if it is true."""
+        exact: JsonObject = {"exact": True} if self.exact else {}
+        return {"episode": self.episode, "at": self.at, "differences": self.differences, **exact}
 
 
 class Verdict(Facts):
@@ -226,7 +246,6 @@ def build_verdict(
     return Verdict(
         episode=attempt.episode,
         labels=dict(attempt.labels),
-        branch=attempt.branch,
         task=attempt.task,
         suite=attempt.suite,
         evaluator_digest=evaluator_digest,

@@ -14,6 +14,7 @@ from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.access import EpisodeAccess, may_evaluate
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.grading import branch_members
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
@@ -29,22 +30,20 @@ from decathlon_mcp.protocol.episode_tools import (
     list_tools,
 )
 from decathlon_mcp.protocol.lobby_tools import (
-    LOBBY_TOOLS,
     AddNote,
     CallTool,
     ClaimDone,
     CloseEpisode,
     EpisodeStatus,
     Evaluate,
+    EvaluatorTool,
     ListEpisodes,
     ListTasks,
     ListTools,
     LobbyTool,
-    SnapshotEpisode,
     StartEpisode,
-    branch_members,
     describe_start,
-    start_episode,
+    lobby_tools,
 )
 from decathlon_mcp.protocol.messages import INVALID_PARAMS, LIST, Kind, McpError
 from decathlon_mcp.protocol.requests import Request, RequestContext, Result, Service
@@ -73,7 +72,8 @@ class Lobby(Service):
         super().__init__(registry.spans)
         self._registry = registry
         self._labels = labels or {}
-        self._definitions = {name: tool.definition() for name, tool in LOBBY_TOOLS.items()}
+        self._tools = lobby_tools()
+        self._definitions = {name: tool.definition() for name, tool in self._tools.items()}
 
     async def initialize(self, request: Request) -> JsonObject:
         return {"instructions": self._instructions(request.context)}
@@ -125,11 +125,11 @@ class Lobby(Service):
     def _instructions(self, context: RequestContext) -> str:
         return EVALUATOR_INSTRUCTIONS if self._can_evaluate(context) else PLAYER_INSTRUCTIONS
 
-    def _allowed_tools(self, request: Request) -> dict[str, type[LobbyTool]]:
+    def _allowed_tools(self, request: Request) -> Mapping[str, type[LobbyTool]]:
         """The lobby's tools that this client can use."""
         if self._can_evaluate(request.context):
-            return LOBBY_TOOLS
-        return {name: tool for name, tool in LOBBY_TOOLS.items() if tool is not Evaluate}
+            return self._tools
+        return {name: tool for name, tool in self._tools.items() if tool is not Evaluate}
 
     def _current(self, request: Request) -> EpisodeAccess | None:
         """Access to the episode that this session started last."""
@@ -142,7 +142,7 @@ class Lobby(Service):
         if access is None or offered is None or access.episode.records.progress.requested_ending is not None:
             return []
         # `claim_name` can be spelled differently from the lobby's `claim_done`, which does the same.
-        excluded = {offered.claim_name, *LOBBY_TOOLS}
+        excluded = {offered.claim_name, *self._tools}
         return [tool for tool in offered.tools if tool["name"] not in excluded]
 
     async def _call_current(self, request: Request) -> Result:
@@ -196,12 +196,11 @@ class Lobby(Service):
                 with (access := self._find(request, call.episode)).episode.lease.hold(use=False):
                     access.episode.add_note(call.text, role=call.role, usage=call.usage, calls=call.calls)
                 return structured_result({"added": True})
-            case SnapshotEpisode():
-                _require_evaluator(access := self._find(request, call.episode), "save its state")
+            case EvaluatorTool():
+                _require_evaluator(access := self._find(request, call.episode), call.action)
                 with access.episode.lease.hold():
                     await request.accepted(Kind.OTHER)
-                    state = await self._registry.branching.save(access.episode)
-                return structured_result({"at": state.at, "bytes": state.size_bytes})
+                    return structured_result(await call.run(self._registry, access.episode))
             case CloseEpisode():
                 return await self._close(request, self._find(request, call.episode).episode)
             case _:
@@ -221,9 +220,7 @@ class Lobby(Service):
     async def _start(self, request: Request, call: StartEpisode) -> JsonObject:
         principal = self._principal(request)
         labels = merge_labels(self._labels, read_label_header(request.context.label_header))
-        episode = await start_episode(
-            self._registry, call, principal, operation=request.operation, labels=labels
-        )
+        episode = await call.start(self._registry, principal, operation=request.operation, labels=labels)
         await request.accepted(Kind.START, agent=episode.spec.agent_id)
         if request.operation is None:
             # A client that chose an operation comes back for the episode on any connection, so that a reply

@@ -1,26 +1,28 @@
 """The lobby's tools as pydantic models; their schemas, descriptions and argument errors come from these.
 
-Here is also how an episode starts as `start_episode` asks for it, and what its starter learns about it.
+Here is also how an episode starts as `start_episode` asks for it, and what its starter learns about it. A
+plug-in adds tools, and arguments of those that there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from decathlon_mcp.catalogue.draws import Draw
-from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.grading import branch_point
+from decathlon_mcp.episodes.grading import branch_members
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.specification import OnDifference, Principal
-from decathlon_mcp.errors import AccessDeniedError, BadRequestError
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.errors import BadRequestError, SettingsError
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
 from decathlon_mcp.grading.attempt import MAX_COUNT
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.labels import MAX_LABELS, check_labels, merge_labels
 from decathlon_mcp.protocol.requests import episode_address, page_address
 from decathlon_mcp.settings import RewardPolicy
@@ -201,46 +203,6 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
         description="Names and short texts by which the episode is found later, such as `run`, `model`, "
         f"`group`, `attempt`, `step`; at most {MAX_LABELS}. The agent does not see them.",
     )
-    branch_of: str | None = Field(
-        None,
-        description="Handle of an episode, which may still play: the new one stands where that one stood "
-        "after its call `at`. Its task, launch time, limits, policy and labels are the same.",
-    )
-    at: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_COUNT,
-        description="With `branch_of`: calls 1 to `at` are made again before the episode is ready, except "
-        "those before a state that was saved.",
-    )
-    on_difference: OnDifference = Field(
-        "refuse",
-        description="With `branch_of`, if one of these calls has another reply now: end the episode, or "
-        "count it in the verdict.",
-    )
-    outside: bool = Field(
-        False,
-        description="Also replay or branch a task that reaches what episodes share: the network, services, "
-        "accounts.",
-    )
-
-    snapshots: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_COUNT,
-        description="Save the episode's state after every so many calls, where the server's sandboxes allow "
-        "it: branches begin there. See also `snapshot_episode`.",
-    )
-
-    @model_validator(mode="after")
-    def _branch_excludes_what_is_the_same(self) -> Self:
-        if (self.branch_of is None) != (self.at is None):
-            raise ValueError("`branch_of` and `at` belong together")
-        same = (*Draw.model_fields, "task", "launch_time", "max_calls", "policy")
-        given = [f"`{name}`" for name in same if getattr(self, name) not in (None, ())]
-        if self.branch_of is not None and given:
-            raise ValueError(f"`branch_of` cannot be combined with {', '.join(given)}")
-        return self
 
     @model_validator(mode="after")
     def _task_excludes_draw(self) -> Self:
@@ -248,6 +210,38 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
         if self.task is not None and filters:
             raise ValueError(f"`task` cannot be combined with {', '.join(filters)}")
         return self
+
+    def asked_of_plugins(self) -> dict[str, JsonObject]:
+        """`EpisodeSpec.plugins` of the episode."""
+        return {}
+
+    async def start(
+        self,
+        registry: EpisodeRegistry,
+        principal: Principal,
+        *,
+        operation: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        ends_with_response: bool = False,
+    ) -> Episode:
+        """Start the episode, of a drawn task if none is named. Raises what `draw` and `start` raise.
+
+        `operation`: id of the request; one that is sent again gets the episode that the first one has
+        started. `labels`: those beside the call's.
+        """
+        # A request that is sent again does not draw again.
+        task = self.task or registry.task_started_by(operation, principal)
+        return registry.start(
+            task or registry.draw(self, principal),
+            principal,
+            launch_time=self.launch_time,
+            policy=self.policy,
+            max_calls=self.max_calls,
+            operation=operation,
+            ends_with_response=ends_with_response,
+            labels=merge_labels(labels or {}, self.labels),
+            plugins=self.asked_of_plugins(),
+        )
 
 
 class ListEpisodes(LobbyTool):
@@ -286,6 +280,17 @@ class ListTools(LobbyTool):
         if (self.episode is None) == (self.task is None):
             raise ValueError("give either `episode` or `task`")
         return self
+
+
+class EvaluatorTool(LobbyTool):
+    """A tool about one episode, for clients that may evaluate it. `action`: what it does, for a refusal."""
+
+    action: ClassVar[str]
+    episode: str = Field(description=HANDLE)
+
+    async def run(self, registry: EpisodeRegistry, episode: Episode) -> JsonObject:
+        """The tool's structured result. Raises DecathlonError."""
+        raise NotImplementedError
 
 
 class CallTool(LobbyTool):
@@ -345,14 +350,6 @@ class AddNote(LobbyTool):
     )
 
 
-class SnapshotEpisode(LobbyTool):
-    """Save an episode's state with all its processes, so that branches begin there at once. Returns the
-    number `at` of the last call. Later calls wait meanwhile, some tenths of a second."""
-
-    tool = "snapshot_episode"
-    episode: str = Field(description=HANDLE)
-
-
 class CloseEpisode(LobbyTool):
     """Close an episode and remove its sandbox. A claimed episode is graded first, in the background."""
 
@@ -360,79 +357,35 @@ class CloseEpisode(LobbyTool):
     episode: str = Field(description=HANDLE)
 
 
-LOBBY_TOOLS: dict[str, type[LobbyTool]] = {
-    tool.tool: tool
-    for tool in (
-        ListTasks,
-        StartEpisode,
-        ListEpisodes,
-        EpisodeStatus,
-        ListTools,
-        CallTool,
-        ClaimDone,
-        Evaluate,
-        AddNote,
-        SnapshotEpisode,
-        CloseEpisode,
-    )
-}
+_CORE_TOOLS: tuple[type[LobbyTool], ...] = (
+    ListTasks,
+    StartEpisode,
+    ListEpisodes,
+    EpisodeStatus,
+    ListTools,
+    CallTool,
+    ClaimDone,
+    Evaluate,
+    AddNote,
+    CloseEpisode,
+)
 
 
-async def start_episode(
-    registry: EpisodeRegistry,
-    call: StartEpisode,
-    principal: Principal,
-    *,
-    operation: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    ends_with_response: bool = False,
-) -> Episode:
-    """Start the episode, of a drawn task if none is named, or as a branch of another.
+@cache
+def lobby_tools() -> Mapping[str, type[LobbyTool]]:
+    """The tools of the lobby, those of plug-ins too, by name. Raises SettingsError."""
+    tools = {tool.tool: tool for tool in _CORE_TOOLS}
+    for part in (part for plugin in plugins() for part in plugin.lobby_tools):
+        tool: type[LobbyTool] = load(part)
+        if not issubclass(tool, tools.get(tool.tool, LobbyTool)):
+            raise SettingsError(f"two plug-ins have the tool {tool.tool}: uninstall one of them")
+        tools[tool.tool] = tool
+    return tools
 
-    Raises what `draw`, `start` and `branch` of the registry raise; for a branch also UnknownEpisodeError,
-    AccessDeniedError, and BadRequestError for a call that none can begin after.
 
-    `operation`: id of the request; one that is sent again gets the episode that the first one has started.
-    `labels`: those beside the call's.
-    """
-    all_labels = merge_labels(labels or {}, call.labels)
-    if call.branch_of is not None and call.at is not None:
-        source = EpisodeAccess.by_handle(registry.find(call.branch_of, principal), principal)
-        if not source.can_evaluate:
-            raise AccessDeniedError(
-                "this episode is its controller's: only a controller's token may branch it"
-            )
-        branching = registry.branching
-        await branching.settled(source.episode)
-        if registry.task_started_by(operation, principal) is None:
-            await branching.check_source(
-                registry.directory.folder(source.id), call.at, registry.admission.readers
-            )
-        return registry.branch(
-            source.episode,
-            call.at,
-            principal,
-            on_difference=call.on_difference,
-            outside=call.outside,
-            operation=operation,
-            ends_with_response=ends_with_response,
-            labels=all_labels,
-            snapshots=call.snapshots,
-        )
-    # A request that is sent again does not draw again.
-    task = call.task or registry.task_started_by(operation, principal)
-    return registry.start(
-        task or registry.draw(call, principal),
-        principal,
-        launch_time=call.launch_time,
-        policy=call.policy,
-        max_calls=call.max_calls,
-        operation=operation,
-        ends_with_response=ends_with_response,
-        labels=all_labels,
-        outside=call.outside,
-        snapshots=call.snapshots,
-    )
+def start_tool() -> type[StartEpisode]:
+    """The tool `start_episode`, with the arguments that plug-ins add."""
+    return cast("type[StartEpisode]", lobby_tools()[StartEpisode.tool])
 
 
 def describe_start(
@@ -457,9 +410,3 @@ def describe_start(
         "lease_seconds": registry.options.limits.idle_seconds,
         **branch_members(episode),
     }
-
-
-def branch_members(episode: Episode) -> JsonObject:
-    """Where an episode branched from another, as part of a result; empty for other episodes."""
-    branch = branch_point(episode)
-    return {} if branch is None else {"branch": branch.to_json()}

@@ -417,7 +417,8 @@ def _columns(members: Mapping[str, Any]) -> dict[str, Any]:
         columns["is_derived"] = REPLAY_LABEL in members["labels"] or bool(branch)
     # What a branch differs in is unknown until the set-up, which compares, is done.
     if "ready_at" in (progress := as_object(members.get("progress")) or {}):
-        columns |= {"differences": progress.get("differences", 0), "exact": progress.get("exact", False)}
+        noted = as_object((as_object(progress.get("facts")) or {}).get("branch")) or {}
+        columns |= {"differences": noted.get("differences", 0), "exact": noted.get("exact", False)}
     if (verdict := members.get("verdict")) is not None:
         columns |= {name: verdict.get(name) for name in ("status", "success", "reward")}
         columns["turns"] = (as_object(verdict.get("metrics")) or {}).get("turns")

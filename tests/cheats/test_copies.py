@@ -23,6 +23,7 @@ from tests.cheats.agent import (
     open_episode,
 )
 from tests.disks import small_disk
+from tests.episodes.branches import is_exact
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 
@@ -44,7 +45,7 @@ async def open_copy(served: Served, original: Agent) -> AsyncGenerator[Agent]:
                 yield Agent(client, handle)
         finally:
             await lobby.call_tool("close_episode", {"episode": handle})
-    assert served.find(handle).records.progress.exact
+    assert is_exact(served.find(handle))
 
 
 def in_copies(server: CheatServer, original: Agent) -> CheatServer:

@@ -1,12 +1,23 @@
-"""The plug-in for branches and saved states of a running registry, for the tests of this folder."""
+"""Branches of a running registry, for the tests of this folder."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.grading import branch_members
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.plugins.branches.branches import Branches
+from decathlon_mcp.episodes.specification import Principal
+from decathlon_mcp.protocol.lobby_tools import start_tool
+
+PLAYER = Principal()
 
 
-def branches_of(registry: EpisodeRegistry) -> Branches:
-    """What saves the states of the registry's episodes."""
-    assert isinstance(registry.branching, Branches)
-    return registry.branching
+async def start_with(registry: EpisodeRegistry, principal: Principal = PLAYER, **arguments: Any) -> Episode:
+    """Start an episode as `start_episode` does with these arguments."""
+    return await start_tool().from_arguments(arguments).start(registry, principal)
+
+
+def is_exact(episode: Episode) -> bool:
+    """Whether a branch's sandbox is a copy of the other's, as it stood after the call."""
+    return bool(branch_members(episode)["branch"].get("exact"))

@@ -22,13 +22,14 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
 from decathlon_mcp.plugins.branches import replay as branching
+from decathlon_mcp.plugins.branches.branches import branches_of
 from decathlon_mcp.plugins.history.recorded_calls import raw_members
-from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
+from decathlon_mcp.protocol.lobby_tools import start_tool
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import as_json_with_raw
 from tests.driver.peer import until
-from tests.episodes.branches import branches_of
+from tests.episodes.branches import is_exact, start_with
 from tests.episodes.calling import make_call
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
@@ -96,7 +97,7 @@ async def branch(
     registry: EpisodeRegistry, source: str, at: int, principal: Principal = PLAYER, **options: Any
 ) -> Episode:
     arguments = {"branch_of": source, "at": at, **options}
-    return await start_episode(registry, StartEpisode.from_arguments(arguments), principal)
+    return await start_with(registry, principal, **arguments)
 
 
 def lines(registry: EpisodeRegistry, episode: Episode) -> list[dict[str, Any]]:
@@ -124,11 +125,7 @@ async def test_a_branch_stands_where_its_source_stood(tmp_path: Path) -> None:
             (2, True),
             (3, False),
         ]
-        assert lines(registry, made)[0]["branch"] == {
-            "episode": source.public_id,
-            "at": 2,
-            "on_difference": "refuse",
-        }
+        assert lines(registry, made)[0]["branch"] == {"episode": source.public_id, "at": 2}
         failed = await branch(registry, source.id, 4)
         await failed.ready()
         assert failed.calls.log.counts.failed == 1
@@ -356,13 +353,13 @@ async def test_replayed_calls_have_a_time_limit_of_their_own(
 )
 def test_arguments_that_contradict_each_other_are_refused(arguments: Any, message: str) -> None:
     with pytest.raises(BadRequestError) as caught:
-        StartEpisode.from_arguments(arguments)
+        start_tool().from_arguments(arguments)
     assert message in caught.value.message
 
 
 @asynccontextmanager
 async def saving(folder: Path, **options: Any) -> AsyncGenerator[tuple[EpisodeRegistry, Episode, Counters]]:
-    """A registry on sandboxes that can be saved, with one ready episode. `options`: of `start`."""
+    """A registry on sandboxes that can be saved, with one ready episode. `options`: of `start_episode`."""
     counters = Counters()
     tools = {
         "probe": {
@@ -374,7 +371,7 @@ async def saving(folder: Path, **options: Any) -> AsyncGenerator[tuple[EpisodeRe
     }
     provider = SavingFakeProvider(tools=tools, run=exits_with(0))
     async with running_registry(folder, provider, snapshots_kept=2) as registry:
-        episode = registry.start("made-answer", PLAYER, **options)
+        episode = await start_with(registry, task="made-answer", **options)
         await episode.ready()
         yield registry, episode, counters
 
@@ -431,7 +428,7 @@ async def test_states_are_saved_after_every_so_many_calls(tmp_path: Path) -> Non
         made = await branch(registry, source.id, 6)
         await made.ready()
         assert await call(made, "read") == "5"
-        assert made.records.progress.exact
+        assert is_exact(made)
 
 
 async def test_a_state_that_cannot_be_copied_costs_time_only(tmp_path: Path) -> None:
@@ -442,7 +439,7 @@ async def test_a_state_that_cannot_be_copied_costs_time_only(tmp_path: Path) -> 
         made = await branch(registry, source.id, 1)
         await made.ready()
         assert await call(made, "read") == "first"
-        assert not made.records.progress.exact
+        assert not is_exact(made)
         assert not state.folder.exists()
         await source.claim_done(None)
         with pytest.raises(BadRequestError, match="not open"):

@@ -22,15 +22,15 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import BadRequestError, LimitExceededError, NotRunnableError, SnapshotError
 from decathlon_mcp.plugins.branches import copies
 from decathlon_mcp.plugins.branches import saving as snapshots_module
+from decathlon_mcp.plugins.branches.branches import branches_of
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots
 from decathlon_mcp.plugins.branches.states import SavedStates
-from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.driver.peer import until
-from tests.episodes.branches import branches_of
+from tests.episodes.branches import is_exact, start_with
 from tests.episodes.calling import make_call
 from tests.episodes.environment import exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeCall
@@ -124,14 +124,14 @@ async def saving(
 
 
 async def started(state: Saving, snapshots: int | None = None) -> Episode:
-    episode = state.registry.start("find-answer", PLAYER, snapshots=snapshots)
+    episode = await start_with(state.registry, task="find-answer", snapshots=snapshots)
     await episode.ready()
     return episode
 
 
 async def branched(state: Saving, source: Episode, at: int) -> Episode:
     arguments = {"branch_of": source.id, "at": at}
-    made = await start_episode(state.registry, StartEpisode.from_arguments(arguments), PLAYER)
+    made = await start_with(state.registry, PLAYER, **arguments)
     await made.ready()
     return made
 
@@ -242,7 +242,7 @@ async def test_a_state_of_another_kind_is_not_opened(
         record.write_text(json.dumps({**content, member: 99 if member == "wire_version" else "other"}))
         made = await branched(state, episode, 1)
         assert state.provider.copies == 0
-        assert not made.records.progress.exact
+        assert not is_exact(made)
     assert "a saved state cannot be used" in caplog.text
 
 
@@ -260,7 +260,7 @@ async def test_a_copy_whose_driver_does_not_answer_is_given_up(
         with anyio.fail_after(10):
             made = await branched(state, episode, 1)
         assert state.provider.copies == 1
-        assert not made.records.progress.exact
+        assert not is_exact(made)
         assert not saved.folder.exists()
     assert "has not answered within 0.2 s" in caplog.records[-1].__dict__["fields"]["why"]
 
@@ -328,5 +328,5 @@ async def test_the_pool_gives_way_to_a_copy(tmp_path: Path, monkeypatch: pytest.
         await until(lambda: state.registry.sources.idle == 2)
         with anyio.fail_after(10):
             made = await branched(state, source, 1)
-            assert made.records.progress.exact
+            assert is_exact(made)
             await until(lambda: len(state.provider.machine.sandboxes) == 3)

@@ -18,8 +18,8 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import SetUpError, SnapshotError
 from decathlon_mcp.plugins.branches import prepared as task_states
-from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
 from decathlon_mcp.sandboxes.snapshots import Snapshot
+from tests.episodes.branches import start_with
 from tests.episodes.calling import make_call
 from tests.episodes.environment import ended, running_registry, suite_with
 from tests.fakes.driver import FakeCall, FakeRun, Faults, RunReply
@@ -147,13 +147,9 @@ async def test_only_episodes_with_the_same_launch_time_and_task_share_a_state(tm
         # One that others branch from chooses their launch time.
         source = start(registry, None)
         await call(source, "write", text="first")
-        made = await start_episode(
-            registry, StartEpisode.from_arguments({"branch_of": source.id, "at": 1}), PLAYER
-        )
+        made = await start_with(registry, branch_of=source.id, at=1)
         assert not await prepared(made)
-        again = await start_episode(
-            registry, StartEpisode.from_arguments({"branch_of": source.id, "at": 1}), PLAYER
-        )
+        again = await start_with(registry, branch_of=source.id, at=1)
         assert await prepared(again)
         assert await call(again, "read") == "first"
         verdict = await again.evaluate()

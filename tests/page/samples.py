@@ -92,7 +92,7 @@ class Folder:
                 spec={"launch_time": "2026-01-01T00:00:00+00:00", **({"branch": branch} if branch else {})},
                 progress={
                     "ready_at": "2026-01-01T00:00:09Z",
-                    **((verdict or {}).get("branch") or {}),
+                    "facts": {"branch": (verdict or {}).get("branch") or {}},
                 },
                 labels=labels or {},
             )

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -104,18 +105,25 @@ def test_columns_that_lists_read_follow_the_labels_the_verdict_and_the_end(tmp_p
 
 
 def test_a_branch_names_its_origin_and_how_it_came_there_once_it_is_ready(tmp_path: Path) -> None:
-    branch = {"branch": {"episode": "0123456789abcdef", "at": 3, "on_difference": "report"}}
+    branch = {"branch": {"episode": "0123456789abcdef", "at": 3}}
     ready = {"ready_at": "2026-01-01T00:00:00Z"}
+
+    def with_branch(**noted: Any) -> dict[str, Any]:
+        return {"facts": {"branch": noted}}
+
     with Store.open(tmp_path, "me") as store:
         store.insert_episode(replace(episode(), spec=branch))
         for progress, expected in (
-            ({"differences": 1}, (None, None)),
-            ({"differences": 2, **ready}, (2, 0)),
-            ({"exact": True, **ready}, (0, 1)),
+            (with_branch(differences=1), (None, None)),
+            ({**with_branch(differences=2), **ready}, (2, 0)),
+            (ready, (0, 0)),
+            ({**with_branch(exact=True), **ready}, (0, 1)),
         ):
             store.update_episode("one", phase="ready", progress=progress)
             assert cells(store, "differences, exact") == [expected]
-        store.insert_episode(replace(episode("two"), spec=branch, progress={"differences": 1, **ready}))
+        store.insert_episode(
+            replace(episode("two"), spec=branch, progress={**with_branch(differences=1), **ready})
+        )
         assert cells(store, "branch_of, branch_at, differences, exact, is_derived") == [
             ("0123456789abcdef", 3, 0, 1, 1),
             ("0123456789abcdef", 3, 1, 0, 1),

@@ -6,5 +6,9 @@ PLUGIN = Plugin(
     name="branches",
     settings="decathlon_mcp.plugins.branches.settings:BranchSettings",
     episodes=("decathlon_mcp.plugins.branches.branches:create",),
+    lobby_tools=(
+        "decathlon_mcp.plugins.branches.lobby_tools:StartOrBranchEpisode",
+        "decathlon_mcp.plugins.branches.lobby_tools:SnapshotEpisode",
+    ),
     saved_states=("decathlon_mcp.plugins.branches.states:remove_states_of_ended",),
 )

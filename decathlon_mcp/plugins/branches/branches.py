@@ -12,11 +12,12 @@ import anyio.to_thread
 
 from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Following, Start
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.registry import RegistryOptions
+from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.errors import NotRunnableError, SettingsError
 from decathlon_mcp.plugins.branches.copies import begin_as_copy
+from decathlon_mcp.plugins.branches.options import BranchOptions
 from decathlon_mcp.plugins.branches.prepared import PREPARED_FOLDER, PreparedTasks
 from decathlon_mcp.plugins.branches.replay import check_source, play_again, refuse_shared
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, why_not_saved
@@ -29,18 +30,19 @@ from decathlon_mcp.storage.store import REPLAY_LABEL
 
 
 class Branches(EpisodeHooks):
-    """Saves the states of a server's episodes, and begins its branches. `Branching` for the lobby."""
+    """Saves the states of a server's episodes, and begins its branches."""
 
     def __init__(self, states: SavedStates, prepared: PreparedTasks) -> None:
         self._states = states
         self._prepared = prepared
         self._snapshots: WeakKeyDictionary[Episode, EpisodeSnapshots] = WeakKeyDictionary()
 
-    def check(self, factory: SandboxFactory, spec: EpisodeSpec, *, outside: bool) -> None:
+    def check(self, factory: SandboxFactory, spec: EpisodeSpec) -> None:
         """Refuse calls that are made again and reach what episodes share, and states that are not saved."""
-        if (REPLAY_LABEL in spec.labels or spec.branch is not None) and not outside:
+        options = BranchOptions.of(spec)
+        if (REPLAY_LABEL in spec.labels or spec.branch is not None) and not options.outside:
             refuse_shared(factory, spec.task, spec.task_name)
-        if spec.snapshots is not None and (reason := why_not_saved(factory, self._states, spec.task)):
+        if options.snapshots is not None and (reason := why_not_saved(factory, self._states, spec.task)):
             raise NotRunnableError(
                 f"the states of {spec.task_name} cannot be saved: {reason}", missing=[reason]
             )
@@ -85,6 +87,11 @@ class Branches(EpisodeHooks):
     async def check_source(self, source: Path, at: int, readers: anyio.CapacityLimiter) -> None:
         """Check that an episode can be branched from after call `at`. Raises BadRequestError."""
         await check_source(source, at, readers)
+
+
+def branches_of(registry: EpisodeRegistry) -> Branches:
+    """What saves the states of a server's episodes."""
+    return next(hooks for hooks in registry.options.hooks if isinstance(hooks, Branches))
 
 
 def create(settings: Settings, options: RegistryOptions, factories: Mapping[str, SandboxFactory]) -> Branches:

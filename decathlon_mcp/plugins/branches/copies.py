@@ -35,7 +35,8 @@ async def begin_as_copy(
 ) -> AgentSandbox | None:
     """Open a copy of another episode's sandbox as the agent's, and offer its tools.
 
-    None if that is not possible; then the state is discarded. `exact`, `prepared`: see `Progress`.
+    None if that is not possible; then the state is discarded. `exact`: the state is that at which this
+    episode, a branch, begins. `prepared`: see `Facts`.
     """
     episode = start.episode
     opener = partial(open_copy, episode.sandbox_factory, state, start.admission.opening)
@@ -47,7 +48,10 @@ async def begin_as_copy(
             if state.sealed:
                 await _copy_sealed(start, state)
             tools = await start.offer.copy(state.tools)
-            episode.history.note_copy(state.progress, exact=exact, prepared=prepared)
+            # It is a branch, if at all, of another episode than the one that was saved.
+            facts = {name: fact for name, fact in state.progress.items() if name != "branch"}
+            exact_branch = {"branch": {"exact": True}} if exact else {}
+            episode.records.note_facts(**{"prepared": prepared, **facts, **exact_branch})
             await start.stack.enter_async_context(opened.pop_all())
     except (SnapshotError, SandboxLostError, CallTimeoutError, OSError, ValueError, KeyError) as error:
         why = error.message if isinstance(error, DecathlonError) else str(error)

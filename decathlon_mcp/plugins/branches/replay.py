@@ -29,6 +29,7 @@ from decathlon_mcp.errors import (
     UnknownToolError,
     failure_text,
 )
+from decathlon_mcp.plugins.branches.options import BranchOptions
 from decathlon_mcp.plugins.history.differences import Difference, Paths, ReplyText, compare_replies
 from decathlon_mcp.plugins.history.recorded_calls import (
     RecordedCall,
@@ -38,6 +39,7 @@ from decathlon_mcp.plugins.history.recorded_calls import (
 )
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.types import as_object
 
 TIMES_SLOWER = 3
 """The calls may take so many times as long as the first time, in addition to the time limit of a set-up."""
@@ -159,14 +161,16 @@ async def _play_call(episode: Episode, branch: Branch, session: ToolSession, cal
     difference = await anyio.to_thread.run_sync(_compare, call, outcome, paths)
     if difference is None:
         return
-    if branch.on_difference == "refuse":
+    if BranchOptions.of(episode.spec).on_difference == "refuse":
         raise SetUpError(
             f"call {call.seq} ({call.name}) of {branch.episode} has another reply now: {difference}; with "
             '`on_difference` "report" the branch goes on',
             call=call.seq,
             difference=difference.to_json(),
         )
-    episode.history.note_difference(call.seq, difference.to_json())
+    episode.trajectory.add("difference", seq=call.seq, **difference.to_json())
+    noted = as_object((episode.records.progress.facts.model_extra or {}).get("branch")) or {}
+    episode.records.note_facts(branch={**noted, "differences": noted.get("differences", 0) + 1})
 
 
 def _compare(call: RecordedCall, outcome: Outcome, paths: Paths | None) -> Difference | None:

@@ -27,6 +27,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import BadRequestError, DecathlonError, NotRunnableError, SnapshotError
+from decathlon_mcp.plugins.branches.options import BranchOptions
 from decathlon_mcp.plugins.branches.pauses import CallPauses
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates
 from decathlon_mcp.sandboxes.base import Sandbox
@@ -103,6 +104,7 @@ class EpisodeSnapshots:
         self._pauses = episode.calls.gate = CallPauses(episode.calls)
         self._lock = anyio.Lock()
         self._source: _Source | None = None
+        self._every = BranchOptions.of(episode.spec).snapshots
         self._answered = 0
         self._due: int | None = None
         """The call after which a state is to be saved now; calls are paused until then."""
@@ -119,7 +121,7 @@ class EpisodeSnapshots:
         try:
             async with background_tasks() as tasks:
                 self._source = _Source(cast("SavedSandbox", sandbox), driver, sealed, tasks)
-                if episode.spec.snapshots is not None:
+                if self._every is not None:
                     self._answered = episode.trajectory.index.answered
                     self._pauses.on_still = self._save_if_due
                 yield
@@ -154,7 +156,7 @@ class EpisodeSnapshots:
 
     def _save_if_due(self) -> None:
         """No call runs any more. Calls that come from now on wait."""
-        answered, every = self._episode.trajectory.index.answered, self._episode.spec.snapshots
+        answered, every = self._episode.trajectory.index.answered, self._every
         if self._source is None or every is None or answered < self._answered + every:
             return
         self._answered, self._due = answered, self._pauses.begin()

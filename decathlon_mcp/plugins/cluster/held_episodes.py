@@ -32,7 +32,7 @@ from decathlon_mcp.http.errors import UnauthorizedError, refusal
 from decathlon_mcp.http.protocol import HELD_KEY
 from decathlon_mcp.labels import LABEL_HEADER, read_label_header
 from decathlon_mcp.protocol.headers import Headers
-from decathlon_mcp.protocol.lobby_tools import StartEpisode, describe_start, start_episode
+from decathlon_mcp.protocol.lobby_tools import describe_start, start_tool
 from decathlon_mcp.protocol.responses import wait_until_disconnected
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -72,11 +72,11 @@ class HeldEpisodes:
         async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
             content = body
         try:
-            call = StartEpisode.from_arguments(_arguments(content))
+            call = start_tool().from_arguments(_arguments(content))
             operation = _operation(request.headers.get("idempotency-key"))
             labels = read_label_header(",".join(request.headers.getlist(LABEL_HEADER)))
-            episode = await start_episode(
-                self._registry, call, principal, operation=operation, labels=labels, ends_with_response=True
+            episode = await call.start(
+                self._registry, principal, operation=operation, labels=labels, ends_with_response=True
             )
         except DecathlonError as error:
             return refusal(error)

@@ -20,7 +20,7 @@ from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
 from decathlon_mcp.plugins.page.play.attempts import RUN, PlayPages
 from decathlon_mcp.plugins.page.site import Site
 from decathlon_mcp.plugins.page.stored_runs import delete_run, pin_run
-from decathlon_mcp.protocol.lobby_tools import StartEpisode, start_episode
+from decathlon_mcp.protocol.lobby_tools import start_tool
 from decathlon_mcp.types import public_id
 
 
@@ -69,8 +69,8 @@ class RegistryControl:
         handle = self._registry.directory.handle_of(episode_id)
         # With this label its starter plays on by hand. People see what differs, and decide.
         arguments = {"branch_of": handle, "at": at, "on_difference": "report", "labels": {"run": RUN}}
-        call = StartEpisode.from_arguments(arguments)
-        return (await start_episode(self._registry, call, principal)).public_id
+        call = start_tool().from_arguments(arguments)
+        return (await call.start(self._registry, principal)).public_id
 
     def pin(self, run: str, owner: str | None, *, pinned: bool) -> None:
         if (store := self._registry.store) is not None:

@@ -1,0 +1,37 @@
+"""What clients ask of saved states and branches when they start an episode, in `EpisodeSpec.plugins`."""
+
+from __future__ import annotations
+
+from typing import Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict
+
+from decathlon_mcp.episodes.specification import EpisodeSpec
+from decathlon_mcp.types import JsonObject
+
+OnDifference: TypeAlias = Literal["refuse", "report"]
+_NAME = "branches"
+
+
+class BranchOptions(BaseModel):
+    """The options of one episode."""
+
+    model_config = ConfigDict(frozen=True)
+
+    on_difference: OnDifference = "refuse"
+    """What a reply does that differs from the other episode's: `refuse` ends the branch as an episode whose
+    set-up failed, `report` counts the reply."""
+    outside: bool = False
+    """Whether calls may be made again that reach what episodes share."""
+    snapshots: int | None = None
+    """The state is saved after every so many calls; None: only when asked."""
+
+    def member(self) -> dict[str, JsonObject]:
+        """The options as a member of `EpisodeSpec.plugins`; empty if all are the defaults."""
+        options = self.model_dump(exclude_defaults=True)
+        return {_NAME: options} if options else {}
+
+    @classmethod
+    def of(cls, spec: EpisodeSpec) -> Self:
+        """The options of an episode."""
+        return cls.model_validate(spec.plugins.get(_NAME, {}))
