@@ -15,22 +15,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
-from decathlon_mcp.http.bodies import (
-    MAX_BODY_BYTES,
-    BodyError,
-    BodyReader,
-)
+from decathlon_mcp.http.bodies import MAX_BODY_BYTES, BodyReader
 from decathlon_mcp.http.endpoints import McpEndpoints, place_of
-from decathlon_mcp.http.errors import (
-    UnauthorizedError,
-    UnknownAddress,
-    handle_body_error,
-    handle_refusal,
-    handle_unauthorized,
-)
+from decathlon_mcp.http.errors import REFUSALS, UnknownAddress, handle_refusal
 from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
 from decathlon_mcp.http.metering import MeteredResponses
 
@@ -189,11 +178,9 @@ def http_app(
         # refusal.
         middleware=[*outer, Middleware(RequestCheck, hosts=hosts)],
         exception_handlers={
-            DecathlonError: handle_refusal,
+            **dict.fromkeys(REFUSALS, handle_refusal),
             404: UnknownAddress(bodies),
             405: UnknownAddress(bodies),
-            UnauthorizedError: handle_unauthorized,
-            BodyError: handle_body_error,
         },
         lifespan=lifespan,
     )

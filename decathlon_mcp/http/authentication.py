@@ -31,6 +31,14 @@ class _Token:
     role: Role
 
 
+class UnauthorizedError(Exception):
+    """The request has no token, or an unknown one. `has_token`: it has one."""
+
+    def __init__(self, *, has_token: bool) -> None:
+        super().__init__()
+        self.has_token = has_token
+
+
 class Tokens:
     """The tokens that are accepted. Without any, every request is: only for servers on loopback."""
 
@@ -76,6 +84,13 @@ class Tokens:
         if scheme.lower() != "bearer":
             return None
         return self.principal_of(hashlib.sha256(secret.strip().encode()).hexdigest())
+
+    def require(self, authorization: str | None) -> Principal:
+        """`principal`, which raises UnauthorizedError where there is none."""
+        principal = self.principal(authorization)
+        if principal is None:
+            raise UnauthorizedError(has_token=authorization is not None)
+        return principal
 
     def principal_of(self, digest: str) -> Principal | None:
         """Who has the secret with this SHA-256, in hexadecimal digits; None if it is not known."""

@@ -20,14 +20,8 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.http.authentication import AllowedHosts, Refused, Tokens
-from decathlon_mcp.http.bodies import BodyDisconnectError, BodyError, BodyReader
-from decathlon_mcp.http.errors import (
-    UnauthorizedError,
-    body_refusal,
-    mcp_refusal,
-    refusal,
-    unauthorized,
-)
+from decathlon_mcp.http.bodies import BodyDisconnectError, BodyReader
+from decathlon_mcp.http.errors import REFUSALS, mcp_refusal, refusal, response_to
 from decathlon_mcp.labels import merge_labels, parse_labels, read_label_header
 from decathlon_mcp.protocol.episode_service import EpisodeService, TaskService
 from decathlon_mcp.protocol.headers import SESSION, Headers
@@ -206,14 +200,8 @@ class McpEndpoints:
                 await (address.get if method == "GET" else address.delete)(context)
         except BodyDisconnectError:
             pass
-        except UnauthorizedError:
-            response = unauthorized(has_token=b"authorization" in headers)
-        except BodyError as error:
-            response = body_refusal(error)
-        except McpError as error:
-            response = mcp_refusal(error.status or 400, error)
-        except DecathlonError as error:
-            response = refusal(error)
+        except REFUSALS as error:
+            response = response_to(error)
         if response is not None:
             await response(scope, receive, send)
 
@@ -265,10 +253,7 @@ class McpEndpoints:
         # The agent id is enough, without a token: with a token an agent could start other episodes of the
         # task and evaluate guesses there.
         if not context.by_agent_id:
-            principal = self._tokens.principal(context.headers.text(b"authorization"))
-            if principal is None:
-                raise UnauthorizedError
-            context.principal = principal
+            context.principal = self._tokens.require(context.headers.text(b"authorization"))
         context.principal = context.principal.in_session(context.headers.text(SESSION))
 
     def _find_subject(self, place: _Place, context: RequestContext) -> None:
