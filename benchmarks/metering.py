@@ -8,7 +8,7 @@ from time import perf_counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.samples import Samples, measure_in_turns
-from decathlon_mcp.http.metering import MeteredResponses
+from decathlon_mcp.http.application import MeteredResponses
 from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext
 from decathlon_mcp.telemetry.metrics import Metrics
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -12,28 +14,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
-from decathlon_mcp.http.bodies import (
-    MAX_BODY_BYTES,
-    BodyError,
-    BodyReader,
-)
+from decathlon_mcp.http.bodies import MAX_BODY_BYTES, BodyReader
 from decathlon_mcp.http.endpoints import McpEndpoints, place_of
-from decathlon_mcp.http.errors import (
-    UnauthorizedError,
-    UnknownAddress,
-    handle_body_error,
-    handle_refusal,
-    handle_unauthorized,
-)
+from decathlon_mcp.http.errors import REFUSALS, UnknownAddress, handle_refusal
 from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
 from decathlon_mcp.http.lines import JsonLine, TextLine
-from decathlon_mcp.http.metering import MeteredResponses
+from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext
+from decathlon_mcp.telemetry.metrics import Metrics
 
 EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
 """Headers of a response that a page of an allowed origin may read."""
@@ -91,6 +83,43 @@ class RequestCheck:
             if refused is not None:
                 app = TextLine(refused.message, refused.status)
         await app(scope, receive, send)
+
+
+class MeteredResponses:
+    """ASGI middleware that reports to `metrics` each response's status and bytes, and the time that a call
+    spends in this server."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        metrics, arrived_at, has_started = self._metrics, perf_counter(), False
+
+        # Not a coroutine itself: each of its two calls in a request would cost twice as much.
+        def metered_send(message: Message) -> Awaitable[None]:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                metrics.responses.labels(message["status"]).inc()
+                return send(message)
+            metrics.response_bytes.inc(len(message.get("body", b"")))
+            context: RequestContext | None = scope.get(SCOPE_KEY)
+            if context is not None and context.replied_at and not message.get("more_body"):
+                metrics.request_seconds.observe(context.called_at - arrived_at)
+                metrics.response_seconds.observe(perf_counter() - context.replied_at)
+            return send(message)
+
+        try:
+            await self._app(scope, receive, metered_send)
+        except Exception:
+            if not has_started:
+                # Starlette's outermost layer makes the response to an unexpected exception.
+                metrics.responses.labels(500).inc()
+            raise
 
 
 class Page(Protocol):
@@ -190,11 +219,9 @@ def http_app(
         # refusal.
         middleware=[*outer, Middleware(RequestCheck, hosts=hosts)],
         exception_handlers={
-            DecathlonError: handle_refusal,
+            **dict.fromkeys(REFUSALS, handle_refusal),
             404: UnknownAddress(bodies),
             405: UnknownAddress(bodies),
-            UnauthorizedError: handle_unauthorized,
-            BodyError: handle_body_error,
         },
         lifespan=lifespan,
     )

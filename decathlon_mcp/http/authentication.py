@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Self, cast, get_args
 
@@ -29,6 +30,14 @@ class _Token:
     name: str
     digest: str
     role: Role
+
+
+class UnauthorizedError(Exception):
+    """The request has no token, or an unknown one. `has_token`: it has one."""
+
+    def __init__(self, *, has_token: bool) -> None:
+        super().__init__()
+        self.has_token = has_token
 
 
 class Tokens:
@@ -77,6 +86,13 @@ class Tokens:
             return None
         return self.principal_of(hashlib.sha256(secret.strip().encode()).hexdigest())
 
+    def require(self, authorization: str | None) -> Principal:
+        """`principal`, which raises UnauthorizedError where there is none."""
+        principal = self.principal(authorization)
+        if principal is None:
+            raise UnauthorizedError(has_token=authorization is not None)
+        return principal
+
     def principal_of(self, digest: str) -> Principal | None:
         """Who has the secret with this SHA-256, in hexadecimal digits; None if it is not known."""
         # Every token is compared, in constant time, so that the time taken says nothing about the secrets.
@@ -97,6 +113,10 @@ _AUTHORITY = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[^][:/?#@,\s]+)(?::(?P<por
 _ORIGIN = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<authority>.+)")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _JSON = "application/json"
+_CHECKED_HEADERS = (b"host", b"origin", b"content-type")
+MAX_KNOWN_CHECKS = 256
+MAX_KNOWN_BYTES = 512
+"""Combinations of headers whose check is remembered, and the size of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,33 +197,29 @@ class AllowedHosts:
         Without that, any page could make its visitor's browser send a request which needs no preflight, such
         as a POST of `text/plain`.
         """
-        values: dict[bytes, list[str]] = {name: [] for name in (b"host", b"origin", b"content-type")}
+        found: dict[bytes, bytes] = {}
         for name, value in headers:
-            if name in values:
-                values[name].append(value.strip(b" \t").decode("latin-1"))
-        # A repeated header becomes a list, which is none of the values that are accepted.
-        host, origin, content_type = (", ".join(found) for found in values.values())
-        authority = _Authority.read(host)
-        if authority is None or not self._answers_to(authority):
-            return Refused(421, "Invalid Host header: --allowed-host adds a name that clients may use")
-        if values[b"origin"] and not self._accepts(origin, authority):
-            return Refused(403, "Invalid Origin header: --allowed-origin adds an origin of pages")
-        if method == "POST" and content_type.partition(";")[0].strip().lower() != _JSON:
-            return Refused(400, f"Invalid Content-Type header: {_JSON} is expected")
-        return None
+            if name in _CHECKED_HEADERS:
+                # A repeated header becomes a list, which is none of the values that are accepted.
+                found[name] = value if name not in found else b"%b, %b" % (found[name], value)
+        # A client's headers are always the same.
+        is_short = sum(map(len, found.values())) <= MAX_KNOWN_BYTES
+        judge = _known_refusal if is_short else _refusal
+        return judge(self, method, *map(found.get, _CHECKED_HEADERS))
 
     def answers_to(self, host: str) -> bool:
         """Whether a client may call the server by this `Host` header."""
         authority = _Authority.read(host)
-        return authority is not None and self._answers_to(authority)
+        return authority is not None and self.answers_to_authority(authority)
 
-    def _answers_to(self, host: _Authority) -> bool:
+    def answers_to_authority(self, host: _Authority) -> bool:
+        """`answers_to`, for a header that was read."""
         known = (_Authority.read(name) for name in self.names)
         return (self.any_address and host.is_address) or any(
             name is not None and name.name == host.name and name.port in (None, host.port) for name in known
         )
 
-    def _accepts(self, origin: str, host: _Authority) -> bool:
+    def accepts(self, origin: str, host: _Authority) -> bool:
         """Whether a page of this origin may send requests: one of the server's own, or of an allowed one."""
         normalized = normalized_origin(origin)
         if normalized is None:
@@ -215,3 +231,23 @@ class AllowedHosts:
 
 def _written(host: _Authority) -> str:
     return host.name if host.port is None else f"{host.name}:{host.port}"
+
+
+def _refusal(
+    hosts: AllowedHosts, method: str, host: bytes | None, origin: bytes | None, content_type: bytes | None
+) -> Refused | None:
+    authority = _Authority.read(_text(host))
+    if authority is None or not hosts.answers_to_authority(authority):
+        return Refused(421, "Invalid Host header: --allowed-host adds a name that clients may use")
+    if origin is not None and not hosts.accepts(_text(origin), authority):
+        return Refused(403, "Invalid Origin header: --allowed-origin adds an origin of pages")
+    if method == "POST" and _text(content_type).partition(";")[0].strip().lower() != _JSON:
+        return Refused(400, f"Invalid Content-Type header: {_JSON} is expected")
+    return None
+
+
+_known_refusal = lru_cache(MAX_KNOWN_CHECKS)(_refusal)
+
+
+def _text(header: bytes | None) -> str:
+    return (header or b"").strip(b" \t").decode("latin-1")

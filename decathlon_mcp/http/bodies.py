@@ -78,105 +78,62 @@ class MemoryBudget:
             self.free_bytes -= granted_bytes
             event.set()
 
+    async def reserve(self, size_bytes: int) -> int:
+        """`acquire`, which waits `WAIT_SECONDS` at the most. Returns the size. Raises BodyError."""
+        with anyio.move_on_after(WAIT_SECONDS):
+            await self.acquire(size_bytes)
+            return size_bytes
+        raise BodyError(
+            503, "the server has too many large requests in progress; try again", retry_after_seconds=5
+        )
+
 
 class BodyReader:
     """Reads bodies of at most `max_bytes` whose JSON is within the limits of `json_limits`."""
 
     def __init__(self, max_bytes: int = MAX_BODY_BYTES) -> None:
         self.max_bytes = max_bytes
-        self._received = MemoryBudget(max(BODIES_IN_FLIGHT_BYTES, max_bytes))
-        self._decoded = MemoryBudget(max(DECODED_IN_FLIGHT_BYTES, MAX_NODES * NODE_BYTES))
+        # Two budgets: what waits for the second one holds a part of the first one, but what has both does not
+        # wait any more, so that bodies cannot wait for each other.
+        self.received = MemoryBudget(max(BODIES_IN_FLIGHT_BYTES, max_bytes))
+        self.decoded = MemoryBudget(max(DECODED_IN_FLIGHT_BYTES, MAX_NODES * NODE_BYTES))
 
     def check_length(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise BodyError if the length that a request announces is over the limit."""
         if _length(headers) > self.max_bytes:
-            raise self._too_large()
+            raise self.too_large()
+
+    def too_large(self) -> BodyError:
+        """The error for a body that is over the limit."""
+        return BodyError(413, f"the body of a request is limited to {self.max_bytes / (1 << 20):g} MiB")
 
     def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> BodyInFlight:
         """A context with the body of a request, which is counted as in flight while the context is open.
 
         Entering it raises BodyError, BodyDisconnectError.
         """
-        return BodyInFlight(self, headers, receive, self._received, self._decoded)
-
-    async def receive(
-        self, headers: Mapping[bytes, bytes], receive: Receive, reservation: Reservation
-    ) -> bytes | bytearray:
-        """Receive a whole body; a large one is reserved."""
-        body: bytes | bytearray = b""
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise BodyDisconnectError
-            part, more = message.get("body", b""), message.get("more_body", False)
-            if body and part and not isinstance(body, bytearray):
-                body = bytearray(body)
-            # The first part is mostly the whole, and is not copied.
-            body = body + part if body else part
-            if len(body) > self.max_bytes:
-                raise self._too_large()
-            if len(body) > SMALL_BODY_BYTES and not reservation.size_bytes:
-                # All at once: with reservations that grow, many bodies could wait for each other.
-                await reservation.acquire(_length(headers) or self.max_bytes)
-        reservation.shrink(len(body))
-        return body
-
-    def _too_large(self) -> BodyError:
-        return BodyError(413, f"the body of a request is limited to {self.max_bytes / (1 << 20):g} MiB")
-
-
-class Reservation:
-    """A part of a budget, at first nothing."""
-
-    def __init__(self, budget: MemoryBudget) -> None:
-        self.size_bytes = 0
-        self._budget = budget
-
-    async def acquire(self, size_bytes: int) -> None:
-        """Reserve this much. Raises BodyError if the budget has not as much in time."""
-        with anyio.move_on_after(WAIT_SECONDS):
-            await self._budget.acquire(size_bytes)
-            self.size_bytes = size_bytes
-            return
-        raise BodyError(
-            503, "the server has too many large requests in progress; try again", retry_after_seconds=5
-        )
-
-    def shrink(self, size_bytes: int) -> None:
-        """Return what is over this size."""
-        if size_bytes < self.size_bytes:
-            self._budget.release(self.size_bytes - size_bytes)
-            self.size_bytes = size_bytes
+        return BodyInFlight(self, headers, receive)
 
 
 class BodyInFlight:
     """See `BodyReader.read`."""
 
     # A class, because a generator's context costs as much as reading a short body.
-    def __init__(
-        self,
-        reader: BodyReader,
-        headers: Mapping[bytes, bytes],
-        receive: Receive,
-        received: MemoryBudget,
-        decoded: MemoryBudget,
-    ) -> None:
+    def __init__(self, reader: BodyReader, headers: Mapping[bytes, bytes], receive: Receive) -> None:
         self._reader = reader
         self._headers = headers
         self._receive = receive
-        # Two budgets: what waits for the second one holds a part of the first one, but what has both does not
-        # wait any more, so that bodies cannot wait for each other.
-        self._received, self._decoded = Reservation(received), Reservation(decoded)
+        self._received_bytes = self._decoded_bytes = 0
+        """What is reserved of the reader's budgets."""
 
     async def __aenter__(self) -> bytes:
         self._reader.check_length(self._headers)
         try:
-            body = await self._reader.receive(self._headers, self._receive, self._received)
+            body = await self._receive_all()
             try:
                 size_bytes = decoded_bytes(body)
                 if size_bytes > SMALL_DECODED_BYTES:
-                    await self._decoded.acquire(size_bytes)
+                    self._decoded_bytes = await self._reader.decoded.reserve(size_bytes)
             except BodyError as error:
                 error.request_id = readable_id(bytes(body))
                 raise
@@ -188,9 +145,36 @@ class BodyInFlight:
     async def __aexit__(self, *error: object) -> None:
         self._release()
 
+    async def _receive_all(self) -> bytes | bytearray:
+        """The whole body; a large one is reserved."""
+        reader = self._reader
+        body: bytes | bytearray = b""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise BodyDisconnectError
+            part, more = message.get("body", b""), message.get("more_body", False)
+            if body and part and not isinstance(body, bytearray):
+                body = bytearray(body)
+            # The first part is mostly the whole, and is not copied.
+            body = body + part if body else part
+            if len(body) > reader.max_bytes:
+                raise reader.too_large()
+            if len(body) > SMALL_BODY_BYTES and not self._received_bytes:
+                # All at once: with reservations that grow, many bodies could wait for each other.
+                announced_bytes = _length(self._headers) or reader.max_bytes
+                self._received_bytes = await reader.received.reserve(announced_bytes)
+        if self._received_bytes > len(body):
+            reader.received.release(self._received_bytes - len(body))
+            self._received_bytes = len(body)
+        return body
+
     def _release(self) -> None:
-        self._decoded.shrink(0)
-        self._received.shrink(0)
+        if self._received_bytes or self._decoded_bytes:
+            self._reader.received.release(self._received_bytes)
+            self._reader.decoded.release(self._decoded_bytes)
+            self._received_bytes = self._decoded_bytes = 0
 
 
 def _length(headers: Mapping[bytes, bytes]) -> int:

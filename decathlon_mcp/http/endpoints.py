@@ -19,15 +19,9 @@ from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.foreign_names import quoted
-from decathlon_mcp.http.authentication import AllowedHosts, Refused, Tokens
-from decathlon_mcp.http.bodies import BodyDisconnectError, BodyError, BodyReader
-from decathlon_mcp.http.errors import (
-    UnauthorizedError,
-    body_refusal,
-    mcp_refusal,
-    refusal,
-    unauthorized,
-)
+from decathlon_mcp.http.authentication import AllowedHosts, Tokens
+from decathlon_mcp.http.bodies import BodyDisconnectError, BodyReader
+from decathlon_mcp.http.errors import REFUSALS, mcp_refusal, refusal, response_to
 from decathlon_mcp.http.lines import TextLine
 from decathlon_mcp.labels import merge_labels, parse_labels, read_label_header
 from decathlon_mcp.protocol.episode_service import EpisodeService, TaskService
@@ -50,7 +44,7 @@ from decathlon_mcp.telemetry.logs import fields
 log = logging.getLogger("decathlon.edge")
 
 UNUSED_SECONDS = 60.0
-"""Time between two searches for stored sessions that no client has used for the idle time."""
+"""Time between two searches for sessions that no client has used for the idle time."""
 RANDOM_TASK = "random"
 """Name in a task's address that stands for a drawn task."""
 LABEL = "label"
@@ -58,10 +52,6 @@ LABEL = "label"
 LIST_PARAMETERS = frozenset({"needs", "without"})
 MAX_PARAMETERS = 100
 """Parameters in a query. To group them takes quadratic time."""
-MAX_KNOWN_CHECKS = 256
-MAX_KNOWN_BYTES = 512
-"""Combinations of headers whose check is remembered, and the size of each."""
-_CHECKED_HEADERS = (b"host", b"origin", b"content-type")
 _METHODS = ("GET", "POST", "DELETE")
 
 
@@ -119,7 +109,6 @@ class McpEndpoints:
         self._public_url = public_url.rstrip("/") if public_url else None
         self._has_page = has_page
         self._tasks: TaskGroup | None = None
-        self._checked: dict[tuple[object, ...], Refused | None] = {}
         services: dict[AddressKind, Service] = {
             "task": TaskService(registry),
             "episode": EpisodeService(registry),
@@ -138,9 +127,7 @@ class McpEndpoints:
         """Sessions can be opened in the body; on exit all of them end."""
         async with background_tasks() as self._tasks:
             self._tasks.start_soon(run_alone, self._end_streams_after_drain)
-            self._tasks.start_soon(run_for_ever, self._end_idle_sessions)
-            if self._registry.store is not None:
-                self._tasks.start_soon(run_for_ever, self._delete_unused_sessions)
+            self._tasks.start_soon(run_for_ever, self._end_unused_sessions)
             try:
                 yield
             finally:
@@ -158,15 +145,11 @@ class McpEndpoints:
         for sessions in self._sessions:
             sessions.end_streams()
 
-    async def _end_idle_sessions(self) -> None:
+    async def _end_unused_sessions(self) -> None:
         while True:
             await anyio.sleep(min(UNUSED_SECONDS, self._registry.options.limits.idle_seconds / 10))
             for sessions in self._sessions:
                 sessions.end_idle()
-
-    async def _delete_unused_sessions(self) -> None:
-        while True:
-            await anyio.sleep(min(UNUSED_SECONDS, self._registry.options.limits.idle_seconds))
             try:
                 delete_unused(self._registry, self._sessions)
             except DecathlonError as error:
@@ -188,7 +171,7 @@ class McpEndpoints:
         scope[SCOPE_KEY] = context
         response: Response | None = None
         try:
-            if (refused := self._refused(method, scope, headers)) is not None:
+            if (refused := self._hosts.refusal(method, scope["headers"])) is not None:
                 response = TextLine(refused.message, refused.status)
             elif method == "POST":
                 self._authenticate(place, context)
@@ -207,14 +190,8 @@ class McpEndpoints:
                 await (address.get if method == "GET" else address.delete)(context)
         except BodyDisconnectError:
             pass
-        except UnauthorizedError:
-            response = unauthorized(has_token=b"authorization" in headers)
-        except BodyError as error:
-            response = body_refusal(error)
-        except McpError as error:
-            response = mcp_refusal(error.status or 400, error)
-        except DecathlonError as error:
-            response = refusal(error)
+        except REFUSALS as error:
+            response = response_to(error)
         if response is not None:
             await response(scope, receive, send)
 
@@ -241,21 +218,6 @@ class McpEndpoints:
             return refusal(error, request_id)
         return None
 
-    def _refused(self, method: str, scope: Scope, headers: Headers) -> Refused | None:
-        """Why a request may not come from where it comes from; None if it may."""
-        if headers.repeated.intersection(_CHECKED_HEADERS):
-            return self._hosts.refusal(method, scope["headers"])
-        # A client's headers are always the same.
-        values = (method, *map(headers.get, _CHECKED_HEADERS))
-        if values in self._checked:
-            return self._checked[values]
-        refused = self._hosts.refusal(method, scope["headers"])
-        if sum(len(value) for value in values if value is not None) <= MAX_KNOWN_BYTES:
-            if len(self._checked) >= MAX_KNOWN_CHECKS:
-                self._checked.clear()
-            self._checked[values] = refused
-        return refused
-
     # what is known of a request
 
     def _authenticate(self, place: _Place, context: RequestContext) -> None:
@@ -266,10 +228,7 @@ class McpEndpoints:
         # The agent id is enough, without a token: with a token an agent could start other episodes of the
         # task and evaluate guesses there.
         if not context.by_agent_id:
-            principal = self._tokens.principal(context.headers.text(b"authorization"))
-            if principal is None:
-                raise UnauthorizedError
-            context.principal = principal
+            context.principal = self._tokens.require(context.headers.text(b"authorization"))
         context.principal = context.principal.in_session(context.headers.text(SESSION))
 
     def _find_subject(self, place: _Place, context: RequestContext) -> None:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError
+from decathlon_mcp.http.authentication import UnauthorizedError
 from decathlon_mcp.http.bodies import BodyDisconnectError, BodyError, BodyReader
 from decathlon_mcp.http.lines import TextLine
 from decathlon_mcp.protocol.headers import Headers
@@ -35,10 +36,8 @@ STATUS = {
 """HTTP status by `DecathlonError.code`, for what is not a JSON-RPC request; all others are 500."""
 
 UNAUTHORIZED = -32001
-
-
-class UnauthorizedError(Exception):
-    """The request has no token, or an unknown one."""
+REFUSALS = (UnauthorizedError, BodyError, McpError, DecathlonError)
+"""With what a request is refused."""
 
 
 def mcp_refusal(status: int, error: McpError, *, allow: str | None = None) -> Response:
@@ -64,11 +63,26 @@ def body_refusal(error: BodyError) -> Response:
     return _response(status, McpError(INVALID_REQUEST, error.message), error.request_id, {})
 
 
-def unauthorized(*, has_token: bool) -> Response:
-    """The response to a request without a token that is known."""
-    problem = "this server has no such token" if has_token else "a token is needed"
-    error = McpError(UNAUTHORIZED, f"{problem}: send it as `Authorization: Bearer TOKEN`")
-    return _response(401, error, None, {"WWW-Authenticate": "Bearer"})
+def response_to(error: Exception) -> Response:
+    """The response to a request that is refused with one of REFUSALS."""
+    match error:
+        case UnauthorizedError():
+            problem = "this server has no such token" if error.has_token else "a token is needed"
+            text = f"{problem}: send it as `Authorization: Bearer TOKEN`"
+            return _response(401, McpError(UNAUTHORIZED, text), None, {"WWW-Authenticate": "Bearer"})
+        case BodyError():
+            return body_refusal(error)
+        case McpError():
+            return mcp_refusal(error.status or 400, error)
+        case DecathlonError():
+            return refusal(error)
+        case _:
+            raise error
+
+
+async def handle_refusal(request: Request, error: Exception) -> Response:
+    """Starlette's handler of REFUSALS."""
+    return response_to(error)
 
 
 def _response(
@@ -97,20 +111,3 @@ class UnknownAddress:
             return refusal(unknown)  # nobody reads the response
         except BodyError as body_error:
             return body_refusal(body_error)
-
-
-async def handle_unauthorized(request: Request, error: Exception) -> Response:
-    """Starlette's handler of UnauthorizedError."""
-    return unauthorized(has_token="authorization" in request.headers)
-
-
-async def handle_body_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler of BodyError."""
-    assert isinstance(error, BodyError)
-    return body_refusal(error)
-
-
-async def handle_refusal(request: Request, error: Exception) -> Response:
-    """Starlette's handler of DecathlonError."""
-    assert isinstance(error, DecathlonError)
-    return refusal(error)

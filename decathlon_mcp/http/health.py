@@ -21,7 +21,6 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, AtCapacityError
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.http.errors import UnauthorizedError
 from decathlon_mcp.http.lines import JsonLine
 from decathlon_mcp.storage.disk import RETRY_SECONDS as DISK_RETRY_SECONDS
 
@@ -123,12 +122,8 @@ class HealthEndpoints:
 
         Raises UnauthorizedError, AccessDeniedError.
         """
-        if self._tokens:
-            principal = self._tokens.principal(request.headers.get("authorization"))
-            if principal is None:
-                raise UnauthorizedError
-            if not principal.controls:
-                raise AccessDeniedError("metrics need the token of a controller or an administrator")
+        if self._tokens and not self._tokens.require(request.headers.get("authorization")).controls:
+            raise AccessDeniedError("metrics need the token of a controller or an administrator")
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         # What belongs to the event loop is read here. The text takes milliseconds, so a thread writes it.
         scrape = Scrape(list(current_values(self._registry)), self._registry.metrics.registry)

@@ -67,6 +67,11 @@ class ConnectionLimits:
     pipelined: int = 8
     per_peer: int = MAX_CONNECTIONS_PER_PEER
 
+    @property
+    def head_fault(self) -> str:
+        """Why a head that is over the limits is refused."""
+        return f"the head is over {self.head_bytes >> 10} KiB or {self.head_lines} header lines"
+
     @classmethod
     def for_bodies(cls, max_bytes: int, *, behind_proxy: bool = False) -> Self:
         """The default limits, with time for bodies of up to that size."""
@@ -196,6 +201,94 @@ def _send_without_chunks(cycle: RequestResponseCycle) -> None:
     cycle.send = send_part
 
 
+def _disconnect(cycle: RequestResponseCycle | None) -> None:
+    """Tell the application that the client of a request is gone."""
+    if cycle is not None and not cycle.response_complete:
+        cycle.disconnected = True
+        cycle.waiting_for_100_continue = False
+        cycle.message_event.set()
+
+
+def _probe(cycle: RequestResponseCycle | None) -> bytes | None:
+    """What may be sent now without a change of the response; None if nothing may, or none is awaited."""
+    if cycle is None or cycle.response_complete or cycle.scope["http_version"] != "1.1":
+        return None
+    if not cycle.response_started:
+        return PROCESSING
+    transport = cast("_ResponseTransport", cycle.transport)
+    return EMPTY_COMMENT if cycle.chunked_encoding and transport.has_events else None
+
+
+def _length_of(headers: list[tuple[bytes, bytes]]) -> int | None:
+    """The length of the body of a request that offers another protocol; None if it is not plain."""
+    values = dict(headers)
+    length = values.get(b"content-length", b"0").strip()
+    if b"transfer-encoding" in values or not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
+        return None
+    return int(length)
+
+
+class _RequestSize:
+    """What has arrived of the request that a connection reads, in bytes."""
+
+    __slots__ = ("_body", "_framing", "_head", "_limit", "has_event", "head_begun", "in_body", "piece_body")
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.in_body = False
+        """Whether a body is expected."""
+        self.head_begun = False
+        self.has_event = False
+        """Whether a request or its body began or ended in this piece of data."""
+        self.piece_body = 0
+        """What is in this piece of the body."""
+        self._head = self._framing = self._body = 0
+        self._limit = limits.head_bytes
+
+    def end_head(self) -> None:
+        self.has_event, self.head_begun, self.in_body = True, False, True
+        self._head = self._framing = self._body = 0
+
+    def end_body(self) -> None:
+        self.has_event, self.in_body = True, False
+
+    def is_too_large(self, size: int) -> bool:
+        """Count a piece of `size` bytes. Returns whether the head, or the framing of a body, is too large."""
+        if self.in_body:
+            self._body += self.piece_body
+            self._framing += 0 if self.has_event else size - self.piece_body
+            # Chunks of a few bytes cost a callback each.
+            return self._framing > self._limit + self._body // 2
+        # Line breaks before a request are counted too, and do not begin one.
+        self._head = (size if self.head_begun else 0) if self.has_event else self._head + size
+        return self._head > self._limit
+
+
+class _EndedInput:
+    """Finds out whether a client that has sent its last byte still reads.
+
+    It may be gone, or only send no more, as after `shutdown(SHUT_WR)`. The kernel of one that is gone resets
+    the connection once something arrives.
+    """
+
+    def __init__(self, connection: LimitedHttpProtocol) -> None:
+        self.is_settled = asyncio.Event()
+        self._connection = connection
+
+    def send_probes(self, probe: bytes, seconds: list[float]) -> None:
+        """Send a probe now, and others after each of these times, as long as the response is awaited."""
+        connection = self._connection
+        if connection.is_lost or connection.running is None or connection.running.response_complete:
+            return
+        # What was prepared for the response's beginning may not be right any more.
+        probe = _probe(connection.running) or probe
+        connection.flush_response()
+        connection.transport.write(probe)
+        if seconds:
+            connection.loop.call_later(seconds.pop(0), self.send_probes, probe, seconds)
+        else:
+            self.is_settled.set()
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One HTTP connection: uvicorn's, with the limits of `ConnectionLimits`. Checked with uvicorn 0.54."""
 
@@ -205,24 +298,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._limits = connections.limits
         self.peer = ""
         self._refused = False
-        self._running: RequestResponseCycle | None = None
+        self.running: RequestResponseCycle | None = None
         self._is_last = False
         self.is_lost = False
         """Whether the connection has ended."""
-        self._ended_input: asyncio.Event | None = None
-        """Set once it is known whether a client that has sent its last byte still reads."""
-        # Parsing: whether a body is expected, and what has arrived since the last event.
-        self._in_body = False
-        self._head_begun = False
-        self._event = False
-        self._head_bytes = 0
-        self._framing_bytes = 0
-        self._body_bytes = 0
-        self._piece_body_bytes = 0
+        self._ended_input: _EndedInput | None = None
+        """Once the client has sent its last byte."""
+        self._size = _RequestSize(self._limits)
         self._unparsed_bytes = 0
-        # Deadlines, as the event loop's time; None where none applies.
+        """What is missing of the body of a request that offered another protocol."""
         self._deadline: float | None = None
         self._stalled_deadline: float | None = None
+        """Times of the event loop; None where none applies."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -234,60 +321,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
         if self._ended_input is not None:
-            self._ended_input.set()
+            self._ended_input.is_settled.set()
         self._connections.remove(self)
         super().connection_lost(exc)
         # uvicorn tells the last request only, which may be one that waits for the response to this one.
         self.pipeline.clear()
-        self._disconnect(self._running)
-
-    # The end of a client's input. It can mean that the client is gone, or that it only sends no more, as
-    # `shutdown(SHUT_WR)` does. The kernel of one that is gone resets the connection once something arrives.
+        _disconnect(self.running)
 
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Called at the end of the client's input. Returns whether the connection stays open."""
-        probe = None if self._refused or self._in_body else self._probe()
+        probe = None if self._refused or self._size.in_body else _probe(self.running)
         if probe is None or self._ended_input is not None:
             return False
-        self._ended_input = asyncio.Event()
-        self._send_probes(probe, list(PROBE_SECONDS))
+        self._ended_input = _EndedInput(self)
+        self._ended_input.send_probes(probe, list(PROBE_SECONDS))
         return True
-
-    def _send_probes(self, probe: bytes, seconds: list[float]) -> None:
-        assert self._ended_input is not None
-        if self.is_lost or self._running is None or self._running.response_complete:
-            return
-        # What was prepared for the response's beginning may not be right any more.
-        probe = self._probe() or probe
-        self._flush_response()
-        self.transport.write(probe)
-        if seconds:
-            self.loop.call_later(seconds.pop(0), self._send_probes, probe, seconds)
-        else:
-            self._ended_input.set()
-
-    def _probe(self) -> bytes | None:
-        """What may be sent now without a change of the response; None if nothing may, or none is awaited."""
-        cycle = self._running
-        if cycle is None or cycle.response_complete or cycle.scope["http_version"] != "1.1":
-            return None
-        if not cycle.response_started:
-            return PROCESSING
-        transport = cast("_ResponseTransport", cycle.transport)
-        return EMPTY_COMMENT if cycle.chunked_encoding and transport.has_events else None
 
     async def settled(self) -> None:
         """See `protocol.responses.Connection`."""
         if self._ended_input is not None:
-            await self._ended_input.wait()
-
-    @staticmethod
-    def _disconnect(cycle: RequestResponseCycle | None) -> None:
-        """Tell the application that the client of a request is gone."""
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.waiting_for_100_continue = False
-            cycle.message_event.set()
+            await self._ended_input.is_settled.wait()
 
     def data_received(self, data: bytes) -> None:
         if len(data) <= FEED_BYTES:
@@ -302,11 +355,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         parser = self.parser
         if parser is None or self._refused or self.transport.is_closing():
             return
-        self._event, self._piece_body_bytes = False, 0
-        size = len(data)
+        size, count = self._size, len(data)
+        size.has_event, size.piece_body = False, 0
         while True:
             if self._unparsed_bytes:
-                data = self._feed_unparsed(data)
+                # This belongs to the body of a request that offered another protocol.
+                body = bytes(data[: self._unparsed_bytes])
+                self._unparsed_bytes -= len(body)
+                self.on_body(body)
+                if not self._unparsed_bytes:
+                    self.on_message_complete()
+                data = data[len(body) :]
                 if not data:
                     break
             try:
@@ -322,54 +381,32 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             break
         if self._refused:
             return
-        self._count(size)
-        if self._deadline is None and self._response_complete and not self._in_body:
-            # This was the rest of a body that was not needed for the response.
-            self._expire_in(self._limits.idle_seconds)
-
-    def _feed_unparsed(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Take what belongs to the body of a request that offered another protocol; return the rest."""
-        body = bytes(data[: self._unparsed_bytes])
-        self._unparsed_bytes -= len(body)
-        self.on_body(body)
-        if not self._unparsed_bytes:
-            self.on_message_complete()
-        return data[len(body) :]
-
-    def _count(self, size: int) -> None:
-        """Count a piece of `size` bytes towards the current head or body."""
-        if self._in_body:
-            self._body_bytes += self._piece_body_bytes
-            self._framing_bytes += 0 if self._event else size - self._piece_body_bytes
-            # Chunks of a few bytes cost a callback each.
-            if self._framing_bytes > self._limits.head_bytes + self._body_bytes // 2:
+        if size.is_too_large(count):
+            if size.in_body:
                 self._refuse(
                     400, "the body consists of too small chunks, or has too long extensions or trailers"
                 )
-            return
-        if self._event:
-            self._head_bytes = size if self._head_begun else 0
-        else:
-            # Also line breaks before a request, which do not begin one.
-            self._head_bytes += size
-        if self._head_bytes > self._limits.head_bytes:
-            self._refuse_head()
+            else:
+                self._refuse(431, self._limits.head_fault)
+        elif self._deadline is None and self._response_complete and not size.in_body:
+            # This was the rest of a body that was not needed for the response.
+            self._expire_in(self._limits.idle_seconds)
 
     # Callbacks of the parser. An exception in one of them would be reported as an invalid request.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         cast("dict[str, object]", self.scope)[CONNECTION_KEY] = self
-        self._event = self._head_begun = True
+        self._size.has_event = self._size.head_begun = True
         if self._deadline is None or self._response_complete:
             self._expire_in(self._limits.head_seconds)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_body:
+        if self._size.in_body:
             return  # a trailer, which the application does not expect in the headers that it was given
         headers = self.headers
         if len(headers) >= self._limits.head_lines:
-            self._refuse_head()
+            self._refuse(431, self._limits.head_fault)
             return
         # As uvicorn's, which costs as much again when it is called for each header.
         name = name.lower()
@@ -378,42 +415,35 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._event, self._head_begun, self._in_body = True, False, True
-        self._head_bytes = self._framing_bytes = self._body_bytes = 0
+        self._size.end_head()
         if self._refused:
             return
         if len(self.pipeline) >= self._limits.pipelined:
             self._refuse(400, "too many requests before the response to an earlier one")
             return
         parser = self.parser
-        if parser is not None and parser.should_upgrade() and not self._expect_unparsed_body():
-            return
+        if parser is not None and parser.should_upgrade():
+            # The parser leaves everything after the head to the other protocol. Java's client offers HTTP/2
+            # with every request.
+            length = _length_of(self.headers)
+            if length is None:
+                self._refuse(400, "a request that offers another protocol needs a Content-Length")
+                return
+            self._unparsed_bytes = length
         self._expire_in(self._limits.body_seconds)
         super().on_headers_complete()
         # uvicorn stops to read when a request has to wait, and would not notice that the client disconnects.
         self.flow.resume_reading()
 
-    def _expect_unparsed_body(self) -> bool:
-        """Prepare for the body of a request that offers another protocol. False if it was refused."""
-        # The parser leaves everything after the head to the other protocol. Java's client offers HTTP/2 with
-        # every request.
-        headers = dict(self.headers)
-        length = headers.get(b"content-length", b"0").strip()
-        if b"transfer-encoding" in headers or not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
-            self._refuse(400, "a request that offers another protocol needs a Content-Length")
-            return False
-        self._unparsed_bytes = int(length)
-        return True
-
     def on_body(self, body: bytes) -> None:
-        self._piece_body_bytes += len(body)
+        self._size.piece_body += len(body)
         if not self._refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._unparsed_bytes:
             return  # called by the parser, for which the other protocol begins here
-        self._event, self._in_body = True, False
+        self._size.end_body()
         self._deadline = None
         if not self._refused:
             super().on_message_complete()
@@ -421,8 +451,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # Responses.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._flush_response()  # of a request before it
-        self._running = cycle
+        self.flush_response()  # of a request before it
+        self.running = cycle
         if self._is_last:
             cycle.keep_alive = False
         cycle.transport = cast("asyncio.Transport", _ResponseTransport(cycle.transport, self.loop))
@@ -431,13 +461,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def shutdown(self) -> None:
-        self._flush_response()
+        self.flush_response()
         super().shutdown()
 
-    def _flush_response(self) -> None:
+    def flush_response(self) -> None:
         """Write what waits of a response, before anything else is written or the connection is closed."""
-        if self._running is not None:
-            cast("_ResponseTransport", self._running.transport).flush()
+        if self.running is not None:
+            cast("_ResponseTransport", self.running.transport).flush()
 
     @property
     def _last(self) -> RequestResponseCycle | None:
@@ -454,7 +484,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     @property
     def is_awaited(self) -> bool:
         """Whether the client waits for a response that does not stay open, or has not sent a request yet."""
-        running = self._running
+        running = self.running
         if running is None:
             return not self.transport.is_closing()
         stays_open = running.scope["method"] == "GET" or HELD_KEY in running.scope
@@ -473,11 +503,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._ended_input is not None:
-            self._flush_response()
+            self.flush_response()
             self.transport.close()
         elif self._deadline is None:
             self._expire_in(self._limits.idle_seconds)
-        elif self._in_body:
+        elif self._size.in_body:
             # The rest of the body is discarded. The client should first notice the response, not an error.
             self._expire_in(self._limits.linger_seconds)
 
@@ -495,24 +525,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _expire_in(self, seconds: float) -> None:
         self._deadline = self.loop.time() + seconds
 
-    def _refuse_head(self) -> None:
-        limits = self._limits
-        self._refuse(
-            431, f"the head is over {limits.head_bytes >> 10} KiB or {limits.head_lines} header lines"
-        )
-
     def _refuse(self, status: int, message: str, *, linger: bool = True) -> None:
         """Answer with an error unless a response is in progress, and close the connection."""
         self._refused = True
         self.headers = []
         if self.transport.is_closing():
             return
-        if self._running is not None and not self._running.response_complete:
-            if self._running is not self.cycle or self._running.response_started:
+        if self.running is not None and not self.running.response_complete:
+            if self.running is not self.cycle or self.running.response_started:
                 self.transport.abort()
                 return
-            self._disconnect(self._running)
-        self._flush_response()
+            _disconnect(self.running)
+        self.flush_response()
         self._connections.metrics.responses.labels(status).inc()
         text = message.encode("ascii")
         self.transport.write(
@@ -538,9 +562,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         if self._refused:
             self.transport.abort()
-        elif self._last is None or (self._response_complete and self._head_begun):
+        elif self._last is None or (self._response_complete and self._size.head_begun):
             self._refuse(408, "the request was not complete in time")
         elif self._response_complete:
             self.transport.close()
-        elif self._in_body:
+        elif self._size.in_body:
             self.transport.abort()

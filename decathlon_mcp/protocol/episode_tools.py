@@ -93,9 +93,7 @@ async def call_tool(
             return await evaluate(episode, request)
         waiter = _waiter(request)
         call = await episode.calls.accept(request.name, request.call_params, waiter)
-        request.call, request.on_answered = call, partial(_answered, episode, call, waiter)
-        await request.accepted(Kind.CALL, agent=agent)
-        return await _reply(episode, request, call, waiter)
+        return await _reply(episode, request, call, waiter, agent)
     except DecathlonError as error:
         if error.code in TOOL_FAILURES or (is_own_tool and error.code in ARGUMENT_FAULTS):
             return error_result(error)
@@ -207,20 +205,17 @@ def _waiter(request: Request) -> Waiter:
     )
 
 
-async def _reply(episode: Episode, request: Request, call: Call, waiter: Waiter) -> Reply:
-    """The reply of a task's server to a call that was accepted."""
+async def _reply(episode: Episode, request: Request, call: Call, waiter: Waiter, agent: str = "") -> Reply:
+    """The reply of a task's server to a call that was accepted. `agent`: see `Request.accepted`."""
     request.call = call
-    request.on_answered = partial(_answered, episode, call, waiter)
+    request.on_answered = partial(episode.calls.operations.response_over, call, waiter)
+    await request.accepted(Kind.CALL, agent=agent)
     progress = Progress(request)
     waiter.on_progress = progress.relay
     async with waiting_for_tools(progress, episode, unit=WAITING_UNIT):
         reply = await episode.calls.reply_of(call, waiter)
     request.context.replied_at = time.perf_counter()
     return reply
-
-
-def _answered(episode: Episode, call: Call, waiter: Waiter, handed_over: bool) -> None:
-    episode.calls.operations.response_over(call, waiter, handed_over=handed_over)
 
 
 def answer_is_lost() -> UnansweredError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import anyio.to_thread
@@ -53,14 +54,9 @@ class Headers(dict[bytes, bytes]):
     @property
     def accepts(self) -> tuple[bool, bool]:
         """Whether the client takes JSON, and events."""
+        # A client's header is always the same.
         accept = self.get(b"accept", b"")
-        if (known := _accepted.get(accept)) is None:
-            known = _media_types(accept.decode("latin-1"))
-            if len(accept) <= MAX_KNOWN_HEADER_BYTES:
-                if len(_accepted) >= MAX_KNOWN_HEADERS:
-                    _accepted.clear()
-                _accepted[accept] = known
-        return known
+        return _known_types(accept) if len(accept) <= MAX_KNOWN_HEADER_BYTES else _media_types(accept)
 
     @property
     def is_sessionless(self) -> bool:
@@ -69,17 +65,16 @@ class Headers(dict[bytes, bytes]):
         return version is not None and version not in HANDSHAKE_VERSIONS
 
 
-_accepted: dict[bytes, tuple[bool, bool]] = {}
-"""What was read of the headers `Accept`: a client's is always the same."""
-
-
-def _media_types(accept: str) -> tuple[bool, bool]:
+def _media_types(accept: bytes) -> tuple[bool, bool]:
     # RFC 9110, section 8.3.1: media types are case-insensitive.
-    types = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
+    types = {part.partition(b";")[0].strip().lower() for part in accept.split(b",")}
     return (
-        bool(types & {"application/json", "application/*", "*/*"}),
-        bool(types & {"text/event-stream", "text/*", "*/*"}),
+        bool(types & {b"application/json", b"application/*", b"*/*"}),
+        bool(types & {b"text/event-stream", b"text/*", b"*/*"}),
     )
+
+
+_known_types = lru_cache(MAX_KNOWN_HEADERS)(_media_types)
 
 
 def _agrees(message: Message, headers: Headers) -> bool:

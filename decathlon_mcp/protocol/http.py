@@ -189,13 +189,12 @@ class McpAddress:
             request = self._request(message, context, session, version)
             await self._serve(request, self._service.respond, is_use=not ends_with_session)
             return
-        share = self.sessions.refuse_if_full(context)
         opened = self.sessions.create(version, context)
 
         async def respond(request: Request) -> Result:
             result = await self._service.respond(request)
             opened.access = context.access if ends_with_session else None
-            self.sessions.add(opened, share)
+            self.sessions.add(opened)
             return result
 
         request = self._request(message, context, opened, version)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from enum import StrEnum
-from typing import Any, TypeAlias
-from urllib.parse import quote, unquote
+from itertools import islice
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.json_limits import JsonLimitError, check_json, check_undecoded
@@ -137,31 +137,30 @@ class Message(msgspec.Struct, frozen=True):
 
     def check(self) -> None:
         """Raise McpError for what is no JSON-RPC message, or has a member of a wrong type."""
-        request_id = self.id if is_request_id(self.id) else None
-        if self.id is not UNSET and request_id is None and self.method is not None:
-            raise McpError(
-                INVALID_REQUEST, f"a request's id is a string or an integer, not {_shown(self.id)}"
-            )
+        if (fault := self._fault()) is not None:
+            raise McpError(*fault, request_id=self.id if is_request_id(self.id) else None)
+
+    def _fault(self) -> tuple[int, str] | None:
+        if self.id is not UNSET and self.method is not None and not is_request_id(self.id):
+            return INVALID_REQUEST, f"a request's id is a string or an integer, not {_shown(self.id)}"
         if self.jsonrpc != "2.0":
-            raise McpError(INVALID_REQUEST, '`jsonrpc` must be "2.0"', request_id=request_id)
+            return INVALID_REQUEST, '`jsonrpc` must be "2.0"'
         if self.method is None:
-            if self.id is UNSET or (self.result is UNSET) == (self.error is UNSET):
-                raise McpError(INVALID_REQUEST, "this is no JSON-RPC message: it has no `method`")
-            return
+            if self.id is not UNSET and (self.result is UNSET) != (self.error is UNSET):
+                return None  # a response
+            return INVALID_REQUEST, "this is no JSON-RPC message: it has no `method`"
         if not isinstance(self.method, str):
-            kind = json_kind(self.method)
-            raise McpError(INVALID_REQUEST, f"`method` must be a string, not {kind}", request_id=request_id)
+            return INVALID_REQUEST, f"`method` must be a string, not {json_kind(self.method)}"
         if self.id is UNSET or self.params is None:
-            return
+            return None
         meta = self.params.meta
         if meta is not None and not isinstance(meta, dict):
-            message = f"`params._meta` must be an object, not {json_kind(meta)}"
-            raise McpError(INVALID_PARAMS, message, request_id=request_id)
+            return INVALID_PARAMS, f"`params._meta` must be an object, not {json_kind(meta)}"
         token = self.meta.get(PROGRESS_TOKEN)
         # A token is repeated in every notification of progress, and an id in the answer.
         if token is not None and not is_request_id(token):
-            message = f"`{PROGRESS_TOKEN}` is a string or an integer, not {_shown(token)}"
-            raise McpError(INVALID_PARAMS, message, request_id=request_id)
+            return INVALID_PARAMS, f"`{PROGRESS_TOKEN}` is a string or an integer, not {_shown(token)}"
+        return None
 
     def arguments(self) -> bytes | None:
         """The arguments of a call as JSON text on one line; None without any. Raises McpError."""
@@ -252,40 +251,27 @@ def _fault(body: bytes, error: Exception) -> McpError:
 
 def readable_id(body: bytes) -> RequestId | None:
     """The id of a request whose body cannot be read; None if there is none, or too much stands before it."""
-    expects_id, value = False, b""
-    for depth, token in _tokens(body):
-        if expects_id and depth == 1:
-            value = token
-            break
-        expects_id = depth == 1 and token == b'"id":'
-    try:
-        request_id = json.loads(value)
-        return request_id if is_request_id(request_id) and _is_text(request_id) else None
-    except ValueError:
-        return None
+    depth, is_next = 0, False
+    for match in islice(_TOKEN.finditer(body), _MAX_TOKENS):
+        token = match[0]
+        depth += (token in (b"{", b"[")) - (token in (b"}", b"]"))
+        if is_next and depth == 1:
+            return _id_of(token)
+        is_next = depth == 1 and token.startswith(b'"id"') and token.endswith(b":")
+    return None
 
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"(?:\s*:)?|[\[\]{}]|-?[0-9.eE+-]+')
+"""Keys with their colon, strings, numbers and brackets of a text that may not be JSON."""
 
 
-def _tokens(body: bytes) -> Iterator[tuple[int, bytes]]:
-    """Keys with their colon, strings, numbers and brackets of a text that may not be JSON, with depths."""
-    depth = 0
-    for count, match in enumerate(_TOKEN.finditer(body)):
-        if count >= _MAX_TOKENS:
-            return
-        token = match[0]
-        depth += token in (b"{", b"[")
-        depth -= token in (b"}", b"]")
-        yield depth, b"".join(token.split()) if token.endswith(b":") else token
-
-
-def _is_text(value: object) -> bool:
+def _id_of(token: bytes) -> RequestId | None:
     try:
-        str(value).encode()
-    except (UnicodeEncodeError, ValueError):
-        return False
-    return True
+        request_id = json.loads(token)
+        str(request_id).encode()  # fails for half of a surrogate pair
+    except ValueError:
+        return None
+    return request_id if is_request_id(request_id) else None
 
 
 def _shown(value: object) -> str:
@@ -309,26 +295,20 @@ class Kind(StrEnum):
     """Cannot be made again: the client has to ask again."""
 
 
-_EVENT_ID = re.compile(
-    r"([0-9]{1,18})\.([0-9]{1,18})(\.last)?\.([a-z]{1,8})\.([!-\-/-~]{1,512})(?:\.([0-9A-Za-z_-]{1,64}))?"
-)
-
-
-class EventId(msgspec.Struct, frozen=True):
-    """The id of an event: GENERATION.NUMBER.KIND.REQUEST, at the lobby with .AGENT.
-
-    `generation`: of the server that began the response, and `number`: that of the response there; the two
-    name the response. `request`: the request's JSON-RPC id, for the answer. `agent`: the agent's id of the
-    episode that a request at the lobby concerns. `is_answer`: the event is the answer (with `.last` after the
-    number), not the first one.
-    """
+class EventId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The id of an event, which is URL-safe Base64 of its members as a JSON array."""
 
     generation: int
+    """Of the server that began the response."""
     number: int
+    """Of the response on that server; the two name the response."""
     kind: Kind
-    request: int | str
-    agent: str = ""
+    request: Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)] | int
+    """The request's JSON-RPC id, for the answer."""
+    agent: Annotated[str, Meta(max_length=64)] = ""
+    """The agent's id of the episode that a request at the lobby concerns."""
     is_answer: bool = False
+    """Whether the event is the answer, not the first one."""
 
     @property
     def key(self) -> str:
@@ -336,24 +316,15 @@ class EventId(msgspec.Struct, frozen=True):
         return f"{self.generation}.{self.number}"
 
     def __str__(self) -> str:
-        text = request_id_text(self.request)
-        # A dot is not escaped by `quote`, and separates the parts.
-        request = text if text.isdigit() else quote(text, safe="").replace(".", "%2E")
-        agent = f".{self.agent}" if self.agent else ""
-        return f"{self.key}{'.last' if self.is_answer else ''}.{self.kind}.{request}{agent}"
+        return urlsafe_b64encode(msgspec.json.encode(self)).decode()
 
     @classmethod
     def parse(cls, text: str) -> EventId | None:
         """None if it is not an id of ours."""
-        if (match := _EVENT_ID.fullmatch(text)) is None:
-            return None
-        generation, number, last, kind, request, agent = match.groups()
         try:
-            value = json.loads(unquote(request, errors="strict"))
-            if not is_request_id(value):
-                return None
-            value_text = str(value)
-            value_text.encode()  # no lone surrogates
-            return cls(int(generation), int(number), Kind(kind), value, agent or "", last is not None)
-        except ValueError:
+            return _decode_event_id(urlsafe_b64decode(text))
+        except _UNREADABLE:
             return None
+
+
+_decode_event_id = msgspec.json.Decoder(EventId).decode

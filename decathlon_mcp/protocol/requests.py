@@ -180,8 +180,8 @@ class Request(ABC):
         """Whether notifications can be sent before the result."""
         self.call: Call | None = None
         """The call of a task's tool that the request began or repeats, once that is known."""
-        self.on_answered: Callable[[bool], object] | None = None
-        """Called when the response is over, with whether the client was there for all of it."""
+        self.on_answered: Callable[..., object] | None = None
+        """Called when the response is over. `handed_over`: the client was there for all of it."""
 
     @property
     def is_sessionless(self) -> bool:
@@ -288,7 +288,7 @@ class Request(ABC):
             self.session.requests.pop(self, None)
         on_answered, self.on_answered = self.on_answered, None
         if on_answered is not None:
-            on_answered(handed_over)
+            on_answered(handed_over=handed_over)
 
 
 _NO_PARAMS = Params()

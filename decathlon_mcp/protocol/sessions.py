@@ -84,7 +84,7 @@ class Session:
         version: str,
         path: str = "",
         token: str | None = None,
-        access: EpisodeAccess | None = None,
+        share: tuple[str, str] | None = None,
     ) -> None:
         self.id = session_id
         self.owner = session_id or secrets.token_hex(16)
@@ -92,9 +92,9 @@ class Session:
         self.version = version
         self.path = path
         self.token = token
-        self.access = access
+        self.access: EpisodeAccess | None = None
         """To the episode that the session is, or has started last."""
-        self.share: tuple[str, str] | None = None
+        self.share = share
         """Whose sessions are counted together; None if nobody's."""
         self.log_level = "debug"
         """The lowest level of log messages that the client gets."""
@@ -180,19 +180,10 @@ class Sessions:
         return session
 
     def create(self, version: str, context: RequestContext, session_id: str | None = None) -> Session:
-        """A session that `initialize` opens, once it has succeeded, with `add`."""
-        session = Session(
-            session_id or secrets.token_hex(16),
-            version=version,
-            path=context.path,
-            token=context.principal.token,
-        )
-        if self._store is not None and version >= RESUMABLE_SINCE:
-            session.generation = self._store.generation
-        return session
+        """A session that `initialize` opens, once it has succeeded, with `add`.
 
-    def refuse_if_full(self, context: RequestContext) -> tuple[str, str] | None:
-        """Whose share another session would use; None for nobody's. Raises AtCapacityError."""
+        Raises AtCapacityError if there are too many, or too many of the same client's.
+        """
         share, limit = None, self._max_per_token
         if context.by_agent_id:
             share, limit = ("agent", context.path), min(MAX_AGENT_SESSIONS, limit)
@@ -200,15 +191,24 @@ class Sessions:
             share = ("token", token)
         if len(self._open) >= MAX_SESSIONS or (share is not None and self._by_share[share] >= limit):
             raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
-        return share
+        session = Session(
+            session_id or secrets.token_hex(16),
+            version=version,
+            path=context.path,
+            token=context.principal.token,
+            share=share,
+        )
+        if self._store is not None and version >= RESUMABLE_SINCE:
+            session.generation = self._store.generation
+        return session
 
-    def add(self, session: Session, share: tuple[str, str] | None) -> None:
+    def add(self, session: Session) -> None:
         """A session is open."""
         assert session.id is not None
-        session.share, session.is_open = share, True
+        session.is_open = True
         self._open[session.id] = session
-        if share is not None:
-            self._by_share[share] += 1
+        if session.share is not None:
+            self._by_share[session.share] += 1
         self.save(session)
 
     def end(self, session: Session) -> None:
@@ -284,14 +284,13 @@ class Sessions:
         data, principal = row.data, context.principal
         if (row.path, data.get("token")) != (context.path, principal.token):
             return None
-        share = self.refuse_if_full(context)
         session = self.create(str(data.get("protocol_version")), context, session_id)
         level = data.get("log_level")
         session.log_level = level if level in LOG_LEVELS else "debug"
         session.ends_stream = True
         session.access = self._access(row.episode, principal.in_session(session_id))
         self._saved[session_id] = (row.episode, session.log_level)
-        self.add(session, share)
+        self.add(session)
         return session
 
     def _access(self, handle: str | None, principal: Principal) -> EpisodeAccess | None:

@@ -41,6 +41,7 @@ from decathlon_mcp.protocol.messages import (
     Message,
     read_batch,
     read_line,
+    readable_id,
     unsupported_version,
 )
 from decathlon_mcp.protocol.requests import (
@@ -157,28 +158,25 @@ class LineServer:
     async def _on_line(self, line: bytes, requests: TaskGroup) -> None:
         if not line.strip():
             return
-        if (batch := read_batch(line)) is not None:
-            if fault := batch_fault(batch, self._session):
-                await self._refuse_batch(batch[:MAX_BATCH], fault)
-            else:
-                requests.start_soon(self._answer_batch, await self.begin_batch(batch))
-            return
-        answer = await self._prepare(line)
-        if isinstance(answer, bytes):
-            await self._send(answer)
-        elif answer is not None:
-            requests.start_soon(self._answer, answer)
+        batch = read_batch(line)
+        if batch is None:
+            answer = await self._prepare(line)
+            if isinstance(answer, bytes):
+                await self._send(answer)
+            elif answer is not None:
+                requests.start_soon(self._answer, answer)
+        elif fault := batch_fault(batch, self._session):
+            # Its client waits for an answer to each request.
+            ids = [each for item in batch[:MAX_BATCH] if (each := readable_id(bytes(item))) is not None]
+            for request_id in ids or [None]:
+                await self._send(error_message(McpError(INVALID_REQUEST, fault), request_id))
+        else:
+            requests.start_soon(self._answer_batch, await self.begin_batch(batch))
 
     async def begin_batch(self, items: Sequence[Raw]) -> Callable[[], Awaitable[bytes]]:
         """Accept the messages of a batch. Returns what serves them and gives all answers, empty for none."""
-        answers: list[bytes] = []
-        accepted: list[LineRequest] = []
-        for item in items:
-            answer = await self._prepare(bytes(item), in_batch=True)
-            if isinstance(answer, bytes):
-                answers.append(answer)
-            elif answer is not None:
-                accepted.append(answer)
+        prepared = [await self._prepare(bytes(item), in_batch=True) for item in items]
+        answers = [each for each in prepared if isinstance(each, bytes)]
 
         async def serve(request: LineRequest) -> None:
             if (answer := await self._serve(request)) is not None:
@@ -186,8 +184,9 @@ class LineServer:
 
         async def serve_all() -> bytes:
             async with anyio.create_task_group() as tasks:
-                for request in accepted:
-                    tasks.start_soon(serve, request)
+                for request in prepared:
+                    if isinstance(request, LineRequest):
+                        tasks.start_soon(serve, request)
             return b"[%b]" % b",".join(answers) if answers else b""
 
         return serve_all
@@ -196,18 +195,9 @@ class LineServer:
         if answer := await serve_all():
             await self._send(answer)
 
-    async def _refuse_batch(self, items: Sequence[Raw], fault: str) -> None:
-        """Answer each request of a batch that is none: its client waits for all of them."""
-        ids: list[int | str | None] = []
-        for item in items:
-            try:
-                message = read_line(bytes(item))
-            except McpError as error:
-                ids.append(error.request_id)
-            else:
-                ids += [message.id] if message.is_request else []
-        for request_id in ids or [None]:
-            await self._send(error_message(McpError(INVALID_REQUEST, fault), request_id))
+    async def _answer(self, request: LineRequest) -> None:
+        if (answer := await self._serve(request)) is not None:
+            await self._send(answer)
 
     async def _prepare(self, line: bytes, *, in_batch: bool = False) -> LineRequest | bytes | None:
         """A request to serve, the answer to one that was refused or served, or None for no answer."""
@@ -261,10 +251,6 @@ class LineServer:
             for request in tuple(self._running):
                 if request.session is None and request.id == request_id and type(request_id) in (int, str):
                     request.cancel()
-
-    async def _answer(self, request: LineRequest) -> None:
-        if (answer := await self._serve(request)) is not None:
-            await self._send(answer)
 
     async def _serve(self, request: LineRequest) -> bytes | None:
         try:

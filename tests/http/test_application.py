@@ -253,7 +253,7 @@ FOREIGN: tuple[tuple[dict[str, str], int], ...] = (
 async def test_no_address_serves_a_foreign_page(
     served: Served, http: httpx2.AsyncClient, method: str, path: str
 ) -> None:
-    before = len(served.episodes.live)
+    before = set(served.episodes.live)
     content = b'{"task": "find-answer"}' if path == "/episodes" else None
     kind = {"Content-Type": "application/json"}
     for headers, status in FOREIGN:
@@ -263,7 +263,8 @@ async def test_no_address_serves_a_foreign_page(
         for simple in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
             response = await http.post(served.url + path, content=content, headers={"Content-Type": simple})
             assert response.status_code == 400, simple
-    assert len(served.episodes.live) == before
+    # An episode of an earlier test may end meanwhile.
+    assert set(served.episodes.live) <= before
 
 
 async def test_probes_are_answered_under_any_name(served: Served, http: httpx2.AsyncClient) -> None:

@@ -17,6 +17,7 @@ from decathlon_mcp.episodes import calls
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.http.authentication import Tokens
+from decathlon_mcp.protocol.messages import EventId, Kind
 from tests.driver.peer import until
 from tests.episodes.environment import TOOLS
 from tests.fakes.driver import FakeCall, FakeRun
@@ -82,6 +83,12 @@ async def broken_call(session: RawSession, gate: Gate, **options: Any) -> str:
     return lines[0].removeprefix("id: ")
 
 
+def event_id_of(line: str) -> EventId:
+    event_id = EventId.parse(line.removeprefix("id: "))
+    assert event_id is not None
+    return event_id
+
+
 async def test_call_is_in_the_trajectory_before_its_first_event(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
@@ -90,12 +97,15 @@ async def test_call_is_in_the_trajectory_before_its_first_event(
         session = await ready_session(http, server)
         async with session.calling("probe__hang", request_id=5) as (coming, lines):
             (call,) = events(server.registry.live[0].trajectory, "call")
-            assert lines == [f"id: {call['event_id']}.call.5", "data: "]
+            first = event_id_of(lines[0])
+            assert (first.key, first.kind, first.request) == (call["event_id"], Kind.CALL, 5)
+            assert lines[1:] == ["data: "]
             assert call["event_id"].startswith(f"{server.store.generation}.")
             assert call["session"] == session.id
             gate.open.set()
             rest = [line async for line in coming if line]
-        assert rest[0] == f"id: {call['event_id']}.last.call.5"
+        last = event_id_of(rest[0])
+        assert (last.key, last.is_answer) == (first.key, True)
 
 
 async def test_call_before_the_end_of_the_set_up_is_in_the_trajectory_and_can_be_fetched(
@@ -110,7 +120,7 @@ async def test_call_before_the_end_of_the_set_up_is_in_the_trajectory_and_can_be
         async with session.calling("probe__hang", request_id=5) as (_, lines):
             (accepted,) = events(server.registry.live[0].trajectory, "accepted")
             assert accepted["session"] == session.id
-            assert lines[0] == f"id: {accepted['event_id']}.call.5"
+            assert event_id_of(lines[0]).key == accepted["event_id"]
         await server.restart(leaving_calls=True)
         async with session.resuming(lines[0].removeprefix("id: ")) as coming:
             assert gate.calls == 0
@@ -152,7 +162,7 @@ async def test_claim_and_evaluation_are_answered_again_after_a_restart(
             answer = answer_of(await session.resume(events[0]["id"]))
             assert answer == json.loads(events[-1]["data"])
         # Another request has not closed the attempt.
-        answer = answer_of(await session.resume(f"{server.store.generation}.0.claim.99"))
+        answer = answer_of(await session.resume(str(EventId(server.store.generation, 0, Kind.CLAIM, 99))))
         assert answer["result"]["structuredContent"]["first"] is False
 
 
@@ -219,8 +229,9 @@ async def test_event_ids_give_no_access_to_other_episodes(tmp_path: Path, http: 
         started = events_of(await alice.post("tools/call", params, request_id=5))
         assert answer_of(await bob.resume(started[0]["id"]))["error"]["data"]["code"] == "unknown_episode"
         agent = server.registry.live[0].spec.agent_id
-        for kind in ("call", "claim", "evaluate"):
-            answer = answer_of(await bob.resume(f"{server.store.generation}.0.{kind}.5.{agent}"))
+        for kind in (Kind.CALL, Kind.CLAIM, Kind.EVALUATE):
+            event_id = EventId(server.store.generation, 0, kind, 5, agent)
+            answer = answer_of(await bob.resume(str(event_id)))
             assert answer["error"]["data"]["code"] == "unknown_episode"
         assert server.registry.live[0].state.phase is Phase.READY
         bob.headers["mcp-session-id"] = alice.id
@@ -317,7 +328,7 @@ async def test_answer_that_cannot_be_made_again_is_an_error_under_its_id(
 ) -> None:
     async with restartable(tmp_path) as server:
         session = await ready_session(http, server)
-        answer = answer_of(await session.resume(f"{server.store.generation}.0.{kind}.%22old%22"))
+        answer = answer_of(await session.resume(str(EventId(server.store.generation, 0, Kind(kind), "old"))))
         assert answer["id"] == "old"
         assert answer["error"]["data"]["code"] == "unanswered"
 

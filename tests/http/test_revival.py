@@ -17,6 +17,7 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.protocol import http as mcp_http
 from decathlon_mcp.protocol import sessions
+from decathlon_mcp.protocol.messages import EventId, Kind
 from decathlon_mcp.storage.database import FILE_NAME
 from tests.http.messages import INITIALIZE
 from tests.http.restarting import RawSession, Restartable, answer_of, restartable
@@ -167,6 +168,10 @@ async def test_malicious_session_ids_are_unknown(
         assert rows(server) == 1
 
 
+def event_id(server: Restartable, kind: str, request_id: Any) -> str:
+    return str(EventId(server.store.generation, 0, Kind(kind), request_id))
+
+
 @pytest.mark.parametrize(
     "event_id",
     ["1", "1.0.last", "1.0", "1.0.", "9.9.%ff", "1.0.[1]", "1.0.true", "1.0." + "9" * 600, "last.last.1"],
@@ -285,10 +290,10 @@ async def test_session_whose_episode_is_over_lists_tools_and_refuses_calls(
             params = {"name": "probe__echo", "arguments": {"text": "after"}}
             reply = await session.ask("tools/call", params, request_id=10 + request_id)
             assert "ended" in str(reply) or "over" in str(reply)
-            back = answer_of(await session.resume(f"{server.store.generation}.0.list.{request_id}"))
+            back = answer_of(await session.resume(event_id(server, "list", request_id)))
             assert [tool["name"] for tool in back["result"]["tools"]] == ["claim_done", "evaluate"]
             for kind in ("call", "claim"):
-                back = answer_of(await session.resume(f"{server.store.generation}.0.{kind}.77"))
+                back = answer_of(await session.resume(event_id(server, kind, 77)))
                 assert back["error"]["data"]["code"] == ("unanswered" if request_id == 2 else "episode_ended")
             # The next server does not know the episode at all.
             server.registry.directory._episodes.clear()  # pyright: ignore[reportPrivateUsage]

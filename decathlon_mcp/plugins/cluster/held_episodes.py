@@ -28,7 +28,7 @@ from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.bodies import BodyReader
-from decathlon_mcp.http.errors import UnauthorizedError, refusal
+from decathlon_mcp.http.errors import refusal
 from decathlon_mcp.http.protocol import HELD_KEY
 from decathlon_mcp.labels import LABEL_HEADER, read_label_header
 from decathlon_mcp.protocol.headers import Headers
@@ -66,9 +66,7 @@ class HeldEpisodes:
 
         Raises UnauthorizedError, BodyError.
         """
-        principal = self._tokens.principal(request.headers.get("authorization"))
-        if principal is None:
-            raise UnauthorizedError
+        principal = self._tokens.require(request.headers.get("authorization"))
         async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
             content = body
         try:
