@@ -14,7 +14,6 @@ from cyclopts.completion.detect import ShellDetectionError
 
 from decathlon_mcp import __version__
 from decathlon_mcp.cli import supervisor
-from decathlon_mcp.cli.image import image
 from decathlon_mcp.cli.options import (
     ADDRESS,
     DEFAULT_HOST,
@@ -36,6 +35,7 @@ from decathlon_mcp.cli.options import (
     StateFolder,
     TasksSettings,
     describe_unknown_variables,
+    shown_default,
     unknown_variables,
 )
 from decathlon_mcp.cli.running import names_server, run_async
@@ -53,6 +53,16 @@ from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import default_state
 
 GENERAL = Group("General", sort_key=2)
+HELP = frozenset({"--help", "-h"})
+COMMANDS = {
+    "Play": ("demo", "play", "run", "episode", "install"),
+    "Serve": ("serve", "stdio", "serve-episode", "doctor", "tasks"),
+    "Look": ("view", "runs", "show", "export"),
+    "Own tasks": ("init", "audit"),
+    "Operate": ("token", "key", "verify", "regrade", "replay", "gc", "recordings"),
+    "This command": ("completion", "--help", "--version"),
+}
+"""The commands by what people do, in the order of the help. Those of plug-ins that are not here come last."""
 app = App(
     name="decathlon-mcp",
     help="Toolathlon as an environment for MCP clients: connect, play a task, get the reward.",
@@ -61,11 +71,12 @@ app = App(
     version=__version__,
     config=SOURCES,
     group_parameters=GENERAL,
+    default_parameter=Parameter(show_default=shown_default),
+    group_commands=Group("Plug-ins", sort_key=len(COMMANDS)),
 )
-app.command(image)
 
 
-@app.command(sort_key=0, help_epilogue=EPILOGUE)
+@app.command(help_epilogue=EPILOGUE)
 def serve(
     *,
     host: Host = DEFAULT_HOST,
@@ -78,7 +89,7 @@ def serve(
     no_supervisor: Annotated[bool, Parameter(negative=(), env_var=(), show_default=False)] = False,
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
-    """Serve tasks to MCP clients over streamable HTTP.
+    """Serve tasks to MCP clients over HTTP.
 
     Parameters
     ----------
@@ -106,7 +117,7 @@ def serve(
     return run_async(serve, settings, address)
 
 
-@app.command(sort_key=1, help_epilogue=EPILOGUE)
+@app.command(help_epilogue=EPILOGUE)
 def stdio(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
@@ -114,7 +125,9 @@ def stdio(
     label: Labels = (),
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
-    """Serve one client over stdin and stdout: the lobby, or with `--task` one episode.
+    """Serve one MCP client over stdin and stdout.
+
+    The client gets the lobby, whose tools list tasks and play them, or with `--task` one episode.
 
     Parameters
     ----------
@@ -133,7 +146,7 @@ def stdio(
     return run_async(stdio, settings, task, parse_labels(label))
 
 
-@app.command(sort_key=2, help_epilogue=EPILOGUE)
+@app.command(help_epilogue=EPILOGUE)
 def tasks(
     *,
     sample: Annotated[int | None, Parameter(metavar="N", validator=check_positive)] = None,
@@ -169,8 +182,8 @@ def tasks(
     return show_tasks(settings, filters, sample=sample, as_json=json)
 
 
-@app.command(sort_key=3)
-def init(folder: Annotated[Path, Parameter(metavar="FOLDER")], /) -> int:
+@app.command
+def init(folder: Annotated[Path, Parameter(name="FOLDER")], /) -> int:
     """Create a suite of your own, with a task, a server and a test.
 
     Parameters
@@ -183,18 +196,25 @@ def init(folder: Annotated[Path, Parameter(metavar="FOLDER")], /) -> int:
     return init(folder)
 
 
-@app.command(sort_key=3, help_epilogue=EPILOGUE)
+@app.command(help_epilogue=EPILOGUE)
 def doctor(
     *,
     host: Host = DEFAULT_HOST,
     port: Port = DEFAULT_PORT,
+    unpack: Annotated[
+        tuple[str, Path] | None, Parameter(metavar="IMAGE DIR", env_var=(), negative=())
+    ] = None,
     json: Flag = False,
     settings: DoctorSettings = DOCTOR_DEFAULTS,
 ) -> int:
-    """Check whether this machine is ready, and show how to fix what is not.
+    """Check whether this machine is ready, and say how to fix what is not.
 
     Parameters
     ----------
+    unpack
+        Write an image's files and configuration into a folder that is empty or missing, for `--provider host
+        --image DIR`, and do nothing else. Only this needs a Docker engine. Root gives the files to a user
+        that belongs to nobody, as which sandboxes then run; otherwise they are yours.
     host
         Address that `serve` would listen on.
     port
@@ -202,20 +222,26 @@ def doctor(
     json
         Print `{"ready": ..., "findings": [...]}`.
     """
+    if unpack is not None:
+        from decathlon_mcp.cli.unpack import unpack_image
+
+        return run_async(unpack_image, unpack[0], unpack[1].absolute())
     from decathlon_mcp.cli.doctor import doctor
 
     return run_async(doctor, settings, host, port, json)
 
 
-@app.command(sort_key=4)
+@app.command
 def token(
-    name: Annotated[str, Parameter(validator=check_token_name)],
+    name: Annotated[str, Parameter(name="NAME", validator=check_token_name)],
     /,
     *,
     role: Literal["player", "controller", "admin"] = "player",
     secret: Path | None = None,
 ) -> int:
-    """Create a token: its secret on stderr, its line for the `--tokens` file on stdout.
+    """Create a token for a client of `serve --tokens`.
+
+    stderr gets its secret, stdout its line for the file of `--tokens`.
 
     Parameters
     ----------
@@ -231,20 +257,23 @@ def token(
     return make_token(name, role, secret)
 
 
-@app.command(sort_key=5)
+@app.command
 def verify(
-    files: Annotated[tuple[Path, ...], Parameter(metavar="FILE", negative=())],
+    file: Annotated[Path, Parameter(name="FILE")],
     /,
-    *,
+    *files: Annotated[Path, Parameter(name="FILE", show=False)],
     key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative=(), show_default=False)] = (),
     state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
 ) -> int:
-    """Check the signatures of verdicts; exit status 0 only if all of them are valid.
+    """Check the signatures of verdicts.
+
+    The exit status is 0 only if all of them are valid.
 
     Parameters
     ----------
-    files
-        A `verdict.json` or a stored reply of `evaluate`, or a file with one of them per line.
+    file
+        A `verdict.json` or a stored reply of `evaluate`, or a file with one of them per line. Can be
+        repeated.
     key
         The server's public key (hexadecimal, base64), a file with it, or the server's URL. Can be repeated.
         [the key in the state folder]
@@ -253,18 +282,21 @@ def verify(
     """
     from decathlon_mcp.cli.keys import verify
 
-    return verify(files, key, state)
+    return verify((file, *files), key, state)
 
 
-@app.command(sort_key=6)
+@app.command
 def key(*, state: StateFolder = None) -> int:
-    """Print the public key that verdicts are signed with; create it if there is none."""
+    """Print the public key that verdicts are signed with.
+
+    A state folder without a key gets one.
+    """
     from decathlon_mcp.cli.keys import show_key
 
     return show_key(state)
 
 
-@app.command(sort_key=7)
+@app.command
 def gc(
     *,
     dry_run: Flag = False,
@@ -272,7 +304,9 @@ def gc(
     json: Flag = False,
     state: StateFolder = None,
 ) -> int:
-    """Remove what is left of servers that died; a running one is never touched.
+    """Remove the leftovers of crashed servers.
+
+    Running servers, and what belongs to them, are never touched.
 
     Parameters
     ----------
@@ -288,13 +322,13 @@ def gc(
     return run_async(collect, state or default_state(), dry_run, abandon, json)
 
 
-@app.command(sort_key=7)
+@app.command
 def demo(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
     all: Flag = False,  # noqa: A002
 ) -> int:
-    """Start a server, play a bundled task on it from a script, and show each step.
+    """Play a bundled task from a script on a new server, step by step.
 
     Parameters
     ----------
@@ -308,14 +342,14 @@ def demo(
     return run_async(demo, task, all)
 
 
-@app.command(sort_key=9)
+@app.command
 def completion(
-    shell: Literal["bash", "zsh", "fish"] | None = None,
+    shell: Annotated[Literal["bash", "zsh", "fish"] | None, Parameter(name="SHELL")] = None,
     /,
     *,
     install: Flag = False,
 ) -> int:
-    """Print the script that completes this command in a shell, or install it.
+    """Print or install the script that completes this command in a shell.
 
     To try it in bash: `source <(decathlon-mcp completion bash)`.
 
@@ -339,13 +373,6 @@ def completion(
     return 0
 
 
-@app.command(sort_key=9)
-def version() -> int:
-    """Print the version."""
-    sys.stdout.write(f"{__version__}\n")
-    return 0
-
-
 @cache
 def command_line() -> App:
     """The app with the commands of plug-ins. Raises SettingsError for a plug-in that is broken."""
@@ -355,7 +382,31 @@ def command_line() -> App:
                 load(part)(app)
             except Exception as error:  # whatever its module raises when it is imported
                 raise broken(plugin.name, error) from error
+    for number, (heading, names) in enumerate(COMMANDS.items()):
+        group = Group(heading, sort_key=number)
+        for position, name in enumerate(name for name in names if name in app):
+            app[name].group, app[name].sort_key = (group,), position
     return app
+
+
+def _set_usage(words: Sequence[str]) -> None:
+    """Name the arguments in the usage of the command whose help is asked for."""
+    # Cyclopts 5 shows every optional one as `[ARGS]`.
+    chain, (*_, command), _ = command_line().parse_commands([word for word in words if word not in HELP])
+    if not chain or not command.default_command:
+        return
+    arguments: list[str] = []
+    options = ["[OPTIONS]"]
+    for argument in command.assemble_argument_collection(parse_docstring=False):
+        label = argument.name
+        if argument.index is None:
+            if argument.required:
+                options.insert(-1, f"{label} {argument.parameter.metavar or label.lstrip('-').upper()}")
+            continue
+        if argument.field_info.kind is argument.field_info.VAR_POSITIONAL:
+            label += "..."
+        arguments.append(label if argument.required else f"[{label}]")
+    command.usage = " ".join(("Usage: decathlon-mcp", *chain, *arguments, *options))
 
 
 def run(words: Sequence[str]) -> int:
@@ -363,6 +414,8 @@ def run(words: Sequence[str]) -> int:
     if words and words[0] == "help":
         words = [*words[1:], "--help"]
     try:
+        if HELP.intersection(words):
+            _set_usage(words)
         _warn_of_unknown_variables(words)
         status: object = command_line()(
             words or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"
@@ -390,7 +443,7 @@ def run(words: Sequence[str]) -> int:
 
 def _warn_of_unknown_variables(words: Sequence[str]) -> None:
     """Name the variables on stderr that are probably misspelt; `doctor` names all unknown ones."""
-    if not words or words[0].startswith("-") or words[0] in ("doctor", "version"):
+    if not words or words[0].startswith("-") or words[0] == "doctor":
         return
     # Others may belong to another program, and a log that is read by a program should have no such line.
     if not any(unknown_variables().values()):

@@ -147,7 +147,7 @@ def settings_model(name: str, shown: Collection[str] = (), *, like: str = "") ->
             negative=(),
             env_var_split=_split,
             show=not shown or key in listed,
-            show_default=_default,
+            show_default=shown_default,
             metavar=UNITS.get(key.rpartition("_")[2]),
         )
         kind = _provider_type() if key == "provider" else field.annotation
@@ -169,16 +169,16 @@ def _split(kind: object, value: str, **_: object) -> list[str]:
     return value.split(os.pathsep) if kind == tuple[str, ...] else [value]
 
 
-def _default(value: object) -> str | None:
-    """Format a default as a user would type it."""
+def shown_default(value: object) -> str | None:
+    """A default as a user would type it; None for one that the help leaves out."""
     if isinstance(value, tuple):
         return " ".join(str(item) for item in cast("tuple[object, ...]", value)) or None
     if isinstance(value, Path) and value.is_relative_to(Path.home()):
         return f"~/{value.relative_to(Path.home())}"
-    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return None if value in (None, False) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-FILTERS = Group("Filters", sort_key=1)
+FILTERS = Group("Filters", sort_key=3)
 METAVARS = {"split": "NAME", "needs": "WORD", "without": "WORD", "search": "TEXT", "seed": "N"}
 
 
