@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_type_hints
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.completion.detect import ShellDetectionError
@@ -16,12 +16,15 @@ from decathlon_mcp import __version__
 from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.options import (
     ADDRESS,
+    COMMON_SETTINGS,
     DEFAULT_HOST,
     DEFAULT_PORT,
     DOCTOR_DEFAULTS,
     EPILOGUE,
     NO_FILTERS,
+    RARE_SERVE_NAMES,
     SERVER_DEFAULTS,
+    SERVER_EPILOGUE,
     SOURCES,
     TASKS_DEFAULTS,
     DoctorSettings,
@@ -35,6 +38,7 @@ from decathlon_mcp.cli.options import (
     StateFolder,
     TasksSettings,
     describe_unknown_variables,
+    settings_model,
     shown_default,
     unknown_variables,
 )
@@ -53,7 +57,7 @@ from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import default_state
 
 GENERAL = Group("General", sort_key=2)
-HELP = frozenset({"--help", "-h"})
+HELP, HELP_ALL = frozenset({"--help", "-h"}), "--help-all"
 COMMANDS = {
     "Play": ("demo", "play", "run", "episode", "install"),
     "Serve": ("serve", "stdio", "serve-episode", "doctor", "tasks"),
@@ -76,7 +80,7 @@ app = App(
 )
 
 
-@app.command(help_epilogue=EPILOGUE)
+@app.command(help_epilogue=SERVER_EPILOGUE)
 def serve(
     *,
     host: Host = DEFAULT_HOST,
@@ -117,7 +121,7 @@ def serve(
     return run_async(serve, settings, address)
 
 
-@app.command(help_epilogue=EPILOGUE)
+@app.command(help_epilogue=SERVER_EPILOGUE)
 def stdio(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
@@ -389,12 +393,14 @@ def command_line() -> App:
     return app
 
 
-def _set_usage(words: Sequence[str]) -> None:
-    """Name the arguments in the usage of the command whose help is asked for."""
-    # Cyclopts 5 shows every optional one as `[ARGS]`.
+def _prepare_help(words: Sequence[str], *, whole: bool) -> None:
+    """Choose the options that a command's help lists, and write its usage. `whole`: all options."""
     chain, (*_, command), _ = command_line().parse_commands([word for word in words if word not in HELP])
     if not chain or not command.default_command:
         return
+    if chain in (("serve",), ("stdio",)) and not whole:
+        _list_common(command.default_command)
+    # Cyclopts 5 shows every optional argument as `[ARGS]`.
     arguments: list[str] = []
     options = ["[OPTIONS]"]
     for argument in command.assemble_argument_collection(parse_docstring=False):
@@ -409,13 +415,24 @@ def _set_usage(words: Sequence[str]) -> None:
     command.usage = " ".join(("Usage: decathlon-mcp", *chain, *arguments, *options))
 
 
+def _list_common(command: Callable[..., object]) -> None:
+    """Leave what few people set out of the help of a command that takes every setting."""
+    hints = get_type_hints(command, include_extras=True)
+    hints["settings"] = Annotated[settings_model("CommonOptions", COMMON_SETTINGS), Parameter(name="*")]
+    for name in RARE_SERVE_NAMES.intersection(hints):
+        hints[name] = Annotated[hints[name], Parameter(show=False)]
+    command.__annotations__ = hints
+
+
 def run(words: Sequence[str]) -> int:
     """Run the command line given by `words` and return the exit status."""
     if words and words[0] == "help":
         words = [*words[1:], "--help"]
+    is_whole = HELP_ALL in words
+    words = ["--help" if word == HELP_ALL else word for word in words]
     try:
         if HELP.intersection(words):
-            _set_usage(words)
+            _prepare_help(words, whole=is_whole)
         _warn_of_unknown_variables(words)
         status: object = command_line()(
             words or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"

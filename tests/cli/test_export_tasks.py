@@ -1,4 +1,4 @@
-"""`export --to harbor`: what the folders have. `tests/trainers/harbor.py` has them played by Harbor itself."""
+"""`export --to harbor`: what the folders have. `tests/trainers/harbor.py` has them played by Harbor."""
 
 from __future__ import annotations
 

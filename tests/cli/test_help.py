@@ -62,8 +62,9 @@ def test_no_help_shows_an_empty_default() -> None:
     for command in commands(app.command_line()):
         for argument in command.assemble_argument_collection(parse_docstring=False):
             show = argument.parameter.show_default
-            if argument.field_info.default in ((), False):
-                assert not (show(argument.field_info.default) if callable(show) else show), argument.name
+            default = argument.field_info.default
+            if default == () or default is False:
+                assert not (show(default) if callable(show) else show), argument.name
 
 
 def commands(parent: App) -> Iterator[App]:
@@ -123,13 +124,27 @@ def test_every_setting_has_a_section() -> None:
 
 
 def test_help_of_serve_shows_every_setting_in_its_section_with_its_default(shell: Shell) -> None:
-    output = shell.run("serve", "--help").stdout
+    output = shell.run("serve", "--help-all").stdout
     for section in ("Address", *SECTIONS):
         assert f"╭─ {section} ─" in output
     for name in (*all_settings().model_fields, "host", "port"):
         assert f"--{name.replace('_', '-')} " in output
     for default in ("[default: starter]", "[default: 8765]", "[default: 1800]", "[default: 64]"):
         assert default in output
+
+
+@pytest.mark.parametrize(("command", "most"), [("serve", 20), ("stdio", 19)])
+def test_help_of_a_server_shows_what_people_set_and_how_to_see_the_rest(
+    shell: Shell, command: str, most: int
+) -> None:
+    output = shell.run(command, "--help").stdout
+    listed = re.findall(r"^│ --([a-z-]+)", output, re.MULTILINE)
+    assert {"suite", "provider", "max-sandboxes", "state"} <= {*listed}
+    assert "idle-seconds" in listed
+    assert "ready-file" not in listed
+    assert len(listed) <= most
+    assert "--help-all" in output
+    assert {*listed} < {*re.findall(r"^│ --([a-z-]+)", shell.run(command, "--help-all").stdout, re.MULTILINE)}
 
 
 def test_help_of_tasks_omits_settings_that_it_does_not_use(shell: Shell) -> None:
