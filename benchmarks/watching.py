@@ -92,7 +92,7 @@ def _measure_exports(folder: Path, figures: Figures, episodes: int) -> None:
     for form, package in (("jsonl", "json"), ("parquet", "pyarrow"), ("inspect", "inspect_ai")):
         if importlib.util.find_spec(package) is None:
             continue
-        words = ["export", "--all", str(folder / form), "--to", form, "--state", str(state)]
+        words = ["export", "--all", "--output", str(folder / form), "--to", form, "--state", str(state)]
         start = time.perf_counter()
         # A process of its own: its largest memory is known when it has ended.
         process = subprocess.Popen(

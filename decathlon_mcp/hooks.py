@@ -35,6 +35,9 @@ class Plugin:
     image_provider: str = ""
     """Which of its providers runs a suite with an image of its own, where none is set. The first plug-in that
     has one decides; without any, it is the core's."""
+    unpack_image: str = ""
+    """A function that writes an image, given by its name, into a folder, prints how to use it, and returns the
+    exit status of `doctor --unpack`."""
     kernels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Kernels for the sandboxes of the provider `host` by the name that `--kernel` takes; each part is a
     `NamespaceSandbox`."""
@@ -124,6 +127,16 @@ def image_provider() -> str | None:
     Raises SettingsError as `plugins`.
     """
     return next((plugin.image_provider for plugin in plugins() if plugin.image_provider), None)
+
+
+def image_unpacker() -> Any:
+    """The function that unpacks images, of the first plug-in that has one. Raises SettingsError."""
+    part = next((plugin.unpack_image for plugin in plugins() if plugin.unpack_image), None)
+    if part is None:
+        raise SettingsError(
+            "no plug-in here can unpack an image; `docker` can, which comes with this project"
+        )
+    return load(part)
 
 
 def kernels() -> dict[str, str]:

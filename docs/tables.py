@@ -73,7 +73,7 @@ MARKED = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re
 
 
 def settings() -> str:
-    """The options of `serve` by section, as `--help` lists them."""
+    """The options of `serve` by section, as `--help-all` lists them."""
     options = generate_markdown_docs(
         command_line()["serve"], no_root_title=True, skip_preamble=True, generate_toc=False
     )

@@ -154,7 +154,7 @@ def unpacked_image(docker_engine: Any, test_image: str) -> str:
         folder = base / "image"
         if not (folder / CONFIG_FILE).exists():
             rmtree(folder, ignore_errors=True)
-            command = (sys.executable, "-m", "decathlon_mcp.cli", "image", "unpack", test_image, folder)
+            command = (sys.executable, "-m", "decathlon_mcp.cli", "doctor", "--unpack", test_image, folder)
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return str(folder)
 

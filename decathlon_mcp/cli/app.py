@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_type_hints
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.completion.detect import ShellDetectionError
@@ -16,12 +16,15 @@ from decathlon_mcp import __version__
 from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.options import (
     ADDRESS,
+    COMMON_SETTINGS,
     DEFAULT_HOST,
     DEFAULT_PORT,
     DOCTOR_DEFAULTS,
     EPILOGUE,
     NO_FILTERS,
+    RARE_SERVE_NAMES,
     SERVER_DEFAULTS,
+    SERVER_EPILOGUE,
     SOURCES,
     TASKS_DEFAULTS,
     DoctorSettings,
@@ -35,6 +38,8 @@ from decathlon_mcp.cli.options import (
     StateFolder,
     TasksSettings,
     describe_unknown_variables,
+    settings_model,
+    shown_default,
     unknown_variables,
 )
 from decathlon_mcp.cli.running import names_server, run_async
@@ -47,11 +52,21 @@ from decathlon_mcp.cli.usage import (
     usage_message,
 )
 from decathlon_mcp.errors import BadRequestError, SchemaError
-from decathlon_mcp.hooks import broken, load, plugins
+from decathlon_mcp.hooks import broken, image_unpacker, load, plugins
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import default_state
 
 GENERAL = Group("General", sort_key=2)
+HELP, HELP_ALL = frozenset({"--help", "-h"}), "--help-all"
+COMMANDS = {
+    "Play": ("demo", "play", "run", "episode", "install"),
+    "Serve": ("serve", "stdio", "serve-episode", "doctor", "tasks"),
+    "Look": ("view", "runs", "show", "export"),
+    "Own tasks": ("init", "audit"),
+    "Operate": ("token", "key", "verify", "regrade", "replay", "gc", "recordings"),
+    "This command": ("completion", "--help", "--version"),
+}
+"""The commands by what people do, in the order of the help. Those of plug-ins that are not here come last."""
 app = App(
     name="decathlon-mcp",
     help="Toolathlon as an environment for MCP clients: connect, play a task, get the reward.",
@@ -60,10 +75,12 @@ app = App(
     version=__version__,
     config=SOURCES,
     group_parameters=GENERAL,
+    default_parameter=Parameter(show_default=shown_default),
+    group_commands=Group("Plug-ins", sort_key=len(COMMANDS)),
 )
 
 
-@app.command(sort_key=0, help_epilogue=EPILOGUE)
+@app.command(help_epilogue=SERVER_EPILOGUE)
 def serve(
     *,
     host: Host = DEFAULT_HOST,
@@ -76,7 +93,7 @@ def serve(
     no_supervisor: Annotated[bool, Parameter(negative=(), env_var=(), show_default=False)] = False,
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
-    """Serve tasks to MCP clients over streamable HTTP.
+    """Serve tasks to MCP clients over HTTP.
 
     Parameters
     ----------
@@ -104,7 +121,7 @@ def serve(
     return run_async(serve, settings, address)
 
 
-@app.command(sort_key=1, help_epilogue=EPILOGUE)
+@app.command(help_epilogue=SERVER_EPILOGUE)
 def stdio(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
@@ -112,7 +129,9 @@ def stdio(
     label: Labels = (),
     settings: ServerSettings = SERVER_DEFAULTS,
 ) -> int:
-    """Serve one client over stdin and stdout: the lobby, or with `--task` one episode.
+    """Serve one MCP client over stdin and stdout.
+
+    The client gets the lobby, whose tools list tasks and play them, or with `--task` one episode.
 
     Parameters
     ----------
@@ -131,7 +150,7 @@ def stdio(
     return run_async(stdio, settings, task, parse_labels(label))
 
 
-@app.command(sort_key=2, help_epilogue=EPILOGUE)
+@app.command(help_epilogue=EPILOGUE)
 def tasks(
     *,
     sample: Annotated[int | None, Parameter(metavar="N", validator=check_positive)] = None,
@@ -167,8 +186,8 @@ def tasks(
     return show_tasks(settings, filters, sample=sample, as_json=json)
 
 
-@app.command(sort_key=3)
-def init(folder: Annotated[Path, Parameter(metavar="FOLDER")], /) -> int:
+@app.command
+def init(folder: Annotated[Path, Parameter(name="FOLDER")], /) -> int:
     """Create a suite of your own, with a task, a server and a test.
 
     Parameters
@@ -181,18 +200,25 @@ def init(folder: Annotated[Path, Parameter(metavar="FOLDER")], /) -> int:
     return init(folder)
 
 
-@app.command(sort_key=3, help_epilogue=EPILOGUE)
+@app.command(help_epilogue=EPILOGUE)
 def doctor(
     *,
     host: Host = DEFAULT_HOST,
     port: Port = DEFAULT_PORT,
+    unpack: Annotated[
+        tuple[str, Path] | None, Parameter(metavar="IMAGE DIR", env_var=(), negative=())
+    ] = None,
     json: Flag = False,
     settings: DoctorSettings = DOCTOR_DEFAULTS,
 ) -> int:
-    """Check whether this machine is ready, and show how to fix what is not.
+    """Check whether this machine is ready, and say how to fix what is not.
 
     Parameters
     ----------
+    unpack
+        Write an image's files and configuration into a folder that is empty or missing, for `--provider host
+        --image DIR`, and do nothing else. Only this needs a Docker engine. Root gives the files to a user
+        that belongs to nobody, as which sandboxes then run; otherwise they are yours.
     host
         Address that `serve` would listen on.
     port
@@ -200,20 +226,24 @@ def doctor(
     json
         Print `{"ready": ..., "findings": [...]}`.
     """
+    if unpack is not None:
+        return run_async(image_unpacker(), unpack[0], unpack[1].absolute())
     from decathlon_mcp.cli.doctor import doctor
 
     return run_async(doctor, settings, host, port, json)
 
 
-@app.command(sort_key=4)
+@app.command
 def token(
-    name: Annotated[str, Parameter(validator=check_token_name)],
+    name: Annotated[str, Parameter(name="NAME", validator=check_token_name)],
     /,
     *,
     role: Literal["player", "controller", "admin"] = "player",
     secret: Path | None = None,
 ) -> int:
-    """Create a token: its secret on stderr, its line for the `--tokens` file on stdout.
+    """Create a token for a client of `serve --tokens`.
+
+    stderr gets its secret, stdout its line for the file of `--tokens`.
 
     Parameters
     ----------
@@ -229,20 +259,23 @@ def token(
     return make_token(name, role, secret)
 
 
-@app.command(sort_key=5)
+@app.command
 def verify(
-    files: Annotated[tuple[Path, ...], Parameter(metavar="FILE", negative=())],
+    file: Annotated[Path, Parameter(name="FILE")],
     /,
-    *,
+    *files: Annotated[Path, Parameter(name="FILE", show=False)],
     key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative=(), show_default=False)] = (),
     state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
 ) -> int:
-    """Check the signatures of verdicts; exit status 0 only if all of them are valid.
+    """Check the signatures of verdicts.
+
+    The exit status is 0 only if all of them are valid.
 
     Parameters
     ----------
-    files
-        A `verdict.json` or a stored reply of `evaluate`, or a file with one of them per line.
+    file
+        A `verdict.json` or a stored reply of `evaluate`, or a file with one of them per line. Can be
+        repeated.
     key
         The server's public key (hexadecimal, base64), a file with it, or the server's URL. Can be repeated.
         [the key in the state folder]
@@ -251,18 +284,21 @@ def verify(
     """
     from decathlon_mcp.cli.keys import verify
 
-    return verify(files, key, state)
+    return verify((file, *files), key, state)
 
 
-@app.command(sort_key=6)
+@app.command
 def key(*, state: StateFolder = None) -> int:
-    """Print the public key that verdicts are signed with; create it if there is none."""
+    """Print the public key that verdicts are signed with.
+
+    A state folder without a key gets one.
+    """
     from decathlon_mcp.cli.keys import show_key
 
     return show_key(state)
 
 
-@app.command(sort_key=7)
+@app.command
 def gc(
     *,
     dry_run: Flag = False,
@@ -270,7 +306,9 @@ def gc(
     json: Flag = False,
     state: StateFolder = None,
 ) -> int:
-    """Remove what is left of servers that died; a running one is never touched.
+    """Remove the leftovers of crashed servers.
+
+    Running servers, and what belongs to them, are never touched.
 
     Parameters
     ----------
@@ -286,13 +324,13 @@ def gc(
     return run_async(collect, state or default_state(), dry_run, abandon, json)
 
 
-@app.command(sort_key=7)
+@app.command
 def demo(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,
     all: Flag = False,  # noqa: A002
 ) -> int:
-    """Start a server, play a bundled task on it from a script, and show each step.
+    """Play a bundled task from a script on a new server, step by step.
 
     Parameters
     ----------
@@ -306,14 +344,14 @@ def demo(
     return run_async(demo, task, all)
 
 
-@app.command(sort_key=9)
+@app.command
 def completion(
-    shell: Literal["bash", "zsh", "fish"] | None = None,
+    shell: Annotated[Literal["bash", "zsh", "fish"] | None, Parameter(name="SHELL")] = None,
     /,
     *,
     install: Flag = False,
 ) -> int:
-    """Print the script that completes this command in a shell, or install it.
+    """Print or install the script that completes this command in a shell.
 
     To try it in bash: `source <(decathlon-mcp completion bash)`.
 
@@ -337,13 +375,6 @@ def completion(
     return 0
 
 
-@app.command(sort_key=9)
-def version() -> int:
-    """Print the version."""
-    sys.stdout.write(f"{__version__}\n")
-    return 0
-
-
 @cache
 def command_line() -> App:
     """The app with the commands of plug-ins. Raises SettingsError for a plug-in that is broken."""
@@ -353,14 +384,53 @@ def command_line() -> App:
                 load(part)(app)
             except Exception as error:  # whatever its module raises when it is imported
                 raise broken(plugin.name, error) from error
+    for number, (heading, names) in enumerate(COMMANDS.items()):
+        group = Group(heading, sort_key=number)
+        for position, name in enumerate(name for name in names if name in app):
+            app[name].group, app[name].sort_key = (group,), position
     return app
+
+
+def _prepare_help(words: Sequence[str], *, whole: bool) -> None:
+    """Choose the options that a command's help lists, and write its usage. `whole`: all options."""
+    chain, (*_, command), _ = command_line().parse_commands([word for word in words if word not in HELP])
+    if not chain or not command.default_command:
+        return
+    if chain in (("serve",), ("stdio",)) and not whole:
+        _list_common(command.default_command)
+    # Cyclopts 5 shows every optional argument as `[ARGS]`.
+    arguments: list[str] = []
+    options = ["[OPTIONS]"]
+    for argument in command.assemble_argument_collection(parse_docstring=False):
+        label = argument.name
+        if argument.index is None:
+            if argument.required:
+                options.insert(-1, f"{label} {argument.parameter.metavar or label.lstrip('-').upper()}")
+            continue
+        if argument.field_info.kind is argument.field_info.VAR_POSITIONAL:
+            label += "..."
+        arguments.append(label if argument.required else f"[{label}]")
+    command.usage = " ".join(("Usage: decathlon-mcp", *chain, *arguments, *options))
+
+
+def _list_common(command: Callable[..., object]) -> None:
+    """Leave what few people set out of the help of a command that takes every setting."""
+    hints = get_type_hints(command, include_extras=True)
+    hints["settings"] = Annotated[settings_model("CommonOptions", COMMON_SETTINGS), Parameter(name="*")]
+    for name in RARE_SERVE_NAMES.intersection(hints):
+        hints[name] = Annotated[hints[name], Parameter(show=False)]
+    command.__annotations__ = hints
 
 
 def run(words: Sequence[str]) -> int:
     """Run the command line given by `words` and return the exit status."""
     if words and words[0] == "help":
         words = [*words[1:], "--help"]
+    is_whole = HELP_ALL in words
+    words = ["--help" if word == HELP_ALL else word for word in words]
     try:
+        if HELP.intersection(words):
+            _prepare_help(words, whole=is_whole)
         _warn_of_unknown_variables(words)
         status: object = command_line()(
             words or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"
@@ -388,7 +458,7 @@ def run(words: Sequence[str]) -> int:
 
 def _warn_of_unknown_variables(words: Sequence[str]) -> None:
     """Name the variables on stderr that are probably misspelt; `doctor` names all unknown ones."""
-    if not words or words[0].startswith("-") or words[0] in ("doctor", "version"):
+    if not words or words[0].startswith("-") or words[0] == "doctor":
         return
     # Others may belong to another program, and a log that is read by a program should have no such line.
     if not any(unknown_variables().values()):

@@ -38,6 +38,8 @@ EPILOGUE = (
     "(max_sandboxes = 8). Flags take precedence over variables, and variables over the file."
 )
 """For commands that take settings."""
+SERVER_EPILOGUE = f"`--help-all` lists every option. {EPILOGUE}"
+"""For commands that take every setting, of which their help lists those that people set."""
 ADDRESS = Group("Address", sort_key=1)
 PLAYER_SECONDS = 3600.0
 """Limit on an attempt of an agent's program: between those of Toolathlon's runners, 2,400 and 5,400 s."""
@@ -100,6 +102,14 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 """The settings of the core, by the heading of the help; those of plug-ins follow them there."""
+COMMON_SETTINGS = (
+    *("suite", "names", "language"),
+    *("provider", "isolation", "image", "network", "web"),
+    *("max_calls", "max_sandboxes", "idle_seconds", "episode_seconds"),
+    *("config", "state", "tokens", "keep"),
+)
+"""The settings that people set. With `serve`'s address these are twenty; those of plug-ins may be missing."""
+RARE_SERVE_NAMES = frozenset({"allowed_origin", "ready_file", "no_page", "no_supervisor"})
 UNITS = {
     "seconds": "SECONDS",
     "mib": "MIB",
@@ -147,7 +157,7 @@ def settings_model(name: str, shown: Collection[str] = (), *, like: str = "") ->
             negative=(),
             env_var_split=_split,
             show=not shown or key in listed,
-            show_default=_default,
+            show_default=shown_default,
             metavar=UNITS.get(key.rpartition("_")[2]),
         )
         kind = _provider_type() if key == "provider" else field.annotation
@@ -169,16 +179,18 @@ def _split(kind: object, value: str, **_: object) -> list[str]:
     return value.split(os.pathsep) if kind == tuple[str, ...] else [value]
 
 
-def _default(value: object) -> str | None:
-    """Format a default as a user would type it."""
+def shown_default(value: object) -> str | None:
+    """A default as a user would type it; None for one that the help leaves out."""
     if isinstance(value, tuple):
         return " ".join(str(item) for item in cast("tuple[object, ...]", value)) or None
     if isinstance(value, Path) and value.is_relative_to(Path.home()):
         return f"~/{value.relative_to(Path.home())}"
-    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None or value is False:
+        return None
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-FILTERS = Group("Filters", sort_key=1)
+FILTERS = Group("Filters", sort_key=3)
 METAVARS = {"split": "NAME", "needs": "WORD", "without": "WORD", "search": "TEXT", "seed": "N"}
 
 

@@ -389,7 +389,7 @@ def test_served_episode_is_played_at_its_address_and_graded_by_a_command_alone(
     state.mkdir()
     with socket.socket(socket.AF_UNIX) as left_by_a_killed_server:
         left_by_a_killed_server.bind(str(state / SOCKET))
-    assert run(["verdict"]) == 1
+    assert run(["episode", "verdict"]) == 1
     assert f"no episode is served with the state folder {state}" in capfd.readouterr().err
     launch_time = "2026-03-04T05:06:07+00:00"
     with served(state, "--launch-time", launch_time, "--label", "kind=test") as episode:
@@ -417,7 +417,7 @@ def test_served_episode_is_played_at_its_address_and_graded_by_a_command_alone(
         assert not failed(written), written
         verdicts: list[str] = []
         for _ in range(2):
-            assert run(["verdict"]) == 0
+            assert run(["episode", "verdict"]) == 0
             verdicts.append(capfd.readouterr().out)
         assert verdicts[0] == verdicts[1]
         verdict = json.loads(verdicts[0])
@@ -438,11 +438,11 @@ def test_served_attempt_is_truncated_after_its_time(state: Path, capfd: pytest.C
         deadline = time.monotonic() + 30
         while not failed(agent.call("files__list_directory", path=".")):
             assert time.monotonic() < deadline
-        assert run(["verdict"]) == 4
+        assert run(["episode", "verdict"]) == 4
         verdict = json.loads(capfd.readouterr().out)
         assert (verdict["reward"], verdict["truncated"]) == (0.0, True)
         agent.call("files__write_file", path="recipe.json", text=RECIPE)
-        assert run(["verdict"]) == 4
+        assert run(["episode", "verdict"]) == 4
 
 
 def _sleeping(mark: str) -> bool:

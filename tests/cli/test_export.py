@@ -1,4 +1,4 @@
-"""`export` and `leaderboard`, over a state folder."""
+"""`export` and `runs --leaderboard`, over a state folder."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_jsonl_has_an_episode_a_line_with_whole_values_and_a_verdict_that_verifi
 ) -> None:
     won, failed, lost, _ = fill(state)
     out = tmp_path / "run.jsonl"
-    assert export(state, "monday", out, "--to", "jsonl") == 0
+    assert export(state, "monday", "--to", "jsonl", "--output", out) == 0
     assert "those that have not finished are left out" in capsys.readouterr().err
     episodes = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert [episode["id"] for episode in episodes] == [won, failed, lost]
@@ -103,7 +103,7 @@ def test_jsonl_has_an_episode_a_line_with_whole_values_and_a_verdict_that_verifi
 def test_parquet_has_tables_of_episodes_calls_and_notes(state: Path, tmp_path: Path) -> None:
     won, failed, lost, _ = fill(state)
     out = tmp_path / "tables"
-    assert export(state, "--all", out, "--to", "parquet") == 0
+    assert export(state, "--all", "--to", "parquet", "--output", out) == 0
     parquet: Any = pyarrow.parquet
     read = parquet.read_table
     episodes = read(out / "episodes.parquet").to_pylist()
@@ -128,17 +128,17 @@ def test_an_existing_output_is_replaced_only_with_force_and_only_an_earlier_expo
     fill(state)
     file, folder = tmp_path / "run.jsonl", tmp_path / "tables"
     file.write_text("old")
-    assert export(state, "monday", file, "--to", "jsonl") == 1
+    assert export(state, "monday", "--to", "jsonl", "--output", file) == 1
     assert "exists; --force replaces it" in capsys.readouterr().err
     assert file.read_text() == "old"
-    assert export(state, "monday", file, "--to", "jsonl", "--force") == 0
+    assert export(state, "monday", "--to", "jsonl", "--output", file, "--force") == 0
     assert len(file.read_text().splitlines()) == 3
     folder.mkdir()
     (folder / "mine.txt").write_text("mine")
-    assert export(state, "monday", folder, "--to", "parquet", "--force") == 1
+    assert export(state, "monday", "--to", "parquet", "--output", folder, "--force") == 1
     assert "--force replaces only an earlier export" in capsys.readouterr().err
     (folder / "mine.txt").rename(folder / "old.parquet")
-    assert export(state, "monday", folder, "--to", "parquet", "--force") == 0
+    assert export(state, "monday", "--to", "parquet", "--output", folder, "--force") == 0
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["calls.parquet", "episodes.parquet", "notes.parquet"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.jsonl", "state", "tables"]
@@ -155,18 +155,20 @@ def test_an_export_that_fails_leaves_nothing(
 
     monkeypatch.setattr("decathlon_mcp.plugins.page.one_file.render_one_file", fail)
     with pytest.raises(OSError, match="the disk is gone"):
-        export(state, public_id(HANDLES[0]), tmp_path / "episode.html", "--to", "html")
+        export(state, public_id(HANDLES[0]), "--to", "html", "--output", tmp_path / "episode.html")
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("friday", "out", "--to", "jsonl"), "is of run 'friday'"),
-        (("out", "--to", "jsonl"), "RUN OUT, or --all OUT was expected, not 1 arguments"),
-        (("monday", "out", "--all", "--to", "jsonl"), "OUT alone was expected"),
-        (("--all", "out", "--to", "html"), "--to html writes one episode"),
-        (("0000", "out", "--to", "html"), "there is no episode that begins with '0000'"),
+        (("--to", "jsonl", "--output", "out", "friday"), "is of run 'friday'"),
+        (("--to", "jsonl", "-o", "out"), "give the name of a run, or --all"),
+        (("monday", "--output", "out", "--all", "--to", "jsonl"), "give the name of a run, or --all"),
+        (("--all", "--output", "out", "--to", "html"), "--to html writes one episode"),
+        (("0000", "--output", "out", "--to", "html"), "there is no episode that begins with '0000'"),
+        (("monday", "--to", "jsonl", "-o", "out", "--split", "test"), "--to jsonl writes episodes"),
+        (("monday", "--to", "harbor", "-o", "out"), "leave RUN and --all out"),
     ],
 )
 def test_wrong_words_are_named(
@@ -192,7 +194,7 @@ class OneFile(Shape):
 
 
 def one_file(state: Path, out: Path, public_id: str) -> str:
-    assert export(state, public_id, out, "--to", "html") == 0
+    assert export(state, public_id, "--to", "html", "--output", out) == 0
     assert_no_handles(out.read_bytes())
     return out.read_text("utf-8")
 
@@ -232,7 +234,7 @@ def test_one_file_of_a_branch_marks_replayed_calls_and_a_run_has_no_branches(
     assert source in page
     assert ["↻ replayed" in call for call in page.split("<article")[1:]] == [True, False]
     out = tmp_path / "run.jsonl"
-    assert export(state, "monday", out, "--to", "jsonl") == 0
+    assert export(state, "monday", "--to", "jsonl", "--output", out) == 0
     assert [json.loads(line)["id"] for line in out.read_text("utf-8").splitlines()] == [source]
 
 
@@ -283,7 +285,7 @@ def test_a_leaderboard_counts_tasks_that_were_not_played_as_no_success(
                     verdict={"metrics": {"turns": 4 + number}},
                 )
         folder.add("f" * 48, task="of another suite", labels={"run": "monday"})
-    words = ["leaderboard", "monday", "--suite", "starter", "--state", str(state)]
+    words = ["runs", "monday", "--leaderboard", "--suite", "starter", "--state", str(state)]
     assert run([*words, "--json"]) == 0
     board = json.loads(capsys.readouterr().out)
     count = len(oracle_ids())

@@ -1,4 +1,4 @@
-"""`export-tasks`: what the folders have. `tests/trainers/harbor.py` has them played by Harbor itself."""
+"""`export --to harbor`: what the folders have. `tests/trainers/harbor.py` has them played by Harbor."""
 
 from __future__ import annotations
 
@@ -45,7 +45,20 @@ def test_each_task_is_a_folder_with_a_key_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert run(["export-tasks", "harbor", str(out), "--server-image", "registry.example/decathlon:1"]) == 0
+    assert (
+        run(
+            [
+                "export",
+                "--to",
+                "harbor",
+                "--output",
+                str(out),
+                "--server-image",
+                "registry.example/decathlon:1",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().err == f"decathlon-mcp: {len(oracle_ids())} tasks in {out}\n"
     assert sorted(folder.name for folder in out.iterdir()) == oracle_ids()
     assert len({public_key(task).id for task in out.iterdir()}) == len(oracle_ids())
@@ -82,7 +95,7 @@ def test_each_task_is_a_folder_with_a_key_of_its_own(
 
 def test_only_an_earlier_export_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    line = ["export-tasks", "harbor", str(out), "--search", "reactor"]
+    line = ["export", "--to", "harbor", "--output", str(out), "--search", "reactor"]
     assert run(line) == 0
     before = public_key(out / "tune-reactor").id
     assert run(line) == 1
@@ -99,8 +112,8 @@ def test_a_suite_of_ones_own_is_mounted_and_played_by_the_engine_if_it_is_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy_template(tmp_path / "shop")
-    line = ["export-tasks", "harbor", "--suite", str(tmp_path / "shop"), "--language", "en"]
-    assert run([*line, str(tmp_path / "local"), "--provider", "host"]) == 0
+    line = ["export", "--to", "harbor", "--suite", str(tmp_path / "shop"), "--language", "en"]
+    assert run([*line, "--output", str(tmp_path / "local"), "--provider", "host"]) == 0
     service = sidecar(tmp_path / "local" / "restock-shop")
     assert service["volumes"] == [f"{tmp_path}/shop:/suites/shop:ro"]
     assert service["environment"]["DECATHLON_SUITE"] == "/suites/shop"
@@ -108,7 +121,7 @@ def test_a_suite_of_ones_own_is_mounted_and_played_by_the_engine_if_it_is_set(
     assert not (tmp_path / "local" / "restock-shop" / "solution").exists()
 
     options = ["--provider", "docker", "--image", "toolathlon:1", "--names", "toolathlon"]
-    assert run([*line, str(tmp_path / "engine"), *options]) == 0
+    assert run([*line, "--output", str(tmp_path / "engine"), *options]) == 0
     service = sidecar(tmp_path / "engine" / "restock-shop")
     assert service["volumes"][1] == "/var/run/docker.sock:/var/run/docker.sock"
     assert service["user"] == "0"
@@ -119,6 +132,6 @@ def test_a_suite_of_ones_own_is_mounted_and_played_by_the_engine_if_it_is_set(
     assert environment["DECATHLON_NAMES"] == "toolathlon"
     assert "DECATHLON_LANGUAGE" not in environment
 
-    assert run([*line, str(tmp_path / "folder"), "--provider", "prime"]) == 1
+    assert run([*line, "--output", str(tmp_path / "folder"), "--provider", "prime"]) == 1
     assert "which a sidecar cannot: choose host or docker" in capsys.readouterr().err
     assert not (tmp_path / "folder").exists()

@@ -422,18 +422,18 @@ def test_episodes_are_listed_with_public_ids(shell: Shell, server: Callable[...,
         '{"event":"reply","seq":1,"failed":false,"seconds":0.5}\n'
         '{"event":"call","seq":2,"name":"files__read","arguments":{"a":"\\"event\\":\\"call\\""}}\n'
     )
-    lines = [line.split("\t") for line in shell.run("episodes").stdout.splitlines()]
+    lines = [line.split("\t") for line in shell.run("show").stdout.splitlines()]
     by_id = {line[0]: line[1:] for line in lines}
     live, lost, over = map(public_id, (running.handle, dead.handle, "over-since-long-ago"))
     assert by_id[live][:4] == ["tune-reactor", "", "ready", "alice"]
     assert by_id[live][5:] == ["", "", str(running.process.pid)]
     assert by_id[lost][-1] == "none"
     assert by_id[over] == ["t", "", "ended", "", "2 h", "7", "reward 0.5", ""]
-    assert running.handle in shell.run("episodes", "--handles").stdout
-    document = shell.run("episodes", "--json").stdout
+    assert running.handle in shell.run("show", "--handles").stdout
+    document = shell.run("show", "--json").stdout
     assert {one["id"] for one in json.loads(document)["episodes"]} == {live, lost, over}
     assert running.handle not in document
-    listed = json.loads(shell.run("episodes", "--json", "--handles").stdout)["episodes"]
+    listed = json.loads(shell.run("show", "--json", "--handles").stdout)["episodes"]
     assert {one["handle"] for one in listed} == {running.handle, dead.handle, "over-since-long-ago"}
 
 
@@ -474,7 +474,7 @@ def test_an_unknown_or_ambiguous_episode_is_an_error(
 
 
 def test_a_folder_without_a_store_is_empty(shell: Shell) -> None:
-    for command in (["episodes"], ["gc"], ["episodes", "--json"]):
+    for command in (["show"], ["gc"], ["show", "--json"]):
         done = shell.run(*command)
         assert done.returncode == 0, done
     assert not (Path(shell.environment["XDG_STATE_HOME"]) / "decathlon-mcp").exists()

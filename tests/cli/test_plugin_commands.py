@@ -70,7 +70,7 @@ def test_a_command_of_another_packages_plug_in_is_listed_and_runs(tmp_path: Path
 )
 def test_a_broken_plug_in_is_one_line_that_names_it(tmp_path: Path, source: str, message: str) -> None:
     install(tmp_path, "broken", source)
-    status, output = command(tmp_path, "version")
+    status, output = command(tmp_path, "--version")
     assert status == 1
     assert output.startswith(f"decathlon-mcp: {message}")
     assert output.count("\n") == 1

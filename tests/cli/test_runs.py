@@ -57,7 +57,7 @@ def test_a_run_is_shown_by_task_with_what_was_lost(shell: Shell, state: Path) ->
 def test_two_runs_are_compared_by_task(shell: Shell, state: Path) -> None:
     add_run(state, "monday", {"a": [1.0, 0.0], "b": [0.0], "c": [1.0]})
     add_run(state, "tuesday", {"a": [1.0, 1.0], "b": [1.0]})
-    assert shell.run("diff", "monday", "tuesday").stdout.splitlines() == [
+    assert shell.run("runs", "monday", "--compare", "tuesday").stdout.splitlines() == [
         "a\t0.500\t2\t1.000\t2\t+0.500",
         "b\t0.000\t1\t1.000\t1\t+1.000",
         "c\t1.000\t1\t-\t0\t-",
@@ -66,10 +66,26 @@ def test_two_runs_are_compared_by_task(shell: Shell, state: Path) -> None:
             "(paired over 2 tasks, with its standard error)"
         ),
     ]
-    document = json.loads(shell.run("diff", "monday", "tuesday", "--json").stdout)
+    document = json.loads(shell.run("runs", "monday", "--compare", "tuesday", "--json").stdout)
     assert document["difference"] == {"mean": 0.75, "standard_error": 0.25, "count": 2}
-    error = shell.error("diff", "monday", "friday", status=1)
+    error = shell.error("runs", "monday", "--compare", "friday", status=1)
     assert "is of run 'friday'; `decathlon-mcp runs` lists the runs" in error
+    assert "is of run 'mondy'; did you mean monday?" in shell.error("runs", "mondy", status=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--compare", "a"), "name the run: decathlon-mcp runs RUN --compare a"),
+        (("--leaderboard",), "name the run: decathlon-mcp runs RUN --leaderboard"),
+        (("a", "--leaderboard", "--compare", "b"), "choose one"),
+        (("a", "--split", "test"), "--split chooses the tasks of --leaderboard"),
+    ],
+)
+def test_tables_that_cannot_be_shown_together_are_refused(
+    shell: Shell, options: tuple[str, ...], message: str
+) -> None:
+    assert message in shell.error("runs", *options, status=1)
 
 
 def test_episodes_are_filtered_by_run_label_task_and_failure(shell: Shell, state: Path) -> None:
@@ -82,7 +98,7 @@ def test_episodes_are_filtered_by_run_label_task_and_failure(shell: Shell, state
         add_episode(state, f"old-{number}", started_at=0.5)
 
     def listed(*options: str) -> set[str]:
-        return {line.split("\t")[0] for line in shell.run("episodes", *options).stdout.splitlines()}
+        return {line.split("\t")[0] for line in shell.run("show", *options).stdout.splitlines()}
 
     assert listed("--run", "monday") == {passed, failed, lost, live}
     assert listed("--label", "model=m=1", "--label", "run=monday") == {passed, failed}
@@ -95,10 +111,11 @@ def test_episodes_are_filtered_by_run_label_task_and_failure(shell: Shell, state
     # One that plays has a sandbox, and no summary has it.
     assert listed("--run", "monday") == {passed, failed, lost, live, replay}
     assert listed("--run", "monday", "--all") == {passed, failed, lost, live, replay, branch}
-    document = shell.run("episodes", "--label", "model=m=1", "--failed", "--json").stdout
+    document = shell.run("show", "--label", "model=m=1", "--failed", "--json").stdout
     (shown,) = json.loads(document)["episodes"]
     assert (shown["id"], shown["labels"], shown["success"]) == (failed, labels, False)
-    assert "is not NAME=VALUE" in shell.error("episodes", "--label", "model", status=2)
+    assert "filters list several" in shell.error("show", passed, "--failed", status=1)
+    assert "is not NAME=VALUE" in shell.error("show", "--label", "model", status=2)
 
 
 def test_texts_of_clients_cannot_change_the_terminal(shell: Shell, state: Path) -> None:
@@ -106,9 +123,9 @@ def test_texts_of_clients_cannot_change_the_terminal(shell: Shell, state: Path) 
     for command in (
         ["runs"],
         ["runs", "\u202erun\x07"],
-        ["episodes"],
+        ["show"],
         ["runs", "--json"],
-        ["episodes", "--json"],
+        ["show", "--json"],
     ):
         output = shell.run(*command).stdout
         assert output

@@ -137,7 +137,7 @@ def network() -> Iterator[str]:
 def test_an_exported_task_is_played_beside_its_sidecar_and_only_its_verdict_is_rewarded(
     container_image: str, test_image: str, network: str, tmp_path: Path
 ) -> None:
-    export = ("export-tasks", "harbor", str(tmp_path / "out"), "--search", "reactor")
+    export = ("export", "--to", "harbor", "--output", str(tmp_path / "out"), "--search", "reactor")
     assert run([*export, "--server-image", container_image]) == 0
     task = tmp_path / "out" / "tune-reactor"
     service = yaml.safe_load((task / "environment" / "docker-compose.yaml").read_text())["services"][

@@ -75,8 +75,8 @@ def test_the_core_has_its_own_commands_only(core: Path) -> None:
     assert {"serve", "stdio", "tasks", "demo"} <= listed
     assert not listed & {
         "export",
-        "export-tasks",
-        "episodes",
+        "runs",
+        "show",
         "play",
         "regrade",
         "replay",

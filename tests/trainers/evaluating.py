@@ -243,7 +243,9 @@ async def test_the_pages_commands_evaluate_a_model_and_retry_what_was_lost(
     await assert_no_handle_in(tmp_path / "logs", served, programs)
 
     await assert_page_shows(served, arguments["run"], lost["metadata"]["episode"])
-    shown = await decathlon(programs, "leaderboard", arguments["run"], "--split", "test", state=served.state)
+    shown = await decathlon(
+        programs, "runs", arguments["run"], "--leaderboard", "--split", "test", state=served.state
+    )
     # The lost epoch was played again.
     assert "2 tasks, attempts at each: 3" in shown
     assert "pass@1 0.500 ± 0.000" in shown
@@ -251,7 +253,9 @@ async def test_the_pages_commands_evaluate_a_model_and_retry_what_was_lost(
     assert "lost" not in shown
 
     out = tmp_path / "exported"
-    await decathlon(programs, "export", arguments["run"], str(out), "--to", "inspect", state=served.state)
+    await decathlon(
+        programs, "export", arguments["run"], "--to", "inspect", "--output", str(out), state=served.state
+    )
     await assert_no_handle_in(out, served, programs)
     frames = await anyio.run_process(
         [str(programs / "python"), str(PROGRAMS / "inspect_frames.py"), str(out)],

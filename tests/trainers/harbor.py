@@ -56,7 +56,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory, python_3_12: str) -> Path
 
 
 def export(out: Path, *options: str) -> None:
-    assert run(["export-tasks", "harbor", str(out), *options]) == 0
+    assert run(["export", "--to", "harbor", "--output", str(out), *options]) == 0
 
 
 def test_harbor_loads_every_exported_task(programs: Path, tmp_path: Path) -> None:

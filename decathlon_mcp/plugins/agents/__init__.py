@@ -1,4 +1,4 @@
-"""Agent programs as players: `serve-episode`, `verdict`."""
+"""Agent programs as players: `serve-episode`, `episode verdict`."""
 
 from decathlon_mcp.hooks import Plugin
 

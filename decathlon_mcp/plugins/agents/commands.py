@@ -1,4 +1,4 @@
-"""`serve-episode` and `verdict`, as the command line has them."""
+"""`serve-episode` and `episode verdict`, as the command line has them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from decathlon_mcp.cli.running import run_async
 from decathlon_mcp.cli.usage import check_positive, check_seconds
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.labels import parse_labels
+from decathlon_mcp.plugins.shell.shell import episode
 from decathlon_mcp.settings import default_state
 
 AgentOptions = settings_model("AgentOptions", (*SANDBOX_SETTINGS, "network", "language", "max_calls"))
@@ -36,7 +37,7 @@ AGENT_DEFAULTS = AgentOptions.model_validate({})
 
 def add_commands(app: App) -> None:
     app.command(serve_episode, sort_key=8, help_epilogue=EPILOGUE)
-    app.command(verdict, sort_key=8)
+    episode.command(verdict)
 
 
 def serve_episode(
@@ -72,7 +73,7 @@ def serve_episode(
     ended before a call.
 
     Without `--run`, an episode is served at `http://HOST:PORT/mcp` until a signal. It can only be played
-    there; `verdict` grades it.
+    there; `episode verdict` grades it.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
 """`serve-episode`: let an agent's program play a task, or a table of tasks, and grade what it has done.
 
-Without a program, one episode is served at an address for an agent that others start; `verdict` grades it.
+Without a program, one episode is served at an address for an agent that others start; `episode verdict`
+grades it.
 """
 
 from __future__ import annotations

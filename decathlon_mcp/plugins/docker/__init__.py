@@ -1,4 +1,4 @@
-"""Sandboxes that are containers of a Docker engine, and images of an engine in folders: `image`."""
+"""Sandboxes that are containers of a Docker engine, and images of an engine in folders: `doctor --unpack`."""
 
 from decathlon_mcp.hooks import Plugin
 
@@ -6,5 +6,5 @@ PLUGIN = Plugin(
     name="docker",
     providers={"docker": "decathlon_mcp.plugins.docker.plugin:PROVIDER"},
     image_provider="docker",
-    commands=("decathlon_mcp.plugins.docker.commands:add_commands",),
+    unpack_image="decathlon_mcp.plugins.docker.unpack:unpack_image",
 )

@@ -1,4 +1,4 @@
-"""Episodes in the formats of others, and tasks as folders for Harbor: `export`, `export-tasks`."""
+"""Episodes and tasks for other tools: `export`."""
 
 from decathlon_mcp.hooks import Plugin
 

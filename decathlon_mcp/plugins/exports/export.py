@@ -1,13 +1,9 @@
-"""`export`: episodes of a state folder in the formats of others; `export-tasks`: tasks in those of others.
-
-Both work without a running server.
-"""
+"""`export`: episodes of a state folder, and tasks, for other tools. It works without a running server."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -31,16 +27,14 @@ _PACKAGES = {"parquet": ("pyarrow", "export"), "inspect": ("inspect_ai", "inspec
 """What a format needs: the package, and the extra that has it."""
 
 
-def export(state: Path, words: Sequence[str], *, every: bool, to: Format, force: bool) -> int:
-    """Write a run, all episodes, or with `html` one episode. `words`: its name if not `every`, and OUT.
+def export(state: Path, name: str | None, *, every: bool, to: Format, out: Path, force: bool) -> int:
+    """Write a run, `every` episode, or with `html` one episode.
 
     Raises SettingsError, BadRequestError, UnknownEpisodeError.
     """
     check_state_folder(state)
-    if len(words) != (1 if every else 2):
-        expected = "OUT alone" if every else f"{'EPISODE' if to == 'html' else 'RUN'} OUT, or --all OUT"
-        raise BadRequestError(f"{expected} was expected, not {len(words)} arguments")
-    name, out = None if every else words[0], Path(words[-1])
+    if every == (name is not None):
+        raise BadRequestError(f"give the name of {'an episode' if to == 'html' else 'a run, or --all'}")
     history = EpisodeHistory([state])
     if to == "html":
         if name is None:

@@ -7,7 +7,7 @@
          solution/                    for bundled tasks: the calls that solve it, for Harbor's agent `oracle`
 
 The agent reaches the sidecar at one address, where the episode can only be played. Harbor stops the agent's
-container, and then runs `decathlon-mcp verdict` in the sidecar. Tried with Harbor 0.26.0, schema 1.4.
+container, and then runs `decathlon-mcp episode verdict` in the sidecar. Tried with Harbor 0.26.0, schema 1.4.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _files(
 
 
 def _task_toml(suite: Suite, task: Task, settings: Settings, options: HarborOptions) -> str:
-    collected = f"decathlon-mcp verdict >{VERDICT} || [ $? = 4 ]"
+    collected = f"decathlon-mcp episode verdict >{VERDICT} || [ $? = 4 ]"
     needs = (*task.needs.servers, *task.needs.local_tools, *(["network"] if task.needs.network else []))
     tables: list[tuple[str, JsonObject]] = [
         ("[metadata]", {
@@ -194,7 +194,7 @@ def _sidecar(
         "environment": environment,
         "networks": ["default"],
         "healthcheck": {
-            # The socket of `verdict`, which is there once the episode can be played.
+            # The socket of `episode verdict`, which is there once the episode can be played.
             "test": ["CMD", "test", "-S", f"{STATE}/episode.sock"],
             "interval": "2s",
             "start_period": f"{settings.set_up_seconds + MARGIN_SECONDS:g}s",

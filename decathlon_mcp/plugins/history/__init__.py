@@ -1,4 +1,4 @@
-"""The episodes and runs of state folders: `episodes`, `show`, `runs`, `diff`, `leaderboard`."""
+"""The episodes and runs of state folders: `runs`, `show`."""
 
 from decathlon_mcp.hooks import Plugin
 

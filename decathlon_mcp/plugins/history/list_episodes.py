@@ -1,4 +1,4 @@
-"""`episodes` and `show`: what a state folder knows about its episodes. Both work without a running server.
+"""`show`: what a state folder knows about its episodes. It works without a running server.
 
 An episode is named by its public id. Handles are capabilities: they are printed only if they are asked for.
 """

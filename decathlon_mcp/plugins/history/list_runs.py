@@ -1,4 +1,4 @@
-"""`runs` and `diff`: the numbers of a state folder's runs. Both work without a running server."""
+"""`runs`: the numbers of a state folder's runs. It works without a running server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from decathlon_mcp.types import JsonObject
 
 _RUNS = ("run", "episodes", "live", "lost", "success", "mean reward", "tasks", "newest")
 _TASKS = ("task", "episodes", "live", "lost", "success", "mean reward", "calls", "turns")
-_DIFFERENCES = ("task", "a", "of", "b", "of", "difference")
 
 
 def list_runs(state: Path, run: str | None, *, as_json: bool) -> int:
@@ -68,7 +67,7 @@ def compare_runs(state: Path, a: str, b: str, *, as_json: bool) -> int:
         )
         return 0
     print_table(
-        _DIFFERENCES,
+        ("task", printed(a), "of", printed(b), "of", "difference"),
         (
             [task.task, *_rate_cells(task.a), *_rate_cells(task.b), _number(task.difference, "+.3f")]
             for task in comparison.tasks

@@ -1,4 +1,4 @@
-"""`leaderboard`: the numbers of a run over all tasks of a split, from the state folder and the suite."""
+"""`runs --leaderboard`: the numbers of a run over all tasks of a split, from a state folder and a suite."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def _validate_entry_name(kind: object, name: str) -> None:
 
 
 def add_commands(app: App) -> None:
-    app.command(install, sort_key=3)
+    app.command(install)
 
 
 def install(

@@ -14,23 +14,16 @@ from decathlon_mcp.settings import default_state
 
 
 def add_commands(app: App) -> None:
-    app.command(view, sort_key=7)
+    app.command(view)
 
 
 def view(
-    states: Annotated[
-        tuple[Path, ...],
-        Parameter(
-            metavar="STATE", negative=(), show_default=False, env_var="DECATHLON_STATE", show_env_var=False
-        ),
-    ] = (),
-    /,
-    *,
+    *states: Annotated[Path, Parameter(name="STATE", env_var="DECATHLON_STATE", show_env_var=False)],
     port: Annotated[int | None, Parameter(validator=check_port)] = None,
     open: Flag = False,  # noqa: A002
     address: Flag = False,
 ) -> int:
-    """Show the runs and episodes of state folders in a browser, read-only.
+    """Show runs and episodes in a browser, without a server.
 
     Parameters
     ----------

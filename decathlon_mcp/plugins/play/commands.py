@@ -11,18 +11,18 @@ from decathlon_mcp.cli.running import names_server, run_async
 
 
 def add_commands(app: App) -> None:
-    app.command(play, sort_key=8, help_epilogue=EPILOGUE)
+    app.command(play, help_epilogue=EPILOGUE)
 
 
 def play(
-    task: Annotated[str | None, Parameter(metavar="TASK")] = None,
+    task: Annotated[str | None, Parameter(name="TASK")] = None,
     /,
     *,
     url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
     script: Annotated[str | None, Parameter(metavar="FILE", env_var=(), allow_leading_hyphen=True)] = None,
     settings: PlaySettings = PLAY_DEFAULTS,
 ) -> int:
-    """Play a task by hand in a browser, or with `--script` from a file of calls.
+    """Play a task by hand in a browser, or from a file of calls.
 
     Parameters
     ----------

@@ -22,22 +22,21 @@ REGRADE_DEFAULTS = RegradeOptions.model_validate({})
 
 
 def add_commands(app: App) -> None:
-    app.command(regrade, sort_key=5, help_epilogue=EPILOGUE)
+    app.command(regrade, help_epilogue=EPILOGUE)
 
 
 def regrade(
-    episodes: Annotated[tuple[str, ...], Parameter(metavar="EPISODE", negative=())] = (),
-    /,
-    *,
+    *episodes: Annotated[str, Parameter(name="EPISODE")],
     all: Flag = False,  # noqa: A002
     task: Annotated[tuple[str, ...], Parameter(metavar="ID", negative=(), show_default=False)] = (),
     write: Flag = False,
     json: Flag = False,
     settings: RegradeSettings = REGRADE_DEFAULTS,
 ) -> int:
-    """Grade kept attempts again with the evaluators of now, and show what changed.
+    """Grade kept attempts again with the current evaluators.
 
-    Exit status 0 only if all of them could be graded. Attempts are kept by `serve --keep workspace`.
+    Prints what changed. The exit status is 0 only if every attempt could be graded. `serve --keep workspace`
+    keeps attempts.
 
     Parameters
     ----------

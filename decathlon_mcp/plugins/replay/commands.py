@@ -13,11 +13,11 @@ from decathlon_mcp.cli.usage import check_positive
 
 
 def add_commands(app: App) -> None:
-    app.command(replay, sort_key=7, help_epilogue=EPILOGUE)
+    app.command(replay, help_epilogue=EPILOGUE)
 
 
 def replay(
-    name: Annotated[str, Parameter(metavar="EPISODE")],
+    name: Annotated[str, Parameter(name="EPISODE")],
     /,
     *,
     to: Annotated[int | None, Parameter(metavar="N", validator=check_positive, env_var=())] = None,
@@ -28,14 +28,14 @@ def replay(
     url: Annotated[str | None, Parameter(group=ADDRESS, metavar="URL")] = None,
     settings: PlaySettings = PLAY_DEFAULTS,
 ) -> int:
-    """Make an episode's calls again in a new one, and show which replies differ.
+    """Repeat an episode's calls in a new one, and show which replies differ.
 
     Exit status 0 if all are equal, 1 if one differs, 2 if the episode could not be played.
 
     Parameters
     ----------
     name
-        The episode's id, as `episodes` lists it, or the beginning of it; or the handle.
+        The episode's id, as `show` lists it, or the beginning of it; or the handle.
     to
         Only calls 1 to N. [all]
     claim

@@ -53,14 +53,13 @@ Url = Annotated[
     ),
 ]
 Handle = Annotated[
-    str, Parameter(metavar="EPISODE", help="The `episode` value that `start` printed, or the full address.")
+    str, Parameter(name="EPISODE", help="The `episode` value that `start` printed, or the full address.")
 ]
 
 episode = App(
     name="episode",
     help="Play an episode of a running server from a shell, one process per step.",
     help_epilogue=EPILOGUE,
-    sort_key=3,
 )
 
 
@@ -70,7 +69,7 @@ def add_commands(app: App) -> None:
 
 @episode.command(sort_key=0)
 def start(
-    task: Annotated[str | None, Parameter(metavar="TASK")] = None,
+    task: Annotated[str | None, Parameter(name="TASK")] = None,
     /,
     *,
     split: Annotated[str | None, Parameter(metavar="NAME")] = None,
@@ -124,8 +123,8 @@ def tools(handle: Handle, /, *, url: Url = None) -> int:
 @episode.command(sort_key=2)
 def call(
     handle: Handle,
-    tool: Annotated[str, Parameter(metavar="TOOL")],
-    arguments: Annotated[str, Parameter(metavar="ARGUMENTS", allow_leading_hyphen=True)] = "{}",
+    tool: Annotated[str, Parameter(name="TOOL")],
+    arguments: Annotated[str, Parameter(name="ARGUMENTS", allow_leading_hyphen=True)] = "{}",
     /,
     *,
     url: Url = None,
@@ -145,7 +144,7 @@ def call(
 @episode.command(sort_key=3)
 def claim(
     handle: Handle,
-    answer: Annotated[str | None, Parameter(metavar="ANSWER", allow_leading_hyphen=True)] = None,
+    answer: Annotated[str | None, Parameter(name="ANSWER", allow_leading_hyphen=True)] = None,
     /,
     *,
     truncated: Flag = False,

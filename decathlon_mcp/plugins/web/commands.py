@@ -29,11 +29,9 @@ from decathlon_mcp.plugins.web.recording import (
 )
 from decathlon_mcp.settings import default_state
 
-recordings = App(
-    name="recordings", help="List, show, prune, compare and export recordings of the web.", sort_key=7
-)
+recordings = App(name="recordings", help="List, show, prune, compare and export recordings of the web.")
 
-Task = Annotated[str, Parameter(metavar="TASK", help="A task, or `suite:task`.")]
+Task = Annotated[str, Parameter(name="TASK", help="A task, or `suite:task`.")]
 Revision = Annotated[
     str | None,
     Parameter(
@@ -160,7 +158,7 @@ def compare(
 @recordings.command
 def export(
     task: Task,
-    file: Annotated[Path | None, Parameter(metavar="FILE", show_default=False)] = None,
+    file: Annotated[Path | None, Parameter(name="FILE", show_default=False)] = None,
     /,
     *,
     revision: Revision = None,

@@ -1,7 +1,8 @@
 """A root file system in a folder of this machine: an unpacked image, or any folder with `/usr` and `/etc`.
 
-An unpacked image is a folder with the file `image.json` and the folder `rootfs`; `decathlon-mcp image unpack`
-writes both. In any other folder, the folder itself is the root file system, and nothing is known about it.
+An unpacked image is a folder with the file `image.json` and the folder `rootfs`; `decathlon-mcp doctor
+--unpack` writes both. In any other folder, the folder itself is the root file system, and nothing is known
+about it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from decathlon_mcp.types import JsonObject, as_object
 
 CONFIG_FILE = "image.json"
 ROOT_FOLDER = "rootfs"
-UNPACK = "decathlon-mcp image unpack IMAGE DIR, then --image DIR"
+UNPACK = "decathlon-mcp doctor --unpack IMAGE DIR, then --image DIR"
 CONFIG_VERSION = 1
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SANDBOX_USER = 1_900_000_000
@@ -74,7 +75,7 @@ class ImageFolder:
         except OSError as error:
             raise ImageError(
                 f"{path} is no unpacked image: {error.strerror}: {root / 'usr'}; unpack one with "
-                "`decathlon-mcp image unpack IMAGE DIR`",
+                "`decathlon-mcp doctor --unpack IMAGE DIR`",
                 image=str(path),
             ) from None
         environment = as_object(config.get("env")) or {}
