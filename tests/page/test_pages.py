@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 from decathlon_mcp.plugins.history import trees
+from decathlon_mcp.plugins.history.list_episodes import show_episode
 from decathlon_mcp.plugins.page import searching
 from decathlon_mcp.plugins.page.live import LiveFeed, Snapshot
 from decathlon_mcp.storage.store import Store
@@ -616,6 +617,22 @@ async def test_a_long_note_is_folded_and_can_be_opened(state: Path) -> None:
         assert whole.headers["content-security-policy"].startswith("sandbox")
         for number in (0, 3):
             assert (await client.get(f"/e/{name}/note/{number}")).status_code == 404
+
+
+async def test_tokens_and_cost_are_summed_over_the_notes(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usages = [{"input_tokens": 1_200, "cost_usd": 0.25}, {}, {"input_tokens": 34, "cost_usd": 0.5, "x": True}]
+    with Folder(state) as folder:
+        name = folder.add("1" * 48, entries=[Call(), *(Note("text", usage=usage) for usage in usages)])
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = words(await text_of(client, f"/e/{name}"))
+        assert "input tokens 1 234 " in page
+        assert "cost usd 0.75 " in page
+        assert "· cost usd 0.25" in page
+    assert show_episode(state, name, as_json=True, handles=False) == 0
+    assert json.loads(capsys.readouterr().out)["usage"] == {"input_tokens": 1_234, "cost_usd": 0.75}
 
 
 async def test_a_live_episode_and_one_without_files_are_shown(state: Path) -> None:

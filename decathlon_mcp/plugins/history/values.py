@@ -360,10 +360,18 @@ class NoteEntry:
     time: float
     role: str
     text: Text
-    usage: Mapping[str, int]
+    usage: Mapping[str, float]
 
 
 Entry: TypeAlias = CallEntry | NoteEntry
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSums:
+    """Tokens and cost by name, summed over an episode's notes. `is_cut`: over the first notes only."""
+
+    numbers: Mapping[str, float]
+    is_cut: bool
 
 
 @dataclass(frozen=True, slots=True)
