@@ -197,9 +197,9 @@ async def test_without_two_runs_the_page_to_compare_says_what_can_be_compared(st
             folder.add("1" * 48, labels={"run": "a"})
             assert "only one yet" in words(await text_of(client, "/compare"))
             folder.add("2" * 48, labels={"run": "b/c"}, started_at=NOW + 60)
-        assert 'href="/compare?a=a&amp;b=b/c"' in await text_of(client, "/compare")
+        assert 'href="/compare?run=a&amp;run=b/c"' in await text_of(client, "/compare")
         # Equal ones differ by nothing, without a sign.
-        assert '<td class="n strong">0</td>' in await text_of(client, "/compare?a=a&b=b%2Fc")
+        assert '<td class="n strong">0</td>' in await text_of(client, "/compare?run=a&run=b%2Fc")
 
 
 async def test_runs_and_episodes_are_compared(state: Path) -> None:
@@ -216,11 +216,11 @@ async def test_runs_and_episodes_are_compared(state: Path) -> None:
         )
     async with browser(page_over(state)) as client:
         await sign_in(client, KEY)
-        runs = await text_of(client, "/compare?a=alpha&b=beta")
+        runs = await text_of(client, "/compare?run=alpha&run=beta")
         assert f"/compare/episodes?a={a}&amp;b={b}" in runs
         assert "+100" in runs
         pair = words(await text_of(client, f"/compare/episodes?a={a}&b={b}"))
-        await text_of(client, "/compare?a=alpha&b=unknown", 404)
+        await text_of(client, "/compare?run=alpha&run=unknown", 404)
     assert "2 calls are equal, 1 differ" in pair
     assert "other arguments" in pair
     assert pair.index("left") < pair.index("right")
@@ -504,6 +504,40 @@ async def test_a_tree_outlives_the_files_and_the_rows_of_its_episodes(state: Pat
         page = await text_of(client, f"/e/{d}")
         assert outline(page, names) == ["A is not here, or belongs to somebody else", *tree]
         assert f'href="/e/{root}"' not in page
+
+
+async def test_several_runs_are_compared_side_by_side(state: Path) -> None:
+    rewards = {"alpha": (0.0, 1.0), "beta": (1.0, 1.0), "g&mma": (1.0, 0.0)}
+    with Folder(state) as folder:
+        ids = {
+            (run, task): folder.add(
+                f"{number}{task}" * 24, labels={"run": run}, reward=reward, task=f"task-{task}"
+            )
+            for number, (run, both) in enumerate(rewards.items())
+            for task, reward in enumerate(both)
+        }
+        for number in range(7):
+            folder.add(f"{number}f" * 24, labels={"run": f"more-{number}"})
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        runs = await text_of(client, "/runs")
+        assert '<input type="checkbox" name="run" value="g&amp;mma"' in runs
+        page = await text_of(client, "/compare?run=alpha&run=beta&run=g%26mma&run=&run=beta")
+        assert re.findall(r'<input name="run" value="([^"]*)"', page) == ["alpha", "beta", "g&amp;mma", ""]
+        assert "B − A: +50 ± 50 points over 2 tasks" in words(page)
+        assert "C − A: 0 ± 100 points over 2 tasks" in words(page)
+        # Of the runs that differ most in a task.
+        assert f"a={ids['alpha', 0]}&amp;b={ids['beta', 0]}" in page
+        assert f"a={ids['alpha', 1]}&amp;b={ids['g&mma', 1]}" in page
+        assert 'href="/compare?run=alpha&amp;run=beta&amp;run=g%26mma&amp;sort=-C">C success</a>' in page
+        page = await text_of(client, "/compare?run=alpha&run=beta&run=g%26mma&sort=-C")
+        assert page.index('"row">task-0') < page.index('"row">task-1')
+        page = await text_of(client, "/compare?run=alpha&run=beta&run=g%26mma&sort=C")
+        assert page.index('"row">task-1') < page.index('"row">task-0')
+        many = "&".join(f"run=more-{number}" for number in range(7))
+        assert "H success" in await text_of(client, f"/compare?run=alpha&{many}")
+        assert "At most 8 runs" in await text_of(client, f"/compare?run=alpha&run=beta&{many}", 400)
+        assert "one more" not in await text_of(client, "/compare?run=alpha")
 
 
 async def test_a_call_of_a_long_episode_has_an_address(state: Path) -> None:

@@ -140,10 +140,10 @@ class EpisodeHistory:
         curve = list(self._each(lambda db: queries.curve(db, name, owner, bins)))
         return numbers.report(lost, curve, "step" if by_step else "time")
 
-    def compare(self, a: str, b: str, *, owner: str | None = None) -> RunComparison | None:
-        """Two runs by task; None if one of them has no episodes."""
-        numbers = self._numbers([a, b], owner)
-        return compare_runs(numbers[a], numbers[b]) if a in numbers and b in numbers else None
+    def compare(self, names: Sequence[str], *, owner: str | None = None) -> RunComparison | None:
+        """Two runs or more by task; None if one of them has no episodes."""
+        numbers = self._numbers(names, owner)
+        return compare_runs([numbers[name] for name in names]) if numbers.keys() >= {*names} else None
 
     def episodes(
         self, query: EpisodeQuery, *, limit: int = PAGE_ITEMS, cursor: str | None = None
