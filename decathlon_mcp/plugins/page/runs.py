@@ -175,7 +175,8 @@ def compare(visit: Visit) -> Response:
     if len(wanted) > 1:
         comparison = visit.history.compare(wanted, owner=owner)
         if comparison is None:
-            raise HTTPException(404, f"Not all of these are runs: {', '.join(wanted)}.")
+            missing = [name for name in wanted if visit.history.run(name, owner=owner) is None]
+            raise HTTPException(404, f"There is no run {' and no run '.join(missing)}.")
     columns = ["-spread", "task", *(f"-{letter}" for letter in LETTERS[: len(wanted)])]
     sorting = Sorting.of(visit, "/compare", columns, "-spread", parameters={"run": wanted})
     return visit.render(
