@@ -117,7 +117,7 @@ def _measure(state: Path, figures: Figures, episodes: int, many: str, long: str,
 
     add(f"runs {size}", LIST, history.runs)
     add(f"one run of {episodes // RUNS:,}, {size}", LIST, lambda: history.run("run-7"))
-    add(f"two runs compared, {size}", LIST, lambda: history.compare("run-7", "run-8"))
+    add(f"two runs compared, {size}", LIST, lambda: history.compare(["run-7", "run-8"]))
     add(f"the newest 100 {size}", LIST, lambda: history.episodes(EpisodeQuery()))
     add(f"the newest 100 failures {size}", LIST, lambda: history.episodes(EpisodeQuery(failed=True)))
     for title, order in (("newest", Order()), ("failures first", FAILURES_FIRST)):

@@ -211,16 +211,17 @@ class Episode:
         text: str,
         *,
         role: NoteRole = "assistant",
-        usage: Mapping[str, int] | None = None,
+        usage: Mapping[str, float] | None = None,
         calls: int | None = None,
         timeout: float | None = None,
     ) -> None:
         """Add a message of the model to the episode's record, for people who read it.
 
-        Evaluators do not see it. Possible until the episode ends. `usage`: token counts, such as
-        `{"input_tokens": 1200, "output_tokens": 80}`. `calls`: how many calls came before it; by default all
-        until now. A long text becomes several notes. `timeout` is in seconds, for all of them. Raises
-        ClientError, also if the episode has too many, and CallTimeoutError: then the last one may be there.
+        Evaluators do not see it. Possible until the episode ends. `usage`: token counts and their cost, such
+        as `{"input_tokens": 1200, "output_tokens": 80, "cost_usd": 0.0048}`; the page shows their sums.
+        `calls`: how many calls came before it; by default all until now. A long text becomes several notes.
+        `timeout` is in seconds, for all of them. Raises ClientError, also if the episode has too many, and
+        CallTimeoutError: then the last one may be there.
         """
         if timeout is not None and math.isnan(timeout):
             raise ValueError("a timeout must be a number")  # NaN would disorder the event loop's timers

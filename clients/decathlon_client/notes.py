@@ -34,7 +34,7 @@ class Note:
 
     text: str
     role: NoteRole = "assistant"
-    usage: Mapping[str, int] | None = None
+    usage: Mapping[str, float] | None = None
     calls: int | None = None
 
 
@@ -48,7 +48,7 @@ class NoteSender:
         self._sending = anyio.Lock()
         self._has_failed = False
 
-    def add(self, text: str, role: NoteRole = "assistant", usage: Mapping[str, int] | None = None) -> None:
+    def add(self, text: str, role: NoteRole = "assistant", usage: Mapping[str, float] | None = None) -> None:
         """Send a note soon, placed after the calls that were made until now."""
         if text and len(self._waiting) < MAX_WAITING and not self._has_failed:
             calls = self._episode._calls  # pyright: ignore[reportPrivateUsage]

@@ -227,13 +227,18 @@ class Episode:
         self.metrics.admitted()
 
     def add_note(
-        self, text: str, *, role: NoteRole, usage: Mapping[str, int] | None = None, calls: int | None = None
+        self,
+        text: str,
+        *,
+        role: NoteRole,
+        usage: Mapping[str, float] | None = None,
+        calls: int | None = None,
     ) -> None:
         """Write a message of the model's into the trajectory; evaluators do not see it.
 
-        `usage`: token counts. `calls`: how many calls came before it, at most as many as there are; None:
-        all. Raises the error of an ended episode, and LimitExceededError for a note that is too long or one
-        too many.
+        `usage`: token counts and costs. `calls`: how many calls came before it, at most as many as there are;
+        None: all. Raises the error of an ended episode, and LimitExceededError for a note that is too long or
+        one too many.
         """
         if self.state.phase is Phase.ENDED:
             raise self.state.end_error()

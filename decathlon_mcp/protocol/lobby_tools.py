@@ -40,7 +40,7 @@ MAX_PROMPTS = 1_000
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
 MAX_USAGE_NAMES = 16
 UsageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-UsageCount = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+UsageCount = Annotated[int | float, Field(ge=0, le=MAX_COUNT, allow_inf_nan=False)]
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -340,7 +340,8 @@ class AddNote(LobbyTool):
     usage: dict[UsageName, UsageCount] | None = Field(
         None,
         max_length=MAX_USAGE_NAMES,
-        description="Token counts, such as `input_tokens` and `output_tokens`.",
+        description="Numbers that are summed over the episode: token counts, such as `input_tokens` and "
+        "`output_tokens`, and `cost_usd`.",
     )
     calls: int | None = Field(
         None,

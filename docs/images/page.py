@@ -118,7 +118,7 @@ async def photograph(url: str, key: str) -> None:
         failed = page.locator(".cell.failed").first
         await failed.click()
         await page.screenshot(path=IMAGES / "page-episode.png")
-        await page.goto(f"{url}/compare?a=baseline&b=with-notes")
+        await page.goto(f"{url}/compare?run=baseline&run=with-notes")
         await page.screenshot(path=IMAGES / "page-compare.png")
         await page.goto(f"{url}/episodes?show=branches&label=catalyst%3D4")
         await page.locator(".list tbody a").first.click()

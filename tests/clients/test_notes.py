@@ -21,7 +21,7 @@ from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
 
-USAGE = {"input_tokens": 1200, "output_tokens": 80}
+USAGE = {"input_tokens": 1200, "output_tokens": 80, "cost_usd": 0.0048}
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,7 @@ async def test_notes_are_refused_to_agents_and_after_the_end(served: Served) -> 
             async with connected(served.lobby) as lobby:
                 assert "`role`" in await refused(lobby, "add_note", episode=e.id, text="x", role="tool")
                 assert "`usage" in await refused(lobby, "add_note", episode=e.id, text="x", usage={"a": -1})
+                assert "`usage" in await refused(lobby, "add_note", episode=e.id, text="x", usage={"a": 1e99})
             reply = await d.ask("add_note", {"episode": e.id, "text": "x" * (64 << 10)})
             assert reply.is_error
             assert "the note is not kept" in reply.text

@@ -32,6 +32,7 @@ class Call:
 class Note:
     text: str
     role: str = "assistant"
+    usage: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def result(text: str, *, is_error: bool = False) -> JsonObject:
@@ -165,7 +166,14 @@ def lines(entries: Iterable[Call | Note], started_at: float, before: int = 0) ->
     seq, time = before, started_at + 4
     for entry in entries:
         if isinstance(entry, Note):
-            yield {"event": "note", "time": time, "calls": seq, "role": entry.role, "text": entry.text}
+            yield {
+                "event": "note",
+                "time": time,
+                "calls": seq,
+                "role": entry.role,
+                "text": entry.text,
+                **({"usage": dict(entry.usage)} if entry.usage else {}),
+            }
             continue
         seq, time = seq + 1, time + entry.after
         server, _, tool = entry.name.partition("__")

@@ -42,7 +42,7 @@ PAGES = {
     "episodes": "/episodes",
     "episode": f"/e/{SHORT}",
     "tree": f"/e/{public_id('e1' * 24)}",
-    "compare": "/compare?a=baseline&b=sft-0042",
+    "compare": "/compare?run=baseline&run=sft-0042",
     "side-by-side": f"/compare/episodes?a={OTHER}&b={SHORT}",
 }
 SHIFTS = """

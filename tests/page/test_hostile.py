@@ -101,7 +101,8 @@ def fill(state: Path, text: str, image: bytes = PNG) -> list[str]:
             for handle in ("1" * 48, "2" * 48)
         ]
         folder.add("3" * 48, task=label, suite=label, labels={"run": label}, reward=None, ending=label)
-    run = quote(label, safe="", errors="replace")
+        folder.add("4" * 48, task=label, suite=label, labels={"run": f"{label[:150]}2"}, started_at=NOW + 1)
+    run, other = (quote(name, safe="", errors="replace") for name in (label, f"{label[:150]}2"))
     return [
         "/",
         "/runs",
@@ -110,7 +111,7 @@ def fill(state: Path, text: str, image: bytes = PNG) -> list[str]:
         f"/episodes?run={run}&sort=-calls",
         f"/e/{names[0]}?q={run}",
         f"/e/{names[0]}/calls?first=1&last=3",
-        f"/compare?a={run}&b={run}",
+        f"/compare?run={run}&run={other}",
         f"/compare/episodes?a={names[0]}&b={names[1]}",
     ]
 

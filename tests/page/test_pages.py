@@ -16,6 +16,7 @@ import httpx2
 import pytest
 
 from decathlon_mcp.plugins.history import trees
+from decathlon_mcp.plugins.history.list_episodes import show_episode
 from decathlon_mcp.plugins.page import searching
 from decathlon_mcp.plugins.page.live import LiveFeed, Snapshot
 from decathlon_mcp.storage.retention import delete_old_episodes
@@ -197,9 +198,9 @@ async def test_without_two_runs_the_page_to_compare_says_what_can_be_compared(st
             folder.add("1" * 48, labels={"run": "a"})
             assert "only one yet" in words(await text_of(client, "/compare"))
             folder.add("2" * 48, labels={"run": "b/c"}, started_at=NOW + 60)
-        assert 'href="/compare?a=a&amp;b=b/c"' in await text_of(client, "/compare")
+        assert 'href="/compare?run=a&amp;run=b/c"' in await text_of(client, "/compare")
         # Equal ones differ by nothing, without a sign.
-        assert '<td class="n strong">0</td>' in await text_of(client, "/compare?a=a&b=b%2Fc")
+        assert '<td class="n strong">0</td>' in await text_of(client, "/compare?run=a&run=b%2Fc")
 
 
 async def test_runs_and_episodes_are_compared(state: Path) -> None:
@@ -216,11 +217,11 @@ async def test_runs_and_episodes_are_compared(state: Path) -> None:
         )
     async with browser(page_over(state)) as client:
         await sign_in(client, KEY)
-        runs = await text_of(client, "/compare?a=alpha&b=beta")
+        runs = await text_of(client, "/compare?run=alpha&run=beta")
         assert f"/compare/episodes?a={a}&amp;b={b}" in runs
         assert "+100" in runs
         pair = words(await text_of(client, f"/compare/episodes?a={a}&b={b}"))
-        await text_of(client, "/compare?a=alpha&b=unknown", 404)
+        await text_of(client, "/compare?run=alpha&run=unknown", 404)
     assert "2 calls are equal, 1 differ" in pair
     assert "other arguments" in pair
     assert pair.index("left") < pair.index("right")
@@ -505,6 +506,40 @@ async def test_a_tree_outlives_the_files_and_the_rows_of_its_episodes(state: Pat
         assert f'href="/e/{root}"' not in page
 
 
+async def test_several_runs_are_compared_side_by_side(state: Path) -> None:
+    rewards = {"alpha": (0.0, 1.0), "beta": (1.0, 1.0), "g&mma": (1.0, 0.0)}
+    with Folder(state) as folder:
+        ids = {
+            (run, task): folder.add(
+                f"{number}{task}" * 24, labels={"run": run}, reward=reward, task=f"task-{task}"
+            )
+            for number, (run, both) in enumerate(rewards.items())
+            for task, reward in enumerate(both)
+        }
+        for number in range(7):
+            folder.add(f"{number}f" * 24, labels={"run": f"more-{number}"})
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        runs = await text_of(client, "/runs")
+        assert '<input type="checkbox" name="run" value="g&amp;mma"' in runs
+        page = await text_of(client, "/compare?run=alpha&run=beta&run=g%26mma&run=&run=beta")
+        assert re.findall(r'<input name="run" value="([^"]*)"', page) == ["alpha", "beta", "g&amp;mma", ""]
+        assert "B − A: +50 ± 50 points over 2 tasks" in words(page)
+        assert "C − A: 0 ± 100 points over 2 tasks" in words(page)
+        # Of the runs that differ most in a task.
+        assert f"a={ids['alpha', 0]}&amp;b={ids['beta', 0]}" in page
+        assert f"a={ids['alpha', 1]}&amp;b={ids['g&mma', 1]}" in page
+        assert 'href="/compare?run=alpha&amp;run=beta&amp;run=g%26mma&amp;sort=-C">C success</a>' in page
+        page = await text_of(client, "/compare?run=alpha&run=beta&run=g%26mma&sort=-C")
+        assert page.index('"row">task-0') < page.index('"row">task-1')
+        page = await text_of(client, "/compare?run=alpha&run=beta&run=g%26mma&sort=C")
+        assert page.index('"row">task-1') < page.index('"row">task-0')
+        many = "&".join(f"run=more-{number}" for number in range(7))
+        assert "H success" in await text_of(client, f"/compare?run=alpha&{many}")
+        assert "At most 8 runs" in await text_of(client, f"/compare?run=alpha&run=beta&{many}", 400)
+        assert "one more" not in await text_of(client, "/compare?run=alpha")
+
+
 async def test_a_call_of_a_long_episode_has_an_address(state: Path) -> None:
     with Folder(state) as folder:
         name = folder.add("1" * 48, entries=[Call(reply=f"reply {number}") for number in range(1, 1001)])
@@ -616,6 +651,22 @@ async def test_a_long_note_is_folded_and_can_be_opened(state: Path) -> None:
         assert whole.headers["content-security-policy"].startswith("sandbox")
         for number in (0, 3):
             assert (await client.get(f"/e/{name}/note/{number}")).status_code == 404
+
+
+async def test_tokens_and_cost_are_summed_over_the_notes(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usages = [{"input_tokens": 1_200, "cost_usd": 0.25}, {}, {"input_tokens": 34, "cost_usd": 0.5, "x": True}]
+    with Folder(state) as folder:
+        name = folder.add("1" * 48, entries=[Call(), *(Note("text", usage=usage) for usage in usages)])
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = words(await text_of(client, f"/e/{name}"))
+        assert "input tokens 1 234 " in page
+        assert "cost usd 0.75 " in page
+        assert "· cost usd 0.25" in page
+    assert show_episode(state, name, as_json=True, handles=False) == 0
+    assert json.loads(capsys.readouterr().out)["usage"] == {"input_tokens": 1_234, "cost_usd": 0.75}
 
 
 async def test_a_live_episode_and_one_without_files_are_shown(state: Path) -> None:

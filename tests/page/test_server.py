@@ -213,10 +213,11 @@ async def test_nobody_learns_what_is_not_theirs(tmp_path: Path) -> None:
     live = LiveFeed(OneEpisode(name))
     paths = [
         "/", "/runs", "/runs/secret-run", "/runs?name=secret-run", "/episodes", "/episodes?run=secret-run",
-        "/episodes?show=failed", "/compare", "/compare?a=secret-run&b=secret-run",
+        "/episodes?show=failed", "/compare", "/compare?run=secret-run&run=secret-run",
         f"/compare/episodes?a={name}&b={name}", f"/e/{name}", f"/e/{name}/calls?first=1&last=2",
         f"/e/{name}/find?failed=1", f"/e/{name}/find?q=the-ans", f"/e/{name}/reply/1", f"/e/{name}/note/1",
-        f"/e/{name}/tools",
+        f"/e/{name}/tools", f"/e/{name}/prompt", f"/e/{name}/files", f"/e/{name}/files?show=0",
+        f"/e/{name}/files/0", "/runs?name=secret-run&q=the-ans",
         f"/e/{name}/verdict.json", "/page/live", f"/e/{handle}", "/tasks/secret-task/mcp",
         f"/episodes/{handle}/mcp", "/page/assets/0/style.css", "/no/such/page",
     ]  # fmt: skip

@@ -299,17 +299,18 @@ def test_runs_are_compared_by_the_tasks_that_both_have(tmp_path: Path) -> None:
     add_run(tmp_path, "a", {"x": [1.0, 0.0], "y": [0.0], "z": [1.0]})
     add_run(tmp_path, "b", {"x": [1.0, 1.0], "y": [1.0], "w": [LIVE]})
     history = EpisodeHistory([tmp_path])
-    comparison = history.compare("a", "b")
+    add_run(tmp_path, "c", {"x": [0.0, 0.0], "z": [1.0]})
+    comparison = history.compare(["a", "b", "c"])
     assert comparison is not None
-    assert {task.task: task.difference for task in comparison.tasks} == {
-        "w": None,
-        "x": 0.5,
-        "y": 1.0,
-        "z": None,
+    assert {task.task: task.differences for task in comparison.tasks} == {
+        "w": (None, None),
+        "x": (0.5, -0.5),
+        "y": (1.0, None),
+        "z": (None, 0.0),
     }
-    # Of the differences 0.5 and 1.
-    assert comparison.difference == Estimate(0.75, 0.25, 2)
-    assert history.compare("a", "none") is None
+    # Of the differences 0.5 and 1, and of -0.5 and 0.
+    assert comparison.differences == (Estimate(0.75, 0.25, 2), Estimate(-0.25, 0.25, 2))
+    assert history.compare(["a", "none"]) is None
 
 
 # writers

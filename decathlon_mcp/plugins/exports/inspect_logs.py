@@ -313,15 +313,12 @@ def _output(model: str, messages: list[ChatMessage]) -> ModelOutput:
 
 
 def _total_usage(episode: ExportedEpisode) -> ModelUsage:
-    counts = Counter[str]()
-    for entry in episode.entries(0):
-        if isinstance(entry, NoteEntry):
-            counts.update(entry.usage)
-    return _usage(counts)
+    notes = [entry.usage for entry in episode.entries(0) if isinstance(entry, NoteEntry)]
+    return _usage({name: sum(note.get(name, 0) for note in notes) for name in set().union(*notes)})
 
 
-def _usage(counts: Mapping[str, int]) -> ModelUsage:
-    read, written = counts.get("input_tokens", 0), counts.get("output_tokens", 0)
+def _usage(counts: Mapping[str, float]) -> ModelUsage:
+    read, written = (int(counts.get(name, 0)) for name in ("input_tokens", "output_tokens"))
     return ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
 
 

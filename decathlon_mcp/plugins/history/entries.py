@@ -29,6 +29,8 @@ from decathlon_mcp.types import JsonObject, as_object, read_object
 
 JSON_BYTES = 64 << 10
 """Longest JSON text that is parsed, and longest part of a value that an entry has."""
+MAX_USAGE = 1e15
+"""Greatest number of a note that counts; a server accepts less."""
 _REPLIES: Mapping[str, Literal["result", "error", "failure"]] = {
     "result": "result",
     "error": "error",
@@ -155,12 +157,16 @@ class EntryReader:
         place, calls = self._index.notes[number - 1], self._index.note_calls[number - 1]
         value = self.line(place)
         prefix = short_members(self._read(place, PREFIX_BYTES))
-        text, usage = self.value(place), dict[str, int]()
+        text, usage = self.value(place), dict[str, float]()
         if value is not None:
             whole = str(value.get("text", ""))
             text = Text(whole, truncated=False, size_bytes=len(whole.encode("utf-8", "surrogatepass")))
             counts = as_object(value.get("usage")) or {}
-            usage = {name: count for name, count in counts.items() if type(count) is int}
+            usage = {
+                name: count
+                for name, count in counts.items()
+                if type(count) in (int, float) and 0 <= count <= MAX_USAGE
+            }
         return NoteEntry(
             number=number,
             calls=calls,

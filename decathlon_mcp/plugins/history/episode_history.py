@@ -32,6 +32,7 @@ from decathlon_mcp.plugins.history.values import (
     RunReport,
     RunSummary,
     Text,
+    UsageSums,
 )
 from decathlon_mcp.plugins.history.workspaces import (
     KEPT_WORKSPACE,
@@ -50,6 +51,8 @@ PAGE_ITEMS = 100
 MAX_PAGE_ITEMS = 10_000
 MAX_ENTRIES = 1_000
 """Calls that one request reads."""
+MAX_SUMMED_NOTES = 5_000
+"""Notes that are read for the sums of their usage: a tenth of a second."""
 MAX_SEARCH_CHARACTERS = 1_000
 KEPT_TRAJECTORIES = 64
 """Trajectories, the last used, whose places of lines stay in memory; 33 bytes a call."""
@@ -137,10 +140,10 @@ class EpisodeHistory:
         curve = list(self._each(lambda db: queries.curve(db, name, owner, bins)))
         return numbers.report(lost, curve, "step" if by_step else "time")
 
-    def compare(self, a: str, b: str, *, owner: str | None = None) -> RunComparison | None:
-        """Two runs by task; None if one of them has no episodes."""
-        numbers = self._numbers([a, b], owner)
-        return compare_runs(numbers[a], numbers[b]) if a in numbers and b in numbers else None
+    def compare(self, names: Sequence[str], *, owner: str | None = None) -> RunComparison | None:
+        """Two runs or more by task; None if one of them has no episodes."""
+        numbers = self._numbers(names, owner)
+        return compare_runs([numbers[name] for name in names]) if numbers.keys() >= {*names} else None
 
     def episodes(
         self, query: EpisodeQuery, *, limit: int = PAGE_ITEMS, cursor: str | None = None
@@ -243,6 +246,18 @@ class EpisodeHistory:
         """One note; None if there is none with this number, from 1."""
         with self._trajectory(public_id) as opened:
             return None if opened is None else opened[1].note(number)
+
+    def usage(self, public_id: str) -> UsageSums:
+        """The tokens and the cost that the client has reported with notes, of the first MAX_SUMMED_NOTES."""
+        sums: dict[str, float] = {}
+        with self._trajectory(public_id) as opened:
+            notes = 0 if opened is None else len(opened[0].index.notes)
+            for number in range(1, min(notes, MAX_SUMMED_NOTES) + 1):
+                assert opened is not None
+                if (note := opened[1].note(number)) is not None:
+                    for name, value in note.usage.items():
+                        sums[name] = sums.get(name, 0) + value
+        return UsageSums(sums, is_cut=notes > MAX_SUMMED_NOTES)
 
     def workspace(self, public_id: str) -> Workspace | None:
         """The files that the agent left; None if they are not kept."""

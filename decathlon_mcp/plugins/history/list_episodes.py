@@ -173,6 +173,8 @@ def _details(row: EpisodeRow, sandboxes: list[SandboxRow], state: Path) -> JsonO
         "claim": None if details.claim is None else {**details.claim, "answer": answer and answer.raw},
         "evaluator_output": verdict.get("evaluator_output"),
         "detail": verdict.get("detail"),
+        # What the client has reported with notes.
+        "usage": dict(history.usage(row.public_id).numbers),
         "agent_id": row.agent_id,
         "spec": _without_secrets(row.spec),
         "progress": _without_secrets(row.progress),

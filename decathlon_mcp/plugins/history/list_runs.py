@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 from decathlon_mcp.cli.output import age, print_json, print_table, printed
@@ -44,36 +45,36 @@ def compare_runs(state: Path, a: str, b: str, *, as_json: bool) -> int:
     """Print two runs by task, and the mean of the differences. Raises SettingsError, BadRequestError."""
     check_state_folder(state)
     history = EpisodeHistory([state])
-    comparison = history.compare(a, b)
+    comparison = history.compare([a, b])
     if comparison is None:
         raise unknown_run(state, history, *(name for name in (a, b) if history.run(name) is None))
     if as_json:
         print_json(
             {
-                "a": _run_json(comparison.a),
-                "b": _run_json(comparison.b),
+                "a": _run_json(comparison.runs[0]),
+                "b": _run_json(comparison.runs[1]),
                 "tasks": [
                     {
                         "suite": task.suite,
                         "task": task.task,
-                        "a": _rate_json(task.a),
-                        "b": _rate_json(task.b),
-                        "difference": task.difference,
+                        "a": _rate_json(task.reports[0]),
+                        "b": _rate_json(task.reports[1]),
+                        "difference": task.differences[0],
                     }
                     for task in comparison.tasks
                 ],
-                "difference": _estimate_json(comparison.difference),
+                "difference": _estimate_json(comparison.differences[0]),
             }
         )
         return 0
     print_table(
         ("task", printed(a), "of", printed(b), "of", "difference"),
         (
-            [task.task, *_rate_cells(task.a), *_rate_cells(task.b), _number(task.difference, "+.3f")]
+            [task.task, *chain(*map(_rate_cells, task.reports)), _number(task.differences[0], "+.3f")]
             for task in comparison.tasks
         ),
     )
-    difference = comparison.difference
+    (difference,) = comparison.differences
     if difference is None:
         sys.stdout.write("no task has finished episodes in both runs\n")
         return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -98,17 +98,22 @@ class RunNumbers:
         )
 
 
-def compare_runs(a: RunNumbers, b: RunNumbers) -> RunComparison:
-    """Two runs by task."""
+def compare_runs(runs: Sequence[RunNumbers]) -> RunComparison:
+    """Two runs or more by task, with the differences from the first."""
     tasks: list[TaskComparison] = []
-    for key in sorted({*a.tasks, *b.tasks}):
-        one, other = a.tasks.get(key), b.tasks.get(key)
-        difference = None
-        if one is not None and other is not None and one.pass_1 is not None and other.pass_1 is not None:
-            difference = other.pass_1.mean - one.pass_1.mean
-        tasks.append(TaskComparison(key.suite, key.task, one, other, difference))
-    paired = Sums.of(task.difference for task in tasks if task.difference is not None)
-    return RunComparison(a.summary, b.summary, tuple(tasks), paired.estimate)
+    for key in sorted({key for run in runs for key in run.tasks}):
+        reports = tuple(run.tasks.get(key) for run in runs)
+        first, *others = (None if each is None else each.pass_1 for each in reports)
+        differences = tuple(
+            other.mean - first.mean if first is not None and other is not None else None for other in others
+        )
+        tasks.append(TaskComparison(key.suite, key.task, reports, differences))
+    paired = zip(*(task.differences for task in tasks), strict=True)
+    return RunComparison(
+        tuple(run.summary for run in runs),
+        tuple(tasks),
+        tuple(Sums.of(each for each in differences if each is not None).estimate for differences in paired),
+    )
 
 
 def _task_report(key: TaskKey, sums: AttemptSums) -> TaskReport:

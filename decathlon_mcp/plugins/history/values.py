@@ -282,26 +282,33 @@ class RunReport:
 
 @dataclass(frozen=True, slots=True)
 class TaskComparison:
-    """One task in two runs. `difference`: of the success rates, b - a; None unless both have attempts."""
+    """One task in several runs; `reports` are in their order, None for a run that did not play it.
+
+    `differences`: of the success rates, each further run's minus the first one's; None unless both have one.
+    """
 
     suite: str
     task: str
-    a: TaskReport | None
-    b: TaskReport | None
-    difference: float | None
+    reports: tuple[TaskReport | None, ...]
+    differences: tuple[float | None, ...]
+
+    @property
+    def rates(self) -> list[float | None]:
+        """The success rate in each run; None without finished attempts."""
+        return [None if each is None or each.pass_1 is None else each.pass_1.mean for each in self.reports]
 
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Two runs by task. `difference`: the mean over the tasks that both have finished attempts at, b - a.
+    """Two runs or more by task.
 
-    Its standard error is that of paired values: tasks differ far more from each other than runs do.
+    `differences`: of each further run, the mean over the tasks that it and the first have finished attempts
+    at. Its standard error is that of paired values: tasks differ far more from each other than runs do.
     """
 
-    a: RunSummary
-    b: RunSummary
+    runs: tuple[RunSummary, ...]
     tasks: tuple[TaskComparison, ...]
-    difference: Estimate | None
+    differences: tuple[Estimate | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,10 +367,18 @@ class NoteEntry:
     time: float
     role: str
     text: Text
-    usage: Mapping[str, int]
+    usage: Mapping[str, float]
 
 
 Entry: TypeAlias = CallEntry | NoteEntry
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSums:
+    """Tokens and cost by name, summed over an episode's notes. `is_cut`: over the first notes only."""
+
+    numbers: Mapping[str, float]
+    is_cut: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ def episode(visit: Visit) -> Response:
         replayed=replayed_by(details.summary),
         tree=visit.history.tree(public_id, owner=visit.viewer.owner),
         others=_other_attempts(visit, details.summary),
+        usage=visit.history.usage(public_id),
         has_workspace=visit.history.has_workspace(public_id),
         boxes=boxes,
         entries=shown(entries),

@@ -281,6 +281,7 @@ def render_one_file(history: EpisodeHistory, details: EpisodeDetails) -> Iterato
         replayed=replayed_by(summary),
         tree=None,
         others=[],
+        usage=history.usage(summary.public_id),
         has_workspace=False,
         boxes=boxes if summary.has_files else [],
         entries=history.calls(summary.public_id, 1, 1),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -96,10 +96,11 @@ def episode_path(public_id: str, call: int | None = None) -> str:
 
 
 def query(values: Mapping[str, object]) -> str:
-    """A query with those of these parameters that have a value."""
+    """A query with those of these parameters that have a value; one with a list is repeated."""
     return "&".join(
         f"{quote(name)}={quote(str(value), safe='')}"
-        for name, value in values.items()
+        for name, several in values.items()
+        for value in (cast("list[object]", several) if isinstance(several, list) else [several])
         if value not in (None, "")
     )
 

@@ -1,4 +1,4 @@
-"""Runs: their list, the numbers and episodes of one, and two side by side."""
+"""Runs: their list, the numbers and episodes of one, and several side by side."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from decathlon_mcp.plugins.history.values import (
     EpisodeQuery,
     EpisodeSummary,
     RunColumn,
+    RunComparison,
     RunReport,
     TaskComparison,
     TaskReport,
@@ -31,6 +32,10 @@ RUN_EPISODES = 50
 MIN_PER_POINT = 3
 """Attempts for each point of a curve against time."""
 COMPARED_RUNS = 100
+"""Names that the page to compare proposes."""
+LETTERS = "ABCDEFGH"
+"""By these the runs of a comparison are named in its table."""
+MAX_COMPARED = len(LETTERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,37 +165,78 @@ def _task_keys(report: RunReport) -> Mapping[str, Callable[[TaskReport], Any]]:
 
 
 def compare(visit: Visit) -> Response:
-    """`/compare?a=RUN&b=RUN`"""
+    """`/compare?run=RUN&run=RUN…`: up to MAX_COMPARED runs side by side."""
     owner = visit.viewer.owner
-    a, b = visit.query("a"), visit.query("b")
+    wanted = [*dict.fromkeys(filter(None, visit.request.query_params.getlist("run")))]
     names = visit.history.run_names(owner=owner, limit=COMPARED_RUNS)
+    if len(wanted) > MAX_COMPARED:
+        raise HTTPException(400, f"At most {MAX_COMPARED} runs can be compared, not {len(wanted)}.")
     comparison = None
-    if a and b:
-        comparison = visit.history.compare(a, b, owner=owner)
+    if len(wanted) > 1:
+        comparison = visit.history.compare(wanted, owner=owner)
         if comparison is None:
-            raise HTTPException(404, f"There are no two runs {a} and {b}.")
-    pairs: dict[tuple[str, str], tuple[str, str]] = {}
-    ordered: list[TaskComparison] = []
-    if comparison is not None:
-        pairs = _pairs(visit, a, b)
-        ordered = sorted(comparison.tasks, key=lambda each: (-abs(each.difference or 0.0), each.task))
+            missing = [name for name in wanted if visit.history.run(name, owner=owner) is None]
+            raise HTTPException(404, f"There is no run {' and no run '.join(missing)}.")
+    columns = ["-spread", "task", *(f"-{letter}" for letter in LETTERS[: len(wanted)])]
+    sorting = Sorting.of(visit, "/compare", columns, "-spread", parameters={"run": wanted})
     return visit.render(
-        "compare.html", comparison=comparison, ordered=ordered, names=names, a=a, b=b, pairs=pairs
+        "compare.html",
+        comparison=comparison,
+        tasks=[] if comparison is None else sorting.sorted(comparison.tasks, _comparison_keys(len(wanted))),
+        pairs={} if comparison is None else _pairs(visit, comparison),
+        names=names,
+        wanted=wanted,
+        letters=LETTERS,
+        most=MAX_COMPARED,
+        sorting=sorting,
     )
 
 
-def _pairs(visit: Visit, a: str, b: str) -> dict[tuple[str, str], tuple[str, str]]:
-    """For each task an episode of either run to read side by side: if possible with different results."""
-    found: dict[tuple[str, str], tuple[list[EpisodeSummary], list[EpisodeSummary]]] = {}
-    for side, name in enumerate((a, b)):
-        query = EpisodeQuery(run=name, owner=visit.viewer.owner)
+def _comparison_keys(runs: int) -> Mapping[str, Callable[[TaskComparison], Any]]:
+    """What the table of a comparison is sorted by: the task, the success of a run, or how far runs differ."""
+    keys: dict[str, Callable[[TaskComparison], Any]] = {
+        "task": lambda task: (task.task, task.suite),
+        "spread": spread,
+    }
+    for number, letter in enumerate(LETTERS[:runs]):
+        keys[letter] = lambda task, number=number: task.rates[number]
+    return keys
+
+
+def spread(task: TaskComparison) -> float | None:
+    """From the least success of a run to the most; None unless two have finished attempts."""
+    rates = [rate for rate in task.rates if rate is not None]
+    return max(rates) - min(rates) if len(rates) > 1 else None
+
+
+def _pairs(visit: Visit, comparison: RunComparison) -> dict[tuple[str, str], tuple[str, str]]:
+    """For each task two episodes to read side by side, of the runs that differ most in it.
+
+    If possible with different results.
+    """
+    found: list[dict[tuple[str, str], list[EpisodeSummary]]] = []
+    for run in comparison.runs:
+        query = EpisodeQuery(run=run.name, owner=visit.viewer.owner)
+        found.append({})
         for episode in visit.history.episodes(query, limit=MAX_GRID_EPISODES).items:
             if not episode.is_live and episode.has_files:
-                found.setdefault((episode.suite, episode.task), ([], []))[side].append(episode)
+                found[-1].setdefault((episode.suite, episode.task), []).append(episode)
     pairs: dict[tuple[str, str], tuple[str, str]] = {}
-    for task, (left, right) in found.items():
-        best = [(x, y) for x in left for y in right if x.success is not y.success][:1]
-        best += [(x, y) for x in left[:1] for y in right[:1]]
-        if best:
-            pairs[task] = (best[0][0].public_id, best[0][1].public_id)
+    for task in comparison.tasks:
+        key = task.suite, task.task
+        rated = [
+            (rate, number)
+            for number, rate in enumerate(task.rates)
+            if rate is not None and key in found[number]
+        ]
+        if len(rated) < 2:
+            continue
+        least, most = min(rated), max(rated, key=lambda each: (each[0], -each[1]))
+        # With equal rates these are the same run: then the first two.
+        chosen = sorted({least[1], most[1]} if least[1] != most[1] else {rated[0][1], rated[1][1]})
+        left, right = (found[number][key] for number in chosen)
+        best = [(x, y) for x in left for y in right if x.success is not y.success][:1] or [
+            (left[0], right[0])
+        ]
+        pairs[key] = (best[0][0].public_id, best[0][1].public_id)
     return pairs

@@ -18,7 +18,7 @@ class Sorting:
 
     address: str
     """The page's, without a query."""
-    parameters: Mapping[str, str]
+    parameters: Mapping[str, str | list[str]]
     """What else the query has. Pages of a list begin anew in another order, so no cursor."""
     columns: Mapping[str, str]
     """What can be sorted by, each with its order at the first click: with `-` the greatest first."""
@@ -36,7 +36,7 @@ class Sorting:
         columns: Iterable[str],
         default: str,
         *,
-        parameters: Mapping[str, str],
+        parameters: Mapping[str, str | list[str]],
         parameter: str = "sort",
         section: str = "",
     ) -> Sorting:

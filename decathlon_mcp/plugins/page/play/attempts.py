@@ -7,11 +7,13 @@ belongs to the token that started it, and has the label `run=by-hand`.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -31,7 +33,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Call, Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.plugins.history.values import EpisodeDetails
 from decathlon_mcp.plugins.page import episodes as episode_pages
 from decathlon_mcp.plugins.page.calls import shown
@@ -137,14 +139,18 @@ class PlayPages:
         def render() -> Response:
             tasks = list_tasks(catalogue, [name for name, _, _ in catalogue])
             found = [task for task in tasks if text in json.dumps(task, ensure_ascii=False).lower()]
-            chosen = None
+            found.sort(key=lambda task: _rank(text, task["id"]))
+            chosen = prompt = None
             if wanted:
-                catalogue.find(wanted)
-                (chosen,) = list_tasks(catalogue, [wanted], prompts=True)
+                suite, task = catalogue.find(wanted)
+                (chosen,) = list_tasks(catalogue, [wanted])
+                with suppress(SuiteError):  # `missing` says why
+                    prompt = catalogue.prompt(suite, task, datetime.now().astimezone())
             return visit.render(
                 "play_tasks.html",
                 tasks=found,
                 chosen=chosen,
+                prompt=prompt,
                 search=text,
                 attempts=live,
                 nonce=secrets.token_urlsafe(16),
@@ -233,9 +239,10 @@ class PlayPages:
         tools = _tools(episode)
         text = visit.query("find").strip().lower()[:200]
         values: dict[str, Any] = {
-            "tools": [
-                name for name, tool in tools.items() if text in f"{name} {tool.get('description')}".lower()
-            ],
+            "tools": sorted(
+                (name for name, tool in tools.items() if text in f"{name} {tool.get('description')}".lower()),
+                key=partial(_rank, text),
+            ),
             "find": text,
         }
         tool = tools.get(visit.query("tool"))
@@ -421,3 +428,12 @@ def _operation(nonce: str, *content: str) -> str:
     """The operation of a form that was sent. The form itself does not have it."""
     text = json.dumps([nonce or secrets.token_urlsafe(16), *content])
     return f"page-{sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _rank(text: str, name: str) -> int:
+    """The place of a name among those that a search has found: by how well the name itself fits."""
+    name = name.lower()
+    words = re.split(r"[^a-z0-9]+", name)
+    if text in (name, *words):
+        return 0
+    return 1 if any(word.startswith(text) for word in words) else 2 if text in name else 3
