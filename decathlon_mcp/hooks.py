@@ -36,8 +36,8 @@ class Plugin:
     """Which of its providers runs a suite with an image of its own, where none is set. The first plug-in that
     has one decides; without any, it is the core's."""
     unpack_image: str = ""
-    """A function that writes an image, given by its name, into a folder, prints how to use it, and returns the
-    exit status of `doctor --unpack`."""
+    """A function that writes an image, given by its name, into a folder, and prints how to use it; it returns
+    the exit status of `doctor --unpack`."""
     kernels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Kernels for the sandboxes of the provider `host` by the name that `--kernel` takes; each part is a
     `NamespaceSandbox`."""

@@ -44,6 +44,11 @@ class Step:
         return {name: _replace(value, workspace) for name, value in self.arguments.items()}
 
 
+def workspace_in(*texts: str) -> str:
+    """The workspace's absolute path, from the first of the texts that tells it; empty if none does."""
+    return next((match[1] for text in texts if (match := WORKSPACE.search(text))), "")
+
+
 class ScriptDisplay(Protocol):
     """Shows a script while it is played."""
 
@@ -89,8 +94,7 @@ async def play_script(episode: Episode, steps: Sequence[Step], display: ScriptDi
 
     Raises ScriptError for a reply without its step's `expect`, ClientError for a call that cannot be made.
     """
-    match = WORKSPACE.search(episode.prompt)
-    workspace = match[1] if match else ""
+    workspace = workspace_in(episode.prompt)
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         display.progress(progress, total, message)

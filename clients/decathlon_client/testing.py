@@ -18,15 +18,15 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
-from decathlon_client.script import Step, read_steps
+from decathlon_client.script import Step, read_steps, workspace_in
 from decathlon_client.values import JsonObject, as_objects
 
 ChooseSteps: TypeAlias = Callable[[JsonObject], Sequence[Step]]
@@ -46,10 +46,10 @@ class Move:
     arguments: JsonObject = field(default_factory=dict[str, Any])
 
 
-def next_move(steps: Sequence[Step], done: int, tools: Sequence[str]) -> Move:
+def next_move(steps: Sequence[Step], done: int, tools: Sequence[str], workspace: str = "") -> Move:
     """The solution's step after `done` steps, with the client's name of the tool.
 
-    A request without tools gets the final message.
+    `workspace` replaces `{workspace}` in arguments. A request without tools gets the final message.
     """
     if not tools:
         return Move()
@@ -60,7 +60,7 @@ def next_move(steps: Sequence[Step], done: int, tools: Sequence[str]) -> Move:
     ending = _normal(step.tool)
     name = next((name for name in tools if f"_{_normal(name)}".endswith(f"_{ending}")), None)
     assert name is not None, f"{step.tool} is not among {tools}"
-    return Move(name, dict(step.arguments))
+    return Move(name, step.resolve(workspace))
 
 
 def _with_defaults(move: Move, schema: JsonObject) -> Move:
@@ -83,7 +83,7 @@ def chat_completion(request: JsonObject, steps: Sequence[Step], thought: str | N
     """The response of `POST /v1/chat/completions`. `thought`: the text beside a tool call."""
     done = sum(_is_tool_result(message) for message in request["messages"])
     functions = {tool["function"]["name"]: tool["function"] for tool in request.get("tools", ())}
-    move = next_move(steps, done, list(functions))
+    move = next_move(steps, done, list(functions), workspace_in(*_texts(request["messages"])))
     if move.tool in functions:
         move = _with_defaults(move, functions[move.tool].get("parameters") or {})
     message: JsonObject = {"role": "assistant", "content": thought if move.tool else FINAL_MESSAGE}
@@ -98,6 +98,16 @@ def chat_completion(request: JsonObject, steps: Sequence[Step], thought: str | N
         "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if move.tool else "stop"}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts of a conversation: in a model's prompt is the path of its workspace."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        items = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
+        for item in items:
+            yield from _texts(item)
 
 
 def _is_tool_result(message: JsonObject) -> bool:
@@ -126,7 +136,9 @@ def chat_events(completion: JsonObject) -> bytes:
 def response(request: JsonObject, steps: Sequence[Step], thought: str | None = None) -> JsonObject:
     """The response of `POST /v1/responses`. `thought`: as above."""
     done = sum(item.get("type") == "function_call_output" for item in as_objects(request["input"]))
-    move = next_move(steps, done, [tool["name"] for tool in request.get("tools", ()) if "name" in tool])
+    tools = [tool["name"] for tool in request.get("tools", ()) if "name" in tool]
+    workspace = workspace_in(*_texts(request.get("instructions")), *_texts(request["input"]))
+    move = next_move(steps, done, tools, workspace)
     text = thought if move.tool else FINAL_MESSAGE
     output: list[JsonObject] = []
     if text:
@@ -233,7 +245,8 @@ def _first_lines() -> dict[str, str]:
     return {task: json.dumps(text[0], ensure_ascii=False).strip('"') for task, text in lines.items()}
 
 
-def _bundled_steps(request: JsonObject) -> Sequence[Step]:
+def bundled_steps(request: JsonObject) -> Sequence[Step]:
+    """The solution of the bundled task that the conversation is about; no steps if there is none."""
     from decathlon_mcp.starter import oracle
 
     task = bundled_task(request)
@@ -252,7 +265,7 @@ def main() -> None:
     try:
         if file is None:
             _first_lines()
-        steps = _bundled_steps if file is None else read_steps(file.read_text("utf-8"))
+        steps = bundled_steps if file is None else read_steps(file.read_text("utf-8"))
     except ModuleNotFoundError:
         parser.error("the bundled tasks' solutions are in the server's package; name a FILE of steps")
     except (OSError, ValueError) as error:

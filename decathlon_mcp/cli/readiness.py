@@ -8,11 +8,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from importlib.util import find_spec
 
+import anyio.to_thread
 from rich.text import Text
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import MissingProgram
 from decathlon_mcp.cli.merging import check_merging
+from decathlon_mcp.cli.packages import check_packages
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.suite_probe import probe_suite
@@ -39,6 +41,7 @@ async def check_readiness(
     recorded in the catalogue.
     """
     yield check_kernel_limits(max_sandboxes)
+    yield await anyio.to_thread.run_sync(check_packages)
     can_open: dict[tuple[str, str | None], bool] = {}
     for factory in factories.values():
         place = (factory.provider.name, factory.image)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import httpx2
 import pytest
+from decathlon_client import Decathlon, Episode
 from decathlon_client.script import Step
-from decathlon_client.testing import chat_completion, next_move
+from decathlon_client.testing import bundled_steps, chat_completion, next_move, response, scripted_model
 
-from decathlon_mcp.starter import oracle
+from decathlon_mcp.starter import oracle, oracle_ids
 from decathlon_mcp.types import JsonObject
 from tests.docs.pages import block
 from tests.docs.snippets import run
@@ -53,6 +56,29 @@ async def test_a_program_of_a_page_plays_with_what_the_command_prints(
     assert not guard.attempts
 
 
+@pytest.mark.slow
+async def test_it_solves_every_bundled_task(starter: Served) -> None:
+    async def play(episode: Episode) -> None:
+        messages: list[JsonObject] = [{"role": "user", "content": episode.prompt}]
+        tools = [tool.function for tool in episode.tools]
+        while not episode.claimed:
+            body = {"model": "m", "messages": messages, "tools": tools}
+            message = (await http.post("/chat/completions", json=body)).json()["choices"][0]["message"]
+            messages.append(message)
+            for call in message["tool_calls"]:
+                function = call["function"]
+                reply = await episode.act(function["name"], function["arguments"])
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": reply.text})
+
+    with scripted_model(bundled_steps) as url:
+        async with httpx2.AsyncClient(base_url=url) as http, Decathlon(starter.url) as d:
+            async with d.batch(await d.tasks(prompts=False), concurrency=2, progress=False) as batch:
+                results = [result async for result in batch.run(play)]
+    assert len(results) == 10
+    rewards = {result.task: result.reward for result in results}
+    assert rewards == dict.fromkeys(oracle_ids(), 1.0), [result.failure for result in results]
+
+
 def test_a_step_is_chosen_by_the_results_in_the_conversation() -> None:
     steps = oracle("tune-reactor")
     tools: list[JsonObject] = [{"function": {"name": step.tool, "parameters": {}}} for step in steps]
@@ -70,6 +96,21 @@ def test_a_step_is_chosen_by_the_results_in_the_conversation() -> None:
 def test_a_name_that_a_framework_changed_is_recognised() -> None:
     step = Step("files__read_file", {"path": "a"})
     assert next_move([step], 0, ["toolathlon_files_read_file"]).tool == "toolathlon_files_read_file"
+
+
+def test_the_workspace_of_the_prompt_replaces_its_placeholder() -> None:
+    steps = [Step("git__git_log", {"repo_path": "{workspace}/repository", "paths": ["{workspace}/a"]})]
+    expected = {"repo_path": "/e/1/workspace/repository", "paths": ["/e/1/workspace/a"]}
+    prompt = "See https://example.org/x\n/e/1/workspace is yours."
+    chat = {"model": "m", "tools": [{"function": {"name": "git__git_log"}}]}
+    for content in (prompt, [{"type": "text", "text": prompt}]):
+        reply = chat_completion({**chat, "messages": [{"role": "user", "content": content}]}, steps)
+        function = reply["choices"][0]["message"]["tool_calls"][0]["function"]
+        assert json.loads(function["arguments"]) == expected
+    responses = {"model": "m", "tools": [{"name": "git__git_log"}]}
+    for request in ({"instructions": prompt, "input": "Begin."}, {"input": [{"content": prompt}]}):
+        (call,) = response({**responses, **request}, steps)["output"]
+        assert json.loads(call["arguments"]) == expected
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -199,3 +199,9 @@ def test_the_recording_starts_with_a_full_picture() -> None:
 def test_every_step_to_the_first_reward_is_on_its_page() -> None:
     steps = [step for walkthrough in walkthroughs() for step in walkthrough.steps]
     assert all(step.text() for step in steps)
+
+
+def test_trainers_pages_say_in_which_environment_they_are_installed() -> None:
+    for page in sorted((DOCS / "trainers").glob("*.md")):
+        before, install, _ = page.read_text("utf-8").partition("```sh\npip install")
+        assert not install or "environment" in before.rstrip().splitlines()[-1], page.name
