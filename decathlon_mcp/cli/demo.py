@@ -119,8 +119,9 @@ def _show_verdict(verdict: Verdict, console: ScriptConsole) -> None:
 async def _server(console: ScriptConsole, state: Path) -> AsyncGenerator[str]:
     """Start a server on a free port, and yield its URL. Raises DecathlonError with the end of its log."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    # Only a server that may be continued keeps rows of its episodes; nobody continues this one.
-    settings = {"provider": "host", "state": state, "survive_seconds": 1}
+    # Only a server that may be continued keeps rows of its episodes; nobody continues this one. On a busy
+    # machine it is silent for seconds, so that with fewer its sandboxes would take it for dead.
+    settings = {"provider": "host", "state": state, "survive_seconds": 60}
     command = [sys.executable, "-m", "decathlon_mcp.cli"]
     console.line("server", "decathlon-mcp serve --suite starter --provider host --port 0")
     server = ChildServer(command, ["starter"], settings, environment=environment, cwd=state)

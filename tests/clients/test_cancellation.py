@@ -172,7 +172,7 @@ async def test_a_time_limit_still_truncates(served: Served, limit: str) -> None:
         await asyncio.sleep(100)
 
     async with Decathlon(served.url) as d:
-        seconds = 2.0
+        seconds = 8.0
         batch = (
             d.batch(["find-answer"], concurrency=1, progress=False, player_seconds=seconds)
             if limit == "player_seconds"

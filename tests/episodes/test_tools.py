@@ -125,7 +125,7 @@ async def connected() -> AsyncGenerator[tuple[FakeSandbox, DriverClient]]:
     """A sandbox whose servers `files` and `local` can be started."""
     tools = {"files": {"big": big}, "local": {"echo": echo, "big": big}}
     async with FakeProvider(tools=tools) as provider:
-        async with provider.open(SandboxSpec("tools", ("driver",), ROOT)) as sandbox:
+        async with provider.open(SandboxSpec("tools", BOOT_COMMAND, ROOT)) as sandbox:
             async with connect(sandbox) as driver:
                 await driver.define([{"name": "files"}, {"name": "local"}])
                 yield sandbox, driver

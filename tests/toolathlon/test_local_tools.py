@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.driver.client import DriverClient, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
@@ -42,7 +42,7 @@ async def describing(*replies: RunReply) -> AsyncGenerator[tuple[DriverClient, l
         return remaining.pop(0)
 
     async with FakeProvider(run=run) as provider:
-        async with provider.open(SandboxSpec("tools", ("driver",), ROOT)) as sandbox:
+        async with provider.open(SandboxSpec("tools", BOOT_COMMAND, ROOT)) as sandbox:
             async with connect(sandbox) as driver:
                 yield driver, requests
 
