@@ -185,8 +185,8 @@ class Settings(BaseModel):
     survive_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         300,
         description="How long sandboxes wait for a server after theirs has died; the next `serve` on the "
-        "same state folder continues their episodes. A server on a busy machine is silent for seconds: give 30 "
-        "or more. 0: they end with their server, as with `stdio`.",
+        "same state folder continues their episodes. A server on a busy machine is silent for seconds: give "
+        "30 or more. 0: they end with their server, as with `stdio`.",
     )
     hand_over: bool = Field(
         False,
