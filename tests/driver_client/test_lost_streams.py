@@ -355,7 +355,8 @@ async def test_attachment_is_written_after_what_the_stream_did_not_take_at_once(
     async with narrow_connection() as (link, stream, peer):
         before = peer.connection.attachments
         await peer.send_bytes(b"damaged\n")
-        await until(lambda: link.stream._attaching.is_due)  # pyright: ignore[reportPrivateUsage]
+        attaching = link.stream._attaching  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: attaching is not None and attaching.is_due)
         stream.room = 10
         assert link.send_now(request(link, "call", {}, []))
         stream.room = 1 << 20
