@@ -26,6 +26,7 @@ from decathlon_sandbox.log import log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     from decathlon_sandbox.event_loop import EventLoop, Timer
@@ -71,11 +72,115 @@ MAX_LOOKS = 240
 _CHUNK_BYTES = 1 << 16
 
 
-def _lease_seconds() -> float:
-    try:
-        return float(os.environ[wire.LEASE_VARIABLE])
-    except (KeyError, ValueError):
-        return wire.LEASE_SECONDS
+class Lease:
+    """Calls `on_end` once nothing has been heard of a server for longer than the lease."""
+
+    def __init__(self, loop: EventLoop, on_end: Callable[[], object]) -> None:
+        self._loop = loop
+        self._on_end = on_end
+        try:
+            self._default_seconds = float(os.environ[wire.LEASE_VARIABLE])
+        except (KeyError, ValueError):
+            self._default_seconds = wire.LEASE_SECONDS
+        self._seconds = self._default_seconds
+        self._heard_at = time.monotonic()
+        self._timer: Timer | None = None
+        self.may_be_saved = False
+        """Whether the sandbox is about to be saved. In a copy of it, the clock shows the time that has passed
+        since then, in which no server could be heard: the lease begins again."""
+
+    def begin(self, seconds: int) -> None:
+        """Begin leases of so many seconds; of the default with 0."""
+        self._seconds = seconds or self._default_seconds
+        self.renew()
+        self._check()
+
+    def renew(self) -> None:
+        """A server was heard."""
+        self._heard_at = time.monotonic()
+
+    def _check(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if time.monotonic() >= self._heard_at + self._seconds and self.may_be_saved:
+            self.may_be_saved = False
+            self.renew()
+        remaining = self._heard_at + self._seconds - time.monotonic()
+        if remaining > 0:
+            self._timer = self._loop.call_later(remaining, self._check)
+        else:
+            log(f"decathlon: nothing received for {self._seconds:g} s, the driver exits")
+            self._on_end()
+
+
+class Output:
+    """Bodies that wait to be written to the server that is attached, and the descriptor that takes them.
+
+    Their lines are made when they are written: a body that is kept does not take twice its memory.
+    """
+
+    def __init__(self, loop: EventLoop, fd: int, lines: Lines, on_writable: Callable[[], object]) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._lines = lines
+        self._on_writable = on_writable
+        self._queue: collections.deque[tuple[bytes, bool]] = collections.deque()
+        self.notification_bytes = 0
+        """Size of the notifications that wait."""
+        self._part = memoryview(b"")
+        """Lines that are written in part."""
+        self._is_watched = False
+        os.set_blocking(fd, False)
+
+    def add(self, body: bytes, *, is_notification: bool = False) -> None:
+        self._queue.append((body, is_notification))
+        if is_notification:
+            self.notification_bytes += len(body)
+
+    def answer(self, line: bytes) -> None:
+        """Write a control line before all that waits; not while something else is written."""
+        if not self._part:
+            self._part = memoryview(line)
+
+    def clear(self) -> None:
+        self._part = memoryview(b"")
+        self._queue.clear()
+        self.notification_bytes = 0
+
+    def flush(self) -> bool:
+        """Write what there is until the descriptor accepts no more; False if it is broken.
+
+        `on_writable` is called when it accepts more.
+        """
+        is_broken = False
+        while self._part or self._queue:
+            self._part = self._part or memoryview(self._next_lines())
+            try:
+                written = os.write(self._fd, self._part)
+            except BlockingIOError:
+                break
+            except OSError:
+                is_broken = True
+                self.clear()
+                break
+            self._part = self._part[written:]
+        if self._part and not self._is_watched:
+            self._loop.add_writer(self._fd, self._on_writable)
+        elif self._is_watched and not self._part:
+            self._loop.remove(self._fd)
+        self._is_watched = bool(self._part)
+        return not is_broken
+
+    def _next_lines(self) -> bytes:
+        lines: list[bytes] = []
+        size_bytes = 0
+        while self._queue and size_bytes < _CHUNK_BYTES:
+            body, is_notification = self._queue.popleft()
+            if is_notification:
+                self.notification_bytes -= len(body)
+            lines.append(self._lines.frame(body))
+            size_bytes += len(body)
+        return b"".join(lines)
 
 
 class Connection:
@@ -94,47 +199,40 @@ class Connection:
     ) -> None:
         self._loop = loop
         self._input_fd = input_fd
-        self._output_fd = output_fd
         self._handler = handler
         self._backpressure = backpressure
         self._lines = Lines(wire.MAX_LINE_BYTES)
+        self._output = Output(loop, output_fd, self._lines, self._flush)
         self.generation = -1
         """The generation of the server process that is attached; -1 before the first."""
         self._survive_seconds = 0
+        self._lease = Lease(loop, self._finish)
         self._reported_loss = False
-        # Responses that the server may need again, by request; bodies that are not written, which are
-        # responses or notifications; and the size of the responses and of the notifications among them.
         self._responses: dict[int, bytes] = {}
-        self._queue: collections.deque[tuple[bytes, bool]] = collections.deque()
-        self._held_bytes = 0
-        self._output = memoryview(b"")
-        self._watching_output = False
-        self._first_lease_seconds = _lease_seconds()
-        self._heard_at = time.monotonic()
-        self._lease_timer: Timer | None = None
-        # Whether the sandbox is about to be saved, and how often the input is still registered again.
-        self._may_be_saved = False
+        """Responses that the server may need again, by request."""
+        self._response_bytes = 0
         self._looks = 0
-        self._ended = False
-        for fd in (input_fd, output_fd):
-            os.set_blocking(fd, False)
+        """How often the input is still registered again."""
+        os.set_blocking(input_fd, False)
 
     def start(self) -> None:
         self._watch_input()
-        self._check_lease()
+        self._lease.begin(0)
 
     # what the driver sends
 
     @property
     def free_bytes(self) -> int:
         """How much of RESPONSE_BUFFER_BYTES is not used; every response takes OVERHEAD_BYTES more."""
-        return wire.RESPONSE_BUFFER_BYTES - self._held_bytes
+        return wire.RESPONSE_BUFFER_BYTES - self._response_bytes - self._output.notification_bytes
 
     def respond(self, request_id: int, payload: bytes) -> None:
         """Send a response, and keep it until the server is done with it. The caller has reserved the room."""
         self._responses[request_id] = payload
-        self._held_bytes += len(payload) + OVERHEAD_BYTES
-        self._send(payload, is_notification=False)
+        self._response_bytes += len(payload) + OVERHEAD_BYTES
+        if self._lines.reads:
+            self._output.add(payload)
+        self._flush()
 
     def has_response(self, request_id: int) -> bool:
         """Whether the response to a request is kept."""
@@ -143,26 +241,36 @@ class Connection:
     def notify(self, payload: bytes) -> None:
         """Send a notification, or a response to nothing that is known; dropped if no server is attached."""
         if self._lines.reads:
-            self._held_bytes += len(payload)
-            self._send(payload, is_notification=True)
+            self._output.add(payload, is_notification=True)
+            self._flush()
 
     def expect_saving(self, expected: bool) -> None:
         """The sandbox is about to be saved, or is not any more.
 
-        In a copy of it, the clock shows the time that has passed since then, in which no server could be
-        heard: the lease begins again. And gVisor (2024-07) forgets to watch the input in one copy of fifty.
+        See `Lease.may_be_saved`. And gVisor (2024-07) forgets to watch the input in one copy of fifty.
         """
-        self._may_be_saved = expected
+        self._lease.may_be_saved = expected
         was_looking, self._looks = self._looks > 0, MAX_LOOKS if expected else 0
         if expected and not was_looking:
             self._loop.call_later(LOOK_SECONDS, self._look_again)
 
     def _look_again(self) -> None:
         """Register the input again: what has arrived is then noticed, also if its event was lost."""
-        if self._looks > 0 and not self._ended:
+        if self._looks > 0:
             self._looks -= 1
             self._watch_input()
             self._loop.call_later(LOOK_SECONDS, self._look_again)
+
+    def _flush(self) -> None:
+        if not self._output.flush():
+            self._on_end_of_stream()
+        self._update_backpressure()
+
+    def _update_backpressure(self) -> None:
+        if self._response_bytes + self._output.notification_bytes > HIGH_WATER_BYTES:
+            self._backpressure.pause()
+        else:
+            self._backpressure.resume()
 
     # input
 
@@ -182,22 +290,21 @@ class Connection:
             return
         self._loop.remove(self._input_fd)
         if self._survive_seconds:
-            self._lose_stream()
             self._loop.call_later(EMPTY_INPUT_SECONDS, self._watch_input)
-        else:
-            self._finish()
+        self._on_end_of_stream()
 
     def _receive(self, data: bytes) -> None:
         for line in self._lines.receive(data):
             if isinstance(line, Control):
                 self._on_control(line)
             elif line in (DAMAGED, OVERLONG):
-                self._report_loss()
+                # Once for every attachment: all lines of a server process that was replaced arrive damaged.
+                if not self._reported_loss:
+                    self._reported_loss = True
+                    self._output.add(b"lost")
             else:
-                self._heard_at = time.monotonic()
+                self._lease.renew()
                 self._on_body(line)
-            if self._ended:
-                return
         self._handler.on_room()
         self._flush()
 
@@ -210,12 +317,6 @@ class Connection:
         else:
             self._handler.on_message(body)
 
-    def _report_loss(self) -> None:
-        # Once for every attachment: all lines of a server process that was replaced arrive as damaged ones.
-        if not self._reported_loss:
-            self._reported_loss = True
-            self._queue.append((b"lost", False))
-
     # attaching
 
     def _on_control(self, line: Control) -> None:
@@ -223,114 +324,48 @@ class Connection:
             return
         generation, _, survive_seconds = line.numbers[:3]
         if generation < self.generation:
-            # Not while something is written: this answer is for a server that has been replaced.
-            if not self._output:
-                self._output = memoryview(refused_line(line.nonce, self.generation))
+            # An answer for a server that has been replaced.
+            self._output.answer(refused_line(line.nonce, self.generation))
             return
         self.generation, self._survive_seconds = generation, survive_seconds
         self._lose_stream()
         self._lines.begin_reading(line.nonce)
         self._lines.begin_writing(line.nonce)
         self._reported_loss = False
-        self._heard_at = time.monotonic()
-        self._output = memoryview(attached_line(line.nonce, wire.VERSION))
-        self._check_lease()
+        self._output.answer(attached_line(line.nonce, wire.VERSION))
+        self._lease.begin(survive_seconds)
         self._handler.on_attached()
 
     def _resume(self, pending: list[int]) -> None:
         """Send the kept responses that the server waits for, and forget all others."""
-        unknown = self._handler.on_pending(pending)
-        self._queue.append((body_of_ids(b"unknown", unknown), False))
+        self._output.add(body_of_ids(b"unknown", self._handler.on_pending(pending)))
         waited_for = set(pending)
         for request_id, payload in tuple(self._responses.items()):
             if request_id in waited_for:
-                self._queue.append((payload, False))
+                self._output.add(payload)
             else:
                 self._forget(request_id)
 
     def _forget(self, request_id: int) -> None:
         payload = self._responses.pop(request_id, None)
         if payload is not None:
-            self._held_bytes -= len(payload) + OVERHEAD_BYTES
+            self._response_bytes -= len(payload) + OVERHEAD_BYTES
+
+    # the end
 
     def _lose_stream(self) -> None:
         """What has not been written belongs to a stream that is gone; notifications go with it."""
         self._lines.stream_lost()
-        self._output = memoryview(b"")
-        self._held_bytes -= sum(len(payload) for payload, is_notification in self._queue if is_notification)
-        self._queue.clear()
+        self._output.clear()
         self._update_backpressure()
 
-    # output
-
-    def _send(self, payload: bytes, *, is_notification: bool) -> None:
-        if self._lines.reads:
-            self._queue.append((payload, is_notification))
-            self._flush()
-        self._update_backpressure()
-
-    def _flush(self) -> None:
-        """Write what there is until the descriptor accepts no more."""
-        while not self._ended:
-            if not self._output:
-                self._output = memoryview(self._next_lines())
-                if not self._output:
-                    break
-            try:
-                written = os.write(self._output_fd, self._output)
-            except BlockingIOError:
-                break
-            except OSError:
-                self._on_broken_output()
-                break
-            self._output = self._output[written:]
-        watch = bool(self._output) and not self._ended
-        if watch and not self._watching_output:
-            self._loop.add_writer(self._output_fd, self._flush)
-        elif self._watching_output and not watch:
-            self._loop.remove(self._output_fd)
-        self._watching_output = watch
-        self._update_backpressure()
-
-    def _next_lines(self) -> bytes:
-        lines: list[bytes] = []
-        size_bytes = 0
-        while self._queue and size_bytes < _CHUNK_BYTES:
-            payload, is_notification = self._queue.popleft()
-            if is_notification:
-                self._held_bytes -= len(payload)
-            lines.append(self._lines.frame(payload))
-            size_bytes += len(payload)
-        return b"".join(lines)
-
-    def _on_broken_output(self) -> None:
+    def _on_end_of_stream(self) -> None:
         if self._survive_seconds:
             self._lose_stream()
         else:
             self._finish()
 
-    def _update_backpressure(self) -> None:
-        if self._held_bytes > HIGH_WATER_BYTES:
-            self._backpressure.pause()
-        else:
-            self._backpressure.resume()
-
-    # the end
-
-    def _check_lease(self) -> None:
-        if self._lease_timer is not None:
-            self._lease_timer.cancel()
-        limit_seconds = self._survive_seconds or self._first_lease_seconds
-        remaining = self._heard_at + limit_seconds - time.monotonic()
-        if remaining <= 0 and self._may_be_saved:
-            self._may_be_saved = False
-            self._heard_at, remaining = time.monotonic(), limit_seconds
-        if remaining > 0:
-            self._lease_timer = self._loop.call_later(remaining, self._check_lease)
-        else:
-            log(f"decathlon: nothing received for {limit_seconds:g} s, the driver exits")
-            self._finish()
-
     def _finish(self) -> None:
-        self._ended = True
+        self._lose_stream()
+        self._looks = 0
         self._handler.on_end()

@@ -23,7 +23,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "calls"), [(1, 1_000), pytest.param(2, 10_000, marks=pytest.mark.slow)], ids=["few", "many"]
+    ("seed", "calls"),
+    [
+        (1, 1_000),
+        pytest.param(2, 10_000, marks=pytest.mark.slow),
+        # Answers to `attach` that come while the next one waits for its turn.
+        pytest.param(303, 4_500, marks=pytest.mark.slow),
+    ],
+    ids=["few", "many", "late answers"],
 )
 async def test_each_call_runs_once_and_has_its_reply(seed: int, calls: int) -> None:
     with anyio.fail_after(BOUND_SECONDS):

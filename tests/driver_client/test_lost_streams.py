@@ -356,8 +356,7 @@ async def test_attachment_is_written_after_what_the_stream_did_not_take_at_once(
         before = peer.connection.attachments
         await peer.send_bytes(b"damaged\n")
         attaching = link.stream._attaching  # pyright: ignore[reportPrivateUsage]
-        assert attaching is not None
-        await until(lambda: attaching.is_due)
+        await until(lambda: attaching is not None and attaching.is_due)
         stream.room = 10
         assert link.send_now(request(link, "call", {}, []))
         stream.room = 1 << 20
