@@ -15,7 +15,6 @@ Decided 2026-11-21: the limits of a spec are not enforced. The limits that an or
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Mapping
@@ -28,11 +27,9 @@ from decathlon_mcp.archives.unpacking import unpack
 from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.errors import BadRequestError, ImageError
 from decathlon_mcp.payloads import source
-from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.host.first_process import Launch
 from decathlon_mcp.sandboxes.host.records import closing_descriptor
 from decathlon_mcp.sandboxes.host.sandbox import HostSandbox
-from decathlon_mcp.sandboxes.plugins import another_provider
 
 ROOT, TEMPORARY = "root", "tmp"
 
@@ -100,25 +97,3 @@ def _environment(folder: Path) -> Mapping[str, str]:
         "PATH": os.pathsep.join((python_folder, inherited.get("PATH", os.defpath))),
         "TMPDIR": str(folder / TEMPORARY),
     }
-
-
-def check_plain(why: str | None) -> list[Finding]:
-    """What `doctor` says of sandboxes without isolation. `why`: the reason for that, if nobody chose it."""
-    reason = f" ({why})" if why else ""
-    python = shutil.which("python3", path=str(Path(sys.executable).parent))
-    return [
-        Finding("isolation", True, f"none: sandboxes are processes of this user{reason}"),
-        finding(
-            "/proc",
-            Path("/proc/thread-self/children").exists(),
-            "shows which processes belong to a sandbox",
-            "sandboxes without isolation require Linux with /proc mounted, and a kernel that lists the "
-            f"children of a process there (CONFIG_PROC_CHILDREN), which {another_provider()} does not",
-        ),
-        finding(
-            "python3",
-            python is not None,
-            f"{python or 'none'} (Python {platform.python_version()})",
-            f"there is no python3 next to {sys.executable}: run the server in a virtual environment",
-        ),
-    ]

@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
-import shutil
 from collections.abc import AsyncGenerator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath
@@ -39,22 +37,24 @@ from decathlon_mcp.sandboxes.base import (
     SandboxSpec,
     check_python,
     check_swept,
-    finding,
     limited_check,
 )
-from decathlon_mcp.sandboxes.host.command import ALLOW, INSTALL, lacks_namespaces, program_version
+from decathlon_mcp.sandboxes.host.checks import (
+    check_bubblewrap,
+    check_folder,
+    check_host_files,
+    check_plain,
+    image_cure,
+)
 from decathlon_mcp.sandboxes.host.first_process import FirstProcess
 from decathlon_mcp.sandboxes.host.host_files import ProgramsIdentity
-from decathlon_mcp.sandboxes.host.image_folder import UNPACK
 from decathlon_mcp.sandboxes.host.isolation import HOST, PLAIN, cure_of
 from decathlon_mcp.sandboxes.host.machine import Machine
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
-from decathlon_mcp.sandboxes.host.network import PROGRAM
-from decathlon_mcp.sandboxes.host.plain import PlainSandbox, check_plain
+from decathlon_mcp.sandboxes.host.plain import PlainSandbox
 from decathlon_mcp.sandboxes.host.processes import ProcessSignaller
 from decathlon_mcp.sandboxes.host.records import read_owner, sandbox_owners, unfinished_folder_prefix
 from decathlon_mcp.sandboxes.host.sandbox import Footprint, HostSandbox
-from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.telemetry.logs import fields
 
@@ -62,7 +62,6 @@ DELETIONS = 4
 """How many folders are deleted at the same time."""
 DELETE_SECONDS = 20.0
 """How long deleting one sandbox's folder may take; it does not count while it waits for others."""
-FREE_BYTES = 1 << 30
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 
 _log = logging.getLogger(__name__)
@@ -292,11 +291,15 @@ class HostProvider(BaseProvider):
     async def check(self, image: str | None) -> list[Finding]:
         if self.isolation == "none":
             plain = await to_thread.run_sync(check_plain, self._why)
-            return [*plain, await to_thread.run_sync(self._check_folder)]
-        findings = [] if image or self.kernel else [_IN_NAMESPACES, self._check_network()]
+            return [*plain, await to_thread.run_sync(check_folder, self._folder)]
+        findings = [] if image or self.kernel else check_host_files(self._machine)
         with limited_check(findings):
             try:
-                for look in (self._kernel.check_machine, self._check_machine, lambda: [self._check_folder()]):
+                for look in (
+                    self._kernel.check_machine,
+                    lambda: check_bubblewrap(self._machine, self.unlimited),
+                    lambda: [check_folder(self._folder)],
+                ):
                     findings += await to_thread.run_sync(look, abandon_on_cancel=True)
                 if image is not None or self.kernel is not None:
                     files = self._machine.image(image)
@@ -307,61 +310,9 @@ class HostProvider(BaseProvider):
                     findings.append(await check_python(self.open, image, cure))
             except DecathlonError as error:
                 message = ": ".join([error.message, *getattr(error, "__notes__", ())])
-                cure = _image_cure(error, message) if image or self.kernel else f"{cure_of(message)}; {PLAIN}"
+                cure = image_cure(error, message) if image or self.kernel else f"{cure_of(message)}; {PLAIN}"
                 findings.append(Finding("sandbox", False, message, cure))
             except OSError as error:
                 cure = "choose a writable folder with free space (--state)"
                 findings.append(Finding("sandbox", False, f"none could be created: {error}", cure))
         return findings
-
-    def _check_machine(self) -> list[Finding]:
-        program = self._machine.program
-        version, is_recent = program_version(program)
-        limits = "memory, CPUs and processes"
-        if self.unlimited:
-            limits = (
-                f"no limit on {', '.join(self.unlimited)}: the server may not create control groups; run it "
-                "as root, or with `systemd-run --user --scope`"
-            )
-        return [
-            finding("program", is_recent, f"{version} at {program}", INSTALL),
-            Finding("limits", True, limits),
-        ]
-
-    def _check_folder(self) -> Finding:
-        """Whether the folder of the sandboxes can be used."""
-        folder = self._folder
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(existing).free
-        return finding(
-            "folder",
-            existing.is_dir() and os.access(existing, os.W_OK) and free >= FREE_BYTES,
-            f"{folder}, {free >> 20} MiB free",
-            "choose a writable folder with 1 GiB free (--state)",
-        )
-
-    def _check_network(self) -> Finding:
-        if self._machine.why_shared is not None:
-            why = self._machine.why_shared
-            return Finding("network", True, f"{_SHARED_NETWORK}: {why}")
-        detail = f"{shutil.which(PROGRAM)}: leads to other machines and not to this one"
-        return Finding("network", True, detail)
-
-
-_SHARED_NETWORK = "sandboxes of tasks that need a network share that of this machine"
-_IN_NAMESPACES = Finding(
-    "isolation", True, "namespaces: sandboxes see this machine's programs and nothing else of it"
-)
-
-
-def _image_cure(error: DecathlonError, message: str) -> str:
-    """What to do about a sandbox of an image that could not be opened."""
-    if isinstance(error, ImageError):
-        return UNPACK
-    if lacks_namespaces(message):
-        return ALLOW
-    if "ermission denied" in message:
-        return "the image's folder, and those above it, must be accessible to the owner of its files"
-    # What is missing, as its error says.
-    _, _, program = message.partition(": install ")
-    return f"{f'install {program}' if program else INSTALL}, or use {another_provider()}"
