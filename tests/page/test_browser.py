@@ -279,7 +279,9 @@ def test_long_names_leave_every_column_in_view(chromium: Browser, tmp_path: Path
                 assert scroll.evaluate("each => each.scrollWidth <= each.clientWidth"), path
         # Cells stand beside each other, however long the names of their tasks are.
         tops = (
-            page.locator(".grid tbody tr").first.locator(".cell").evaluate_all("all => all.map(a => a.offsetTop)")
+            page.locator(".grid tbody tr")
+            .first.locator(".cell")
+            .evaluate_all("all => all.map(a => a.offsetTop)")
         )
         assert len(tops) == 6
         assert len(set(tops)) == 1
