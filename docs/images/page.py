@@ -26,7 +26,7 @@ from tests.page.conftest import ARGUMENTS, CHROMIUM
 IMAGES = Path(__file__).parent
 RUNS = {"baseline": 2, "with-notes": 0}
 """How many of the last calls a run leaves out in every second attempt."""
-ATTEMPTS = 3
+ATTEMPTS = 2
 SEARCH: Mapping[str, Any] = {
     "temperature=57": {},
     "temperature=58": {"catalyst=3": {}, "catalyst=5": {"temperature=56": {}, "temperature=59": {}}},
@@ -51,6 +51,8 @@ async def main() -> None:
             str(ready),
             "--suite",
             "starter",
+            "--keep",
+            "workspace",
         ]
         async with await anyio.open_process(
             [sys.executable, "-m", "decathlon_mcp.cli", *arguments], stdout=None, stderr=None
@@ -84,6 +86,8 @@ async def play_and_photograph(url: str, state: Path) -> None:
 async def play(d: Decathlon, task: str, steps: Sequence[Step], labels: dict[str, str]) -> None:
     try:
         async with d.episode(task, labels=labels) as episode:
+            usage = {"input_tokens": 1234, "output_tokens": 80, "cost_usd": 0.0048}
+            await episode.note("I look at the **files** first.", usage=usage)
             await play_script(episode, steps, ScriptConsole())
             await episode.evaluate()
     except ClientError as error:

@@ -193,7 +193,7 @@ def test_new_calls_of_a_live_episode_come_without_a_reload_when_one_asks(
         expect(page.locator("#c4")).to_be_in_viewport()
         expect(page.locator(".call.pending")).to_have_count(0)
         expect(page.locator("#c2")).to_contain_text("it is there")
-        notes = page.locator(".model-note .words").all_inner_texts()
+        notes = page.locator(".model-note :is(.prose, .words)").all_inner_texts()
         assert notes == ["Next.", "It takes long.", "Again."]
         expect(page.locator("#fresh")).not_to_be_visible()
         watched.server.episodes = (live_episode(2),)
@@ -278,7 +278,9 @@ def test_long_names_leave_every_column_in_view(chromium: Browser, tmp_path: Path
                 assert scroll.evaluate("each => each.scrollWidth <= each.clientWidth"), path
         # Cells stand beside each other, however long the names of their tasks are.
         tops = (
-            page.locator(".grid tr").first.locator(".cell").evaluate_all("all => all.map(a => a.offsetTop)")
+            page.locator(".grid tbody tr")
+            .first.locator(".cell")
+            .evaluate_all("all => all.map(a => a.offsetTop)")
         )
         assert len(tops) == 6
         assert len(set(tops)) == 1

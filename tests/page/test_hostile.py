@@ -75,6 +75,7 @@ def fill(state: Path, text: str, image: bytes = PNG) -> list[str]:
         "evaluator_output": text[-8192:],
         "uncaught": text[:500],
         "detail": text[:4000],
+        "preprocess_failure": text[:4000],
         "refused": [label],
     }
     # In both documents as long, so that both are folded or neither.

@@ -669,6 +669,19 @@ async def test_tokens_and_cost_are_summed_over_the_notes(
     assert json.loads(capsys.readouterr().out)["usage"] == {"input_tokens": 1_234, "cost_usd": 0.75}
 
 
+async def test_a_preprocess_that_failed_is_shown_with_its_last_words(state: Path) -> None:
+    failure = "preprocess failed (exit code 1): Traceback <module>"
+    with Folder(state) as folder:
+        name = folder.add("1" * 48, verdict={"preprocess_failure": failure})
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, f"/e/{name}")
+        assert (
+            "preprocess failed (exit code 1): Traceback &lt;module&gt;"
+            in page[page.index("the set-up said") :]
+        )
+
+
 async def test_a_live_episode_and_one_without_files_are_shown(state: Path) -> None:
     with Folder(state) as folder:
         live = folder.add("1" * 48, live=True)
