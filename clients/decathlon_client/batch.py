@@ -40,7 +40,7 @@ from decathlon_client.labels import ATTEMPT, GROUP, RUN, run_name
 from decathlon_client.opener import EpisodeOpener
 from decathlon_client.progress import Pace, ShowTally, Tally, progress_display
 from decathlon_client.results import Fault, Result, Summary, SummaryCounts
-from decathlon_client.resume import Place, VerdictFile, verdict_file
+from decathlon_client.resume import Place, VerdictRecord, verdict_record
 from decathlon_client.values import Task, Verdict
 
 SHOW_SECONDS = 1.0
@@ -110,7 +110,7 @@ class Batch:
         tasks: Iterable[str | Task] | AsyncIterable[str | Task],
         plan: Plan,
         show: ShowTally | None,
-        verdicts: VerdictFile | None,
+        verdicts: VerdictRecord | None,
     ) -> None:
         self._tally = Tally(total=len(tasks) * plan.n if isinstance(tasks, Sized) else None)
         self._pace = Pace()
@@ -402,7 +402,7 @@ def _is_players_fault(error: BaseException | None) -> bool:
 
 
 async def _draw_each(
-    tasks: Iterable[str | Task] | AsyncIterable[str | Task], n: int, verdicts: VerdictFile | None
+    tasks: Iterable[str | Task] | AsyncIterable[str | Task], n: int, verdicts: VerdictRecord | None
 ) -> AsyncIterator[_Draw]:
     """The episodes of a batch: each task `n` times, one task after the other."""
     indices, group, occurrences = count(), 0, Counter[str]()
@@ -413,7 +413,7 @@ async def _draw_each(
         launch_time = None
         if n > 1:
             # The rest of a group gets the prompt of those that were played before.
-            launch_time = verdicts and verdicts.launch_time(name, occurrence)
+            launch_time = None if verdicts is None else verdicts.launch_time(name, occurrence)
             launch_time = launch_time or datetime.now().astimezone().isoformat(timespec="seconds")
         for attempt in range(n):
             yield _Draw(next(indices), task, group, attempt, launch_time, occurrence)
@@ -436,11 +436,11 @@ async def open_batch(
     plan: Plan,
     labels: Mapping[str, str],
     progress: bool,
-    resume: str | PathLike[str] | None,
+    resume: str | PathLike[str] | VerdictRecord | None,
 ) -> AsyncGenerator[Batch]:
     """A batch that is ready to run. `plan.run` may be empty: it is named then."""
-    with verdict_file(resume) as verdicts:
-        name = run_name(plan.run or (verdicts and verdicts.run), labels)
+    with verdict_record(resume) as verdicts:
+        name = run_name(plan.run or (None if verdicts is None else verdicts.run), labels)
         opener = make_opener({**labels, RUN: name})
         if progress:
             # Before the bar is drawn.
@@ -455,7 +455,7 @@ async def _running(
     tasks: Iterable[str | Task] | AsyncIterable[str | Task],
     plan: Plan,
     progress: bool,
-    verdicts: VerdictFile | None,
+    verdicts: VerdictRecord | None,
 ) -> AsyncGenerator[Batch]:
     with progress_display(progress) as show:
         async with background_tasks() as workers:

@@ -31,6 +31,7 @@ from decathlon_client.labels import run_name
 from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import RETRIES, EpisodeOpener, OpeningOptions, refuse_text
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
+from decathlon_client.resume import VerdictRecord
 from decathlon_client.session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
 from decathlon_client.values import (
     Filters,
@@ -357,7 +358,7 @@ class Decathlon:
         player_seconds: float | None = None,
         group_seconds: float | None = None,
         late: Late = "truncate",
-        resume: str | PathLike[str] | None = None,
+        resume: str | PathLike[str] | VerdictRecord | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AbstractAsyncContextManager[Batch]:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.

@@ -29,6 +29,7 @@ OTHER_PROGRAMS = {
     *("--rm", "--sizes", "--solver", "--time-limit", "--tools"),
     "--custom-generate-function-path",
     *("--cn_mode", "--env", "--internal", "--add-mcp", "--prefix", "--directory", "--isolated", "--draw"),
+    "--tasks",
     *("--no-config", "--userns-remap", "--user", "--scope", "--resources"),
     *("--build-arg", "--detach", "--device", "--file", "--format", "--group-add", "--name", "--publish"),
     *("--cpus", "--memory", "--pids-limit", "--privileged", "--security-opt", "--tag", "--volume"),
@@ -40,7 +41,7 @@ OTHER_PROGRAMS = {
 OTHER_ERRORS = {"CancelledError", "RuntimeError", "ToolError", "ValueError"}
 """Exceptions of other libraries."""
 PROGRAM_NAMES = ("prompt", "address", "mcp_config")
-"""Of variables that `serve-episode` sets for its program."""
+"""Of variables that `run` sets for its program."""
 SETTINGS = {*ServerOptions.model_fields, *SERVE_NAMES}
 
 
