@@ -16,7 +16,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
-from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.foreign_names import one_line, quoted
 from decathlon_mcp.labels import merge_labels, read_label_header
 from decathlon_mcp.protocol.episode_tools import (
     answer_is_lost,
@@ -200,7 +200,7 @@ class Lobby(Service):
                     state = await self._registry.branching.save(access.episode)
                 return structured_result({"at": state.at, "bytes": state.size_bytes})
             case CloseEpisode():
-                return await self._close(request, self._find(request, call.episode).episode)
+                return await self._close(request, self._find(request, call.episode).episode, call.reason)
             case _:
                 raise AssertionError(call)
 
@@ -271,8 +271,8 @@ class Lobby(Service):
         is_graded = access.episode.is_graded
         return claim_result(first=first, is_graded=is_graded, ignored_turns=ignored_turns, hint=hint)
 
-    async def _close(self, request: Request, episode: Episode) -> JsonObject:
-        episode.close()
+    async def _close(self, request: Request, episode: Episode, reason: str | None) -> JsonObject:
+        episode.close(reason=one_line(reason or ""))
         current = self._current(request)
         if current is not None and current.episode is episode and request.session is not None:
             # Its tools are not listed any more.

@@ -38,7 +38,7 @@ OTHER_PROGRAMS = {
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""
-OTHER_ERRORS = {"CancelledError", "RuntimeError", "ToolError", "ValueError"}
+OTHER_ERRORS = {"CancelledError", "KeyError", "RuntimeError", "ToolError", "ValueError"}
 """Exceptions of other libraries."""
 PROGRAM_NAMES = ("prompt", "address", "mcp_config")
 """Of variables that `run` sets for its program."""

@@ -29,7 +29,7 @@ from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavai
 from decathlon_mcp.plugins.agents.configuration import choose_variables
 from decathlon_mcp.plugins.agents.embedding import embedded_server, with_longer_lives
 from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher
-from decathlon_mcp.plugins.agents.model_player import ModelPlayer, model_endpoint
+from decathlon_mcp.plugins.agents.model_player import ModelFailedError, ModelPlayer, model_endpoint
 from decathlon_mcp.plugins.agents.player import RUNNING, STATUS_LABEL, AgentPlayer, ProgramFailedError
 from decathlon_mcp.plugins.agents.program_version import check_version
 from decathlon_mcp.plugins.agents.programs import Program, find_program
@@ -332,9 +332,16 @@ def _name(result: Result[Any]) -> str:
 
 def _outcome(result: Result[Any]) -> str:
     if result.verdict is None:
-        return f"no verdict: {result.failure}"
+        return f"no verdict: {_failure(result)}"
     success = "" if result.verdict.success else ", failed"
     return f"reward {result.verdict.reward:g}{success} ({result.seconds:.0f} s)"
+
+
+def _failure(result: Result[Any]) -> BaseException | None:
+    """What has failed; of a player here the error itself, whose place in this code tells nobody anything."""
+    failure = result.failure
+    inner = None if failure is None else failure.__cause__
+    return inner if isinstance(inner, (ProgramFailedError, ModelFailedError)) else failure
 
 
 def _print_result(result: Result[Any]) -> None:
@@ -346,7 +353,7 @@ def _print_result(result: Result[Any]) -> None:
         "seconds": round(result.seconds, 3),
         "resumed": result.resumed,
         "verdict": None if result.verdict is None else result.verdict.raw,
-        "failure": None if result.failure is None else str(result.failure),
+        "failure": None if result.failure is None else str(_failure(result)),
     }
     print_json(entry, indent=None)
     sys.stdout.flush()
@@ -399,7 +406,7 @@ def _print_look(run: str, results: Sequence[Result[Any]], state: Path) -> None:
 
 def _ended_before_a_call(result: Result[Any]) -> bool:
     if result.verdict is None:
-        return isinstance(result.failure, ProgramFailedError)
+        return isinstance(_failure(result), ProgramFailedError)
     return is_without_call(result.verdict)
 
 
