@@ -61,11 +61,7 @@ def describe(error: BaseException) -> str:
     The line is the innermost one outside of libraries. A group of one error is that error. An error without a
     message, such as that of an assertion, is described by the line of code.
     """
-    while isinstance(error, BaseExceptionGroup):
-        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
-        if len(inner) != 1:
-            break
-        error = inner[0]
+    error = _only(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(map(Path(frame.filename).is_relative_to, _LIBRARIES))]
     frame = next(iter(reversed(own or frames)), None)
@@ -79,3 +75,11 @@ def describe(error: BaseException) -> str:
     described = f"{what[: MAX_CHARACTERS - len(where)]}{where}"[:MAX_CHARACTERS]
     # JSON in UTF-8 has no lone surrogates.
     return described.encode("utf-8", "replace").decode()
+
+
+def _only(error: BaseException) -> BaseException:
+    """The error itself; of a group with one error, that one."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return _only(group.exceptions[0]) if len(group.exceptions) == 1 else group
