@@ -21,6 +21,11 @@ MAX_COMPARED = 16
 """Candidates that are compared exactly: two names of 100 characters can take a millisecond."""
 
 
+def one_line(text: str) -> str:
+    """The text on one line, with a sign in the place of each character that is not printed."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text.split()))
+
+
 def quoted(name: str) -> str:
     """The name in quotes, or its length if it is too long to be shown."""
     return repr(name) if len(name) < MAX_NAME_CHARACTERS else f"of {len(name):,} characters"

@@ -42,6 +42,7 @@ if _TYPE_CHECKING:
     from decathlon_client.lockstep import Call, Lockstep, Slot
     from decathlon_client.managed import ManagedEpisode
     from decathlon_client.opener import OpeningOptions
+    from decathlon_client.player_failure import PlayerFailedError
     from decathlon_client.progress import Tally
     from decathlon_client.results import Fault, Result, Summary, TaskSummary
     from decathlon_client.values import (
@@ -80,6 +81,7 @@ _NAMES = {
     "lockstep": ("Call", "Lockstep", "Slot"),
     "managed": ("ManagedEpisode",),
     "opener": ("OpeningOptions",),
+    "player_failure": ("PlayerFailedError",),
     "progress": ("Tally",),
     "results": ("Fault", "Result", "Summary", "TaskSummary"),
     "values": ("Filters", "OnProgress", "Order", "Policy", "Reply", "Task", "Tool", "Verdict"),
@@ -122,6 +124,7 @@ __all__ = [
     "OpeningOptions",
     "Order",
     "Player",
+    "PlayerFailedError",
     "Policy",
     "ProtocolError",
     "Reply",

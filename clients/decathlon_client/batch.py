@@ -27,20 +27,21 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
 from os import PathLike
-from typing import Generic, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Generic, Literal, TypeAlias, TypeVar, get_args
 
 import anyio
 from anyio.abc import ObjectSendStream, TaskGroup
 
 from decathlon_client.background import background_tasks, own_cancellations
-from decathlon_client.episode import MISTAKES, Episode
+from decathlon_client.episode import Episode
 from decathlon_client.errors import ClientError, ConnectionLostError, RequestError
 from decathlon_client.group_limits import GroupLimits
 from decathlon_client.labels import ATTEMPT, GROUP, RUN, run_name
 from decathlon_client.opener import EpisodeOpener
+from decathlon_client.player_failure import PlayerFailedError, is_players_fault, player_failure
 from decathlon_client.progress import Pace, ShowTally, Tally, progress_display
 from decathlon_client.results import Fault, Result, Summary, SummaryCounts
-from decathlon_client.resume import Place, VerdictFile, verdict_file
+from decathlon_client.resume import Place, VerdictRecord, verdict_record
 from decathlon_client.values import Task, Verdict
 
 SHOW_SECONDS = 1.0
@@ -56,7 +57,8 @@ Late: TypeAlias = Literal["truncate", "drop"]
 Player: TypeAlias = Callable[[Episode], Awaitable[T]]
 """Plays one episode; its return value is kept in the result. An unclaimed attempt is graded as it is.
 
-So is one whose player raises the RequestError that a task's server answered with.
+So is one whose player raises the RequestError that a task's server answered with. What else a player raises
+is a PlayerFailedError of the result, and the reason for which the episode is closed.
 """
 
 
@@ -110,7 +112,7 @@ class Batch:
         tasks: Iterable[str | Task] | AsyncIterable[str | Task],
         plan: Plan,
         show: ShowTally | None,
-        verdicts: VerdictFile | None,
+        verdicts: VerdictRecord | None,
     ) -> None:
         self._tally = Tally(total=len(tasks) * plan.n if isinstance(tasks, Sized) else None)
         self._pace = Pace()
@@ -247,6 +249,8 @@ class Batch:
         episode, page = run.episode or (error and error.episode), run.page or (error and error.page)
         if fault is not None:
             log.warning("Episode %s of %s has no reward: %s", page or episode, task, failure)
+            if isinstance(failure, PlayerFailedError):
+                log.debug("The player of episode %s raised:\n%s", page or episode, failure.traceback)
         self._pace.note_end()
         self._counts.add(task, run.verdict)
         self._show_tally()
@@ -348,8 +352,11 @@ class _EpisodeRun(Generic[T]):
                 # An agent can end its own episode; this is a reward of 0, and no failure. So is what a player
                 # does not catch of the errors that a task's server, or an agent in its place, answers with.
                 ended_with_reward = episode._ended_with_reward  # pyright: ignore[reportPrivateUsage]
-                if not _is_from_task(error) and (_is_players_fault(error) or not await ended_with_reward()):
-                    raise
+                if not _is_from_task(error):
+                    if is_players_fault(error):
+                        raise player_failure(error) from error
+                    if not await ended_with_reward():
+                        raise
         self._enter("grading")
         if (group_limit.cancelled_caught or time_limit.cancelled_caught) and not episode.claimed:
             await episode.truncate()
@@ -373,7 +380,7 @@ class _EpisodeRun(Generic[T]):
         elif self._is_late:
             fault = "deadline"
         else:
-            fault = "player" if self._phase == "playing" and _is_players_fault(failure) else "infrastructure"
+            fault = "player" if self._phase == "playing" and is_players_fault(failure) else "infrastructure"
         state = {None: "scored", "player": "broken", "infrastructure": "lost", "deadline": "dropped"}[fault]
         self._count(state, 1)
         return fault
@@ -393,16 +400,8 @@ def _is_from_task(error: BaseException) -> bool:
     return isinstance(error, RequestError) and error.data.get("source") == "task"
 
 
-def _is_players_fault(error: BaseException | None) -> bool:
-    """Whether the player caused the error; for a group, whether it caused any error in it."""
-    if isinstance(error, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", error)
-        return any(_is_players_fault(inner) for inner in group.exceptions)
-    return not isinstance(error, ClientError) or isinstance(error, MISTAKES)
-
-
 async def _draw_each(
-    tasks: Iterable[str | Task] | AsyncIterable[str | Task], n: int, verdicts: VerdictFile | None
+    tasks: Iterable[str | Task] | AsyncIterable[str | Task], n: int, verdicts: VerdictRecord | None
 ) -> AsyncIterator[_Draw]:
     """The episodes of a batch: each task `n` times, one task after the other."""
     indices, group, occurrences = count(), 0, Counter[str]()
@@ -413,7 +412,7 @@ async def _draw_each(
         launch_time = None
         if n > 1:
             # The rest of a group gets the prompt of those that were played before.
-            launch_time = verdicts and verdicts.launch_time(name, occurrence)
+            launch_time = None if verdicts is None else verdicts.launch_time(name, occurrence)
             launch_time = launch_time or datetime.now().astimezone().isoformat(timespec="seconds")
         for attempt in range(n):
             yield _Draw(next(indices), task, group, attempt, launch_time, occurrence)
@@ -436,11 +435,11 @@ async def open_batch(
     plan: Plan,
     labels: Mapping[str, str],
     progress: bool,
-    resume: str | PathLike[str] | None,
+    resume: str | PathLike[str] | VerdictRecord | None,
 ) -> AsyncGenerator[Batch]:
     """A batch that is ready to run. `plan.run` may be empty: it is named then."""
-    with verdict_file(resume) as verdicts:
-        name = run_name(plan.run or (verdicts and verdicts.run), labels)
+    with verdict_record(resume) as verdicts:
+        name = run_name(plan.run or (None if verdicts is None else verdicts.run), labels)
         opener = make_opener({**labels, RUN: name})
         if progress:
             # Before the bar is drawn.
@@ -455,7 +454,7 @@ async def _running(
     tasks: Iterable[str | Task] | AsyncIterable[str | Task],
     plan: Plan,
     progress: bool,
-    verdicts: VerdictFile | None,
+    verdicts: VerdictRecord | None,
 ) -> AsyncGenerator[Batch]:
     with progress_display(progress) as show:
         async with background_tasks() as workers:

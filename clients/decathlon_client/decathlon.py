@@ -31,7 +31,9 @@ from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
 from decathlon_client.labels import run_name
 from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import RETRIES, EpisodeOpener, OpeningOptions, refuse_text
+from decathlon_client.player_failure import is_players_fault, player_failure
 from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
+from decathlon_client.resume import VerdictRecord
 from decathlon_client.session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
 from decathlon_client.values import (
     Filters,
@@ -360,7 +362,7 @@ class Decathlon:
         player_seconds: float | None = None,
         group_seconds: float | None = None,
         late: Late = "truncate",
-        resume: str | PathLike[str] | None = None,
+        resume: str | PathLike[str] | VerdictRecord | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AbstractAsyncContextManager[Batch]:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
@@ -445,8 +447,11 @@ class Decathlon:
                 agent_address = started.get("agent_address") or started.get("agent")
                 async with self._connect(address, on_progress, close_budget, agent_address) as episode:
                     yield episode
-            except ClientError as error:
-                _name_episode(error, started)
+            except Exception as error:
+                if isinstance(error, ClientError):
+                    _name_episode(error, started)
+                if is_players_fault(error):
+                    owner.reason = f"the player failed: {player_failure(error)}"
                 raise
             finally:
                 with close_budget.shield(math.inf):
@@ -518,14 +523,21 @@ class Decathlon:
             raise ProtocolError("`start_episode` gave no handle; is this a decathlon-mcp server?")
         return dict(started)
 
-    async def _close(self, lobby: ReconnectingSession | None, close_budget: CloseBudget, handle: str) -> None:
+    async def _close(
+        self,
+        lobby: ReconnectingSession | None,
+        close_budget: CloseBudget,
+        handle: str,
+        reason: str | None,
+    ) -> None:
         """Close an episode. Bounded; never raises."""
+        arguments = {"episode": handle, **({"reason": reason} if reason else {})}
         # An error here would hide the one that ended the body; the lease ends the episode anyway.
         with close_budget.shield(CLOSE_QUEUE_SECONDS):
             async with self._closing:
                 with close_budget.shield(CLOSE_SECONDS):
                     try:
-                        await self._ask("close_episode", {"episode": handle}, lobby=lobby)
+                        await self._ask("close_episode", arguments, lobby=lobby)
                     except ClientError as error:
                         log.info("An episode could not be closed: %s", error.message)
                     return

@@ -20,11 +20,13 @@ class EpisodeOwner:
     # handle of an episode that the server is starting, or its closing.
 
     def __init__(
-        self, start: Callable[[], Awaitable[JsonObject]], close: Callable[[str], Awaitable[None]]
+        self, start: Callable[[], Awaitable[JsonObject]], close: Callable[[str, str | None], Awaitable[None]]
     ) -> None:
         """`start` gives the result of `start_episode`; `close` is bounded and never raises."""
         self._start = start
         self._close = close
+        self.reason: str | None = None
+        """Why its user leaves it, for people who look at it."""
         self._started: JsonObject | None = None
         self._error: Exception | None = None
         self._starting = anyio.CancelScope()
@@ -41,7 +43,7 @@ class EpisodeOwner:
                 self._ready.set()
                 if self._started is not None:
                     await self._released.wait()
-                    await self._close(str(self._started["episode"]))
+                    await self._close(str(self._started["episode"]), self.reason)
             except Exception as error:  # noqa: BLE001
                 self._error = error
             finally:

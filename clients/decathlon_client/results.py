@@ -22,8 +22,9 @@ class Result(Generic[T]):
     episodes of one task (always 0 without `n`). `episode` is the episode's public id, as verdicts have it and
     `decathlon-mcp show` takes it; None only if the server never made one. `page` is the address where people
     see it; None without an episode or page (an embedded server, `serve --no-page`). `played` is the player's
-    return value, None if the player did not return. `seconds` is the time from the first try to open the
-    episode to its end.
+    return value, None if the player did not return. The `failure` of a player that raised is a
+    PlayerFailedError with that error as its `__cause__`, and its `traceback`. `seconds` is the time from the
+    first try to open the episode to its end.
     `resumed`: it was played before, and is read from the file of `resume`.
     `lost`: the episodes that ended with their node of a cluster, after which the attempt was played again.
     """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from decathlon_client.results import Result
 from decathlon_client.values import JsonObject, Verdict, as_object
@@ -34,6 +34,49 @@ class Place(NamedTuple):
 Recorded: TypeAlias = JsonObject
 
 
+class VerdictRecord(Protocol):
+    """What of a batch has a verdict already, and is not played again. `VerdictFile` is one."""
+
+    @property
+    def run(self) -> str | None:
+        """The name of the run that the verdicts are of; None if there is none."""
+        ...
+
+    def launch_time(self, task: str, occurrence: int) -> str | None:
+        """The launch time of a group that was played in part; None if none of it was played."""
+        ...
+
+    def result(self, place: Place, index: int, group: int) -> Result[Any] | None:
+        """The result of an episode that has a verdict; None if it has none."""
+        ...
+
+    def append(self, place: Place, result: Result[Any], run: str, launch_time: str | None) -> None:
+        """Take a result that was played now. Raises OSError or ValueError, which end the batch."""
+        ...
+
+
+class RevisionError(ValueError):
+    """Verdicts on one task are of several revisions of its suite."""
+
+
+class Revisions:
+    """The revision of its suite that the verdicts on each task are of, which must be one. `where`: theirs."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._known: dict[str, tuple[object, object]] = {}
+
+    def check(self, task: str, verdict: Mapping[str, Any]) -> None:
+        """Raises RevisionError for a verdict of another revision than those on this task before."""
+        revision = verdict.get("suite"), verdict.get("suite_revision")
+        known = self._known.setdefault(task, revision)
+        if known != revision:
+            raise RevisionError(
+                f"{self._where} has verdicts of {task} in {_name(known)}, and the server has "
+                f"{_name(revision)}; name another one"
+            )
+
+
 class VerdictFile:
     """Reads what a batch has played, and appends to it. It is locked: one batch at a time may use a file.
 
@@ -44,8 +87,7 @@ class VerdictFile:
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
         self._lines: dict[Place, Recorded] = {}
-        self._revisions: dict[str, tuple[object, object]] = {}
-        """The suite and its revision that the verdicts of each task are of."""
+        self._revisions = Revisions(f"the file {path} of verdicts")
         self._end = 0
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
@@ -78,7 +120,7 @@ class VerdictFile:
                     f"{self._path}: line {number} is no verdict of a batch; name another file to resume"
                 )
             self._lines[Place(record["task"], record["occurrence"], record["attempt"])] = record
-            self._revisions[record["task"]] = _revision(record["verdict"])
+            self._revisions.check(record["task"], record["verdict"])
 
     def close(self) -> None:
         """Let other batches use the file."""
@@ -128,23 +170,18 @@ class VerdictFile:
         """
         if result.verdict is None:
             return
-        revision = _revision(result.verdict.raw)
-        known = self._revisions.setdefault(place.task, revision)
-        if known != revision:
-            raise ValueError(
-                f"{self._path}: it has verdicts of {place.task} in {_name(known)}, and the server has "
-                f"{_name(revision)}; name another file to resume"
-            )
+        raw = result.verdict.raw
+        self._revisions.check(place.task, raw)
         record = {
             "run": run,
             **place._asdict(),
-            "suite": revision[0],
-            "suite_revision": revision[1],
+            "suite": raw.get("suite"),
+            "suite_revision": raw.get("suite_revision"),
             "launch_time": launch_time,
             "episode": result.episode,
             "page": result.page,
             "seconds": round(result.seconds, 3),
-            "verdict": dict(result.verdict.raw),
+            "verdict": dict(raw),
         }
         line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         self._file.truncate(self._end)  # removes a line that was never finished
@@ -155,45 +192,18 @@ class VerdictFile:
 
 
 @contextmanager
-def verdict_file(path: str | PathLike[str] | None) -> Generator[VerdictFile | None]:
-    """The file of a batch, locked as long as the body runs; None without a path."""
-    verdicts = None if path is None else VerdictFile(path)
+def verdict_record(
+    resume: str | PathLike[str] | VerdictRecord | None,
+) -> Generator[VerdictRecord | None]:
+    """The record that a batch is resumed from; a file is locked as long as the body runs."""
+    if not isinstance(resume, (str, os.PathLike)):
+        yield resume
+        return
+    verdicts = VerdictFile(resume)
     try:
         yield verdicts
     finally:
-        if verdicts is not None:
-            verdicts.close()
-
-
-def discard_verdicts(path: str | PathLike[str], is_discarded: Callable[[Verdict], bool]) -> int:
-    """Remove verdicts from the file of a batch, so that their attempts are played again; returns how many.
-
-    Nothing happens without a file. Raises OSError, and ValueError as `VerdictFile`.
-    """
-    file = Path(path)
-    if not file.exists():
-        return 0
-    with verdict_file(file):
-        lines = file.read_bytes().splitlines(keepends=True)
-        records = map(_read, lines)
-        kept = [
-            line
-            for line, record in zip(lines, records, strict=True)
-            if record is None or not is_discarded(Verdict.read(record["verdict"]))
-        ]
-        if len(kept) < len(lines):
-            replacement = file.with_name(f".{file.name}.{os.getpid()}")
-            try:
-                replacement.write_bytes(b"".join(kept))
-                replacement.replace(file)
-            finally:
-                replacement.unlink(missing_ok=True)
-    return len(lines) - len(kept)
-
-
-def _revision(verdict: Mapping[str, Any]) -> tuple[object, object]:
-    """The suite of a verdict, and its revision."""
-    return verdict.get("suite"), verdict.get("suite_revision")
+        verdicts.close()
 
 
 def _name(revision: tuple[object, object]) -> str:

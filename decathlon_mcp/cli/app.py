@@ -19,6 +19,7 @@ from decathlon_mcp.cli.options import (
     COMMON_SETTINGS,
     DEFAULT_HOST,
     DEFAULT_PORT,
+    DELIMITER,
     DOCTOR_DEFAULTS,
     EPILOGUE,
     NO_FILTERS,
@@ -27,6 +28,7 @@ from decathlon_mcp.cli.options import (
     SERVER_EPILOGUE,
     SOURCES,
     TASKS_DEFAULTS,
+    WITH_PROGRAM,
     DoctorSettings,
     Filters,
     Flag,
@@ -432,7 +434,12 @@ def run(words: Sequence[str]) -> int:
         if HELP.intersection(words):
             _prepare_help(words, whole=is_whole)
         _warn_of_unknown_variables(words)
-        status: object = command_line()(
+        app = command_line()
+        if words and words[0] in WITH_PROGRAM and DELIMITER in words:
+            # Cyclopts drops the first one, and takes a second one for a word.
+            place = words.index(DELIMITER)
+            words = [*words[:place], DELIMITER, *words[place:]]
+        status: object = app(
             words or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"
         )
         sys.stdout.flush()

@@ -32,6 +32,10 @@ SERVE_NAMES = ("host", "port", "public_url", "allowed_host", "allowed_origin", "
 CLIENT_NAMES = ("url", "token")
 """Variables that only commands which connect to a server read."""
 
+DELIMITER = "--"
+WITH_PROGRAM: set[str] = set()
+"""Commands that see the DELIMITER among their words: behind it is the command line of a program."""
+
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 EPILOGUE = (
     "Settings can also be environment variables (DECATHLON_MAX_SANDBOXES=8) or lines of decathlon.toml "

@@ -70,7 +70,7 @@ def check_port(kind: object, port: int | None) -> None:
 
 
 def check_not_empty(kind: object, value: object) -> None:
-    if not str(value):
+    if value is not None and not str(value):
         raise ValueError("a value was expected")
 
 
@@ -84,6 +84,11 @@ def check_label_texts(kind: object, texts: tuple[str, ...]) -> None:
         parse_labels(texts)
     except BadRequestError as error:
         raise ValueError(error.message) from None
+
+
+def check_run(kind: object, run: str | None) -> None:
+    if run is not None:
+        check_label_texts(kind, (f"run={run}",))
 
 
 def check_url(kind: object, url: str | None) -> None:

@@ -212,10 +212,13 @@ class Episode:
             self.state.move(Phase.READY)
         self._accept_claim(Claim(by_agent=False))
 
-    def close(self, ending: Ending = Ending.CLOSED) -> None:
-        """End the episode without waiting: at once, or after grading if the attempt is claimed."""
+    def close(self, ending: Ending = Ending.CLOSED, *, reason: str = "") -> None:
+        """End the episode without waiting: at once, or after grading if the attempt is claimed.
+
+        `reason`: a client's words; the cause of the end, unless the attempt has a verdict then.
+        """
         if self.records.progress.requested_ending is None:
-            self.records.update(self.state.phase, requested_ending=ending)
+            self.records.update(self.state.phase, requested_ending=ending, closing_reason=reason)
         if self.state.phase is not Phase.CLAIMED:
             self.lease.end()
 

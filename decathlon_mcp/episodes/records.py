@@ -58,6 +58,8 @@ class Progress:
     plugins: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
     claim: Claim | None = None
     requested_ending: Ending | None = None
+    closing_reason: str = ""
+    """Why the client has closed it, in its words."""
 
     def to_json(self) -> JsonObject:
         values = {**_PROGRESS.dump_python(self, mode="json"), "facts": self.facts.noted()}

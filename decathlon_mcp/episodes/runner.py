@@ -31,7 +31,13 @@ from decathlon_mcp.episodes.services import EpisodeResources, open_resources
 from decathlon_mcp.episodes.set_up import SEALED_FILE
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offer import ToolOffer
-from decathlon_mcp.errors import DecathlonError, DiskFullError, DriverError, SandboxLostError
+from decathlon_mcp.errors import (
+    DecathlonError,
+    DiskFullError,
+    DriverError,
+    EpisodeEndedError,
+    SandboxLostError,
+)
 from decathlon_mcp.grading.fault import AgentsFaultError, FaultFinder, fault_by_evidence
 from decathlon_mcp.grading.job import CapturedWorkspace
 from decathlon_mcp.grading.signing import Signer
@@ -255,6 +261,9 @@ class EpisodeRunner:
 
     def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
         episode = self._episode
+        reason = episode.records.progress.closing_reason
+        if ending is Ending.CLOSED and episode.verdict is None and reason:
+            cause = EpisodeEndedError(reason, reason=str(ending))
         try:
             if episode.verdict is None:
                 detail = cause.message if cause is not None else str(ending)

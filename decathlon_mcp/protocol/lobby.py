@@ -19,7 +19,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
-from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.foreign_names import one_line, quoted
 from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.labels import merge_labels, read_label_header
 from decathlon_mcp.protocol.episode_tools import (
@@ -202,7 +202,7 @@ class Lobby(Service):
                     await request.accepted(Kind.OTHER)
                     return structured_result(await call.run(self._registry, access.episode))
             case CloseEpisode():
-                return await self._close(request, self._find(request, call.episode).episode)
+                return await self._close(request, self._find(request, call.episode).episode, call.reason)
             case _:
                 raise AssertionError(call)
 
@@ -273,8 +273,8 @@ class Lobby(Service):
         is_graded = access.episode.is_graded
         return claim_result(first=first, is_graded=is_graded, ignored_turns=ignored_turns, hint=hint)
 
-    async def _close(self, request: Request, episode: Episode) -> JsonObject:
-        episode.close()
+    async def _close(self, request: Request, episode: Episode, reason: str | None) -> JsonObject:
+        episode.close(reason=one_line(reason or ""))
         current = self._current(request)
         if current is not None and current.episode is episode and request.session is not None:
             # Its tools are not listed any more.

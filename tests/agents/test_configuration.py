@@ -21,12 +21,12 @@ from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.agents import reach
 from decathlon_mcp.plugins.agents.configuration import (
     MAX_ARGUMENT_BYTES,
-    PRESETS,
     Folders,
     choose_variables,
     configure,
 )
 from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
+from decathlon_mcp.plugins.agents.presets import PRESETS
 from decathlon_mcp.plugins.agents.programs import find_program
 from decathlon_mcp.plugins.agents.reach import (
     MAX_CONNECTIONS,
@@ -81,8 +81,8 @@ def test_placeholders_in_a_prompt_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_page_lists_the_variables_that_each_known_program_gets() -> None:
     page = (Path(__file__).parents[2] / "docs" / "clients" / "agent-programs.md").read_text("utf-8")
-    for program, prefixes in PRESETS.items():
-        assert f"| `{program}` | {', '.join(f'`{prefix}`' for prefix in prefixes)} |\n" in page
+    for program, preset in PRESETS.items():
+        assert f"| `{program}` | {', '.join(f'`{prefix}`' for prefix in preset.variables)} |\n" in page
 
 
 @pytest.mark.parametrize("program", [*PRESETS, "other"])

@@ -20,6 +20,7 @@ from decathlon_client import (
     Decathlon,
     Episode,
     NoVerdictError,
+    PlayerFailedError,
     Result,
     SetUpError,
     Summary,
@@ -60,7 +61,7 @@ async def test_every_task_has_its_own_result(served: Served) -> None:
     assert (scored.reward, scored.played, scored.failure, scored.fault) == (1.0, "find-answer", None, None)
     assert [results[task].reward for task in tasks[1:4]] == [None] * 3
     assert [results[task].fault for task in tasks[1:4]] == ["infrastructure", "infrastructure", "player"]
-    kinds = [SetUpError, NoVerdictError, LookupError]
+    kinds = [SetUpError, NoVerdictError, PlayerFailedError]
     assert [type(results[task].failure) for task in tasks[1:4]] == kinds
     episodes = [results[task].episode for task in tasks]
     handles = [folder_of(served.state, str(episode)).name for episode in episodes]

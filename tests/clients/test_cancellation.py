@@ -90,7 +90,7 @@ async def test_a_player_that_is_cancelled_by_its_own_doing_has_failed(
     assert sorted(result.index for result in results) == list(range(6))
     failed = [result for result in results if result.verdict is None]
     assert [result.fault for result in failed] == ["player"] * 3
-    assert all(isinstance(result.failure, RuntimeError) for result in failed)
+    assert all(isinstance(result.failure and result.failure.__cause__, RuntimeError) for result in failed)
     assert [result.reward for result in results if result.verdict] == [1.0] * 3
     assert (batch.tally.scored, batch.tally.broken) == (3, 3)
 

@@ -29,6 +29,7 @@ OTHER_PROGRAMS = {
     *("--rm", "--sizes", "--solver", "--time-limit", "--tools"),
     "--custom-generate-function-path",
     *("--cn_mode", "--env", "--internal", "--add-mcp", "--prefix", "--directory", "--isolated", "--draw"),
+    "--tasks",
     *("--no-config", "--userns-remap", "--user", "--scope", "--resources"),
     *("--build-arg", "--detach", "--device", "--file", "--format", "--group-add", "--name", "--publish"),
     *("--cpus", "--memory", "--pids-limit", "--privileged", "--security-opt", "--tag", "--volume"),
@@ -37,10 +38,10 @@ OTHER_PROGRAMS = {
     *("--agent_workspace", "--launch_time", "--res_log_file", "--groundtruth_workspace"),
 }
 """Options of other programs, among them a task's own scripts."""
-OTHER_ERRORS = {"CancelledError", "RuntimeError", "ToolError", "ValueError"}
+OTHER_ERRORS = {"CancelledError", "KeyError", "RuntimeError", "ToolError", "ValueError"}
 """Exceptions of other libraries."""
 PROGRAM_NAMES = ("prompt", "address", "mcp_config")
-"""Of variables that `serve-episode` sets for its program."""
+"""Of variables that `run` sets for its program."""
 SETTINGS = {*ServerOptions.model_fields, *SERVE_NAMES}
 
 

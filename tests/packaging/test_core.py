@@ -80,6 +80,7 @@ def test_the_core_has_its_own_commands_only(core: Path) -> None:
         "play",
         "regrade",
         "replay",
+        "run",
         "serve-episode",
         "view",
     }

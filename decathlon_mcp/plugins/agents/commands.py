@@ -1,19 +1,21 @@
-"""`serve-episode` and `episode verdict`, as the command line has them."""
+"""`run`, `serve-episode` and `episode verdict`, as the command line has them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 from cyclopts import App, Parameter
 
 from decathlon_mcp.cli.options import (
     DEFAULT_HOST,
     DEFAULT_PORT,
+    DELIMITER,
     EPILOGUE,
     NO_FILTERS,
     PLAYER_SECONDS,
     SANDBOX_SETTINGS,
+    WITH_PROGRAM,
     Filters,
     Flag,
     Host,
@@ -24,33 +26,46 @@ from decathlon_mcp.cli.options import (
     settings_model,
 )
 from decathlon_mcp.cli.running import run_async
-from decathlon_mcp.cli.usage import check_positive, check_seconds
-from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.cli.usage import (
+    check_not_empty,
+    check_positive,
+    check_run,
+    check_seconds,
+    check_url,
+    failure_message,
+    report,
+)
+from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskError
 from decathlon_mcp.labels import parse_labels
+from decathlon_mcp.plugins.agents.presets import DEFAULT_TURNS, PRESETS
 from decathlon_mcp.plugins.shell.shell import episode
 from decathlon_mcp.settings import default_state
 
 AgentOptions = settings_model("AgentOptions", (*SANDBOX_SETTINGS, "network", "language", "max_calls"))
 AgentSettings = Annotated[AgentOptions, Parameter(name="*")]
 AGENT_DEFAULTS = AgentOptions.model_validate({})
+USAGE_ERROR = 2
 
 
 def add_commands(app: App) -> None:
-    app.command(serve_episode, sort_key=8, help_epilogue=EPILOGUE)
+    app.command(run, help_epilogue=EPILOGUE)
+    app.command(serve_episode, help_epilogue=EPILOGUE)
     episode.command(verdict)
+    WITH_PROGRAM.add("run")
 
 
-def serve_episode(
-    words: Annotated[tuple[str, ...], Parameter(metavar="[TASK] [-- COMMAND]", negative=())] = (),
+def run(
+    words: Annotated[tuple[str, ...], Parameter(metavar="[TASK...] [-- COMMAND]", negative=())] = (),
     /,
     *,
-    run: Flag = False,
-    host: Host = DEFAULT_HOST,
-    port: Port = DEFAULT_PORT,
-    allowed_host: Annotated[HostNames, Parameter(metavar="NAME")] = (),
-    tasks: Annotated[tuple[str, ...], Parameter(metavar="ID", negative=(), show_default=False)] = (),
+    agent: Literal["claude", "codex", "opencode", "gemini"] | None = None,
+    model: Annotated[str | None, Parameter(metavar="NAME", validator=check_not_empty)] = None,
+    base_url: Annotated[str | None, Parameter(metavar="URL", validator=check_url)] = None,
+    max_turns: Annotated[int, Parameter(metavar="N", validator=check_positive)] = DEFAULT_TURNS,
     attempts: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
-    concurrency: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 1,
+    jobs: Annotated[int, Parameter(metavar="N", validator=check_positive)] = 4,
+    run: Annotated[str | None, Parameter(metavar="NAME", validator=check_run)] = None,
+    url: Annotated[str | None, Parameter(metavar="URL", env_var=(), validator=check_url)] = None,
     player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
     model_url: Annotated[tuple[str, ...], Parameter(metavar="URL", negative=(), show_default=False)] = (),
     show: Annotated[tuple[Path, ...], Parameter(metavar="FOLDER", negative=(), show_default=False)] = (),
@@ -58,7 +73,6 @@ def serve_episode(
         tuple[str, ...], Parameter(metavar="NAME[=VALUE]", negative=(), env_var=(), show_default=False)
     ] = (),
     trust_command: Flag = False,
-    resume: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     again_without_calls: Flag = False,
     launch_time: Annotated[str | None, Parameter(metavar="TIME")] = None,
     label: Labels = (),
@@ -66,95 +80,165 @@ def serve_episode(
     filters: Filters = NO_FILTERS,
     settings: AgentSettings = AGENT_DEFAULTS,
 ) -> int:
-    """Let an agent's program play a task and grade it, or serve an episode to an agent.
+    """Let an agent play tasks, several times each, and show how often it succeeds.
 
-    The program runs in namespaces, without the state folder and the tasks' files, and reaches its episode
-    and its model. Exit status 0 if every attempt passed, 4 if one did not, 5 if one has no verdict or if all
-    ended before a call.
+    The agent is a known program (`--agent claude`), a command of yours after `--`, or a model behind an
+    OpenAI-compatible endpoint (`--model`). Programs run in namespaces, without the state folder and the
+    tasks' files, and reach their episode and their model. Without `--url`, a server runs in this process.
 
-    Without `--run`, an episode is served at `http://HOST:PORT/mcp` until a signal. It can only be played
-    there; `episode verdict` grades it.
+    The same command again plays only the attempts that have no verdict. Exit status 0 if every attempt has a
+    verdict, 1 if one has none, 2 for an invalid command line.
 
     Parameters
     ----------
     words
-        The task, and after `--` the command. `{prompt}`, `{mcp_config}`, `{address}` and `{prompt_file}` in
-        its arguments are replaced.
-    run
-        Run the command.
-    host
-        Without `--run`: address to listen on. Who reaches it can play, without a token.
-    port
-        Without `--run`: port to listen on; 0 picks a free one.
-    allowed_host
-        Without `--run`: a host name that the agent may use for this address. Can be repeated.
-    tasks
-        Play these tasks, or with filters all that fit and can run here. Can be repeated, or `a,b`.
+        The tasks; without any, all that fit the filters and can run here. After `--` the command:
+        `{prompt}`, `{mcp_config}`, `{address}` and `{prompt_file}` in its arguments are replaced.
+    agent
+        A known program, which must be on the PATH.
+    model
+        Model of `--agent`; alone, the model that plays, whose key is in `OPENAI_API_KEY`.
+    base_url
+        Without `--agent`: the model's endpoint. [that in `OPENAI_BASE_URL`, else OpenAI's]
+    max_turns
+        Without `--agent`: answers of the model, after which an attempt is truncated.
     attempts
         Attempts at each task.
-    concurrency
+    jobs
         Attempts at the same time.
+    run
+        The run's name, by which `runs` and the page show it. [the agent's, with a digest of its command]
+    url
+        Let a model play on the server at this URL, which uses the same state folder; its token is read from
+        `DECATHLON_TOKEN`.
     player_seconds
-        Time limit of an attempt, after which the command is killed and the attempt truncated.
+        Time limit of an attempt, after which a program is killed and the attempt truncated.
     model_url
-        Address of the model, which the command may reach. Can be repeated. [those in variables that end in
+        Address of the model, which a program may reach. Can be repeated. [those in variables that end in
         `_BASE_URL`, else that of `claude`, `codex` or `gemini`]
     show
-        A folder that the command may read besides its program's; none with a suite in it. Can be repeated.
+        A folder that a program may read besides its own; none with a suite in it. Can be repeated.
     env
-        A variable that the command gets besides those of known programs' models. Can be repeated.
+        A variable that a program gets besides those of known programs' models. Can be repeated.
     trust_command
-        Run the command as an ordinary process; the episodes' labels say so.
-    resume
-        File to which each verdict is appended. What has a verdict there is not played again.
+        Run the program as an ordinary process; the episodes' labels say so.
     again_without_calls
-        Discard the verdicts in that file on attempts without a call, and play these again. The label `again`
-        of the run's new episodes says so.
+        Discard the verdicts on attempts without a call, as after a wrong key, and play these again. The label
+        `again` of the new episodes says so.
     launch_time
         The time at which the attempts are played, in ISO 8601, which the prompt may name. [now]
     json
-        With several attempts, print one JSON object for each.
+        Print one JSON object for each attempt instead of a table.
     """
-    chosen = tuple(task for text in tasks for task in text.split(",") if task)
-    has_filters = bool(filters.model_dump(exclude_defaults=True))
-    several = bool(chosen) or has_filters
-    names, command = (chosen, words) if several else (words[:1], words[1:])
-    of_runs = (
-        *(several, attempts > 1, concurrency > 1, model_url, show, env, trust_command, resume, json),
-        again_without_calls,
-    )
-    if run != bool(command) or not (run or names) or (not run and any(of_runs)):
-        raise BadRequestError(
-            "give the command: decathlon-mcp serve-episode TASK --run -- COMMAND; for an agent that is "
-            "started otherwise, give the task alone, without options for a command"
-        )
-    if again_without_calls and resume is None:
-        raise BadRequestError("--again-without-calls is about the verdicts in the file of --resume")
-    if filters.seed is not None or (chosen and has_filters):
-        raise BadRequestError(
-            "--tasks names tasks, filters choose all that fit; --seed is for `tasks --sample`"
-        )
-    from decathlon_mcp.cli.serve import ListenAddress
-    from decathlon_mcp.plugins.agents.serve_episode import ProgramOptions, serve_address, serve_episode
+    tasks, command = _split(words)
+    labels = parse_labels(label)
+    for_programs = (model_url, show, env, trust_command)
+    for_models = (base_url, max_turns != DEFAULT_TURNS)
+    problem = None
+    if bool(agent) + bool(command) > 1 or not (agent or command or model):
+        problem = "name who plays: --agent NAME, --model NAME, or a command after `--`"
+    elif command and model:
+        problem = "--model is for --agent, or alone; name the model in the command after `--`"
+    elif (agent or command) and url is not None:
+        problem = "--url is for --model: a program plays on a server in this process, which keeps it apart"
+    elif (agent or command) and any(for_models):
+        problem = "--base-url and --max-turns are for --model alone; a program has its own"
+    elif not (agent or command) and any(for_programs):
+        problem = "--model-url, --show, --env and --trust-command are for programs"
+    elif "run" in labels:
+        problem = "--run names the run, not --label"
+    elif filters.seed is not None or (tasks and filters.model_dump(exclude_defaults=True)):
+        problem = "name tasks, or filters to play all that fit; --seed is for `tasks --sample`"
+    if problem is not None:
+        report(problem)
+        return USAGE_ERROR
+    from decathlon_mcp.plugins.agents.run_agents import ModelAgent, ProgramAgent, RunOptions, run_agents
 
-    options = ProgramOptions(
-        seconds=player_seconds,
-        urls=model_url,
-        shown=show,
-        variables=env,
-        trusted=trust_command,
+    if agent or command:
+        player = ProgramAgent(
+            command=PRESETS[agent].command_for(model) if agent else command,
+            urls=model_url,
+            shown=show,
+            variables=env,
+            trusted=trust_command,
+        )
+    else:
+        player = ModelAgent(model=str(model), base_url=base_url, turns=max_turns)
+    options = RunOptions(
+        tasks=tasks or filters,
         attempts=attempts,
-        concurrency=concurrency,
-        resume=resume,
+        jobs=jobs,
+        seconds=player_seconds,
+        run=run,
+        url=url,
         again_without_calls=again_without_calls,
         as_json=json,
         launch_time=launch_time,
-        labels=parse_labels(label),
+        labels=labels,
     )
-    if not run:
-        address = ListenAddress(host, port, None, allowed_host, (), None, page=False)
-        return run_async(serve_address, settings, names[0], address, options)
-    return run_async(serve_episode, settings, names or filters, command, options)
+    try:
+        return run_async(run_agents, settings, player, options)
+    except (DecathlonError, BaseExceptionGroup) as error:
+        message = failure_message(error)
+        if message is None or not _is_mistake(error):
+            raise
+        report(message)
+        return USAGE_ERROR
+
+
+def _is_mistake(error: BaseException) -> bool:
+    """Whether the command line asks for what there is not, also in a task group's error."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_mistake, cast("BaseExceptionGroup[BaseException]", error).exceptions))
+    return isinstance(error, (BadRequestError, UnknownTaskError))
+
+
+def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words before and after the first `--`."""
+    if DELIMITER not in words:
+        return words, ()
+    place = words.index(DELIMITER)
+    return words[:place], words[place + 1 :]
+
+
+def serve_episode(
+    task: Annotated[str, Parameter(metavar="TASK")],
+    /,
+    *,
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
+    allowed_host: Annotated[HostNames, Parameter(metavar="NAME")] = (),
+    player_seconds: Annotated[float, Parameter(metavar="SECONDS", validator=check_seconds)] = PLAYER_SECONDS,
+    launch_time: Annotated[str | None, Parameter(metavar="TIME")] = None,
+    label: Labels = (),
+    settings: AgentSettings = AGENT_DEFAULTS,
+) -> int:
+    """Serve one episode at an address where it can only be played, until a signal.
+
+    The address is `http://HOST:PORT/mcp`, for an agent that is started otherwise, as in a container; `run`
+    starts one itself. `verdict` grades the attempt.
+
+    Parameters
+    ----------
+    task
+        The task.
+    host
+        Address to listen on. Who reaches it can play, without a token.
+    port
+        Port to listen on; 0 picks a free one.
+    allowed_host
+        A host name that the agent may use for this address. Can be repeated.
+    player_seconds
+        Time limit of the attempt, after which it is truncated.
+    launch_time
+        The time at which the attempt is played, in ISO 8601, which the prompt may name. [now]
+    """
+    from decathlon_mcp.cli.serve import ListenAddress
+    from decathlon_mcp.plugins.agents.serve_episode import EpisodeOptions, serve_episode
+
+    options = EpisodeOptions(seconds=player_seconds, launch_time=launch_time, labels=parse_labels(label))
+    address = ListenAddress(host, port, None, allowed_host, (), None, page=False)
+    return run_async(serve_episode, settings, task, address, options)
 
 
 def verdict(*, state: StateFolder = None) -> int:

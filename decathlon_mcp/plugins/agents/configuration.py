@@ -1,8 +1,8 @@
 """The files and variables by which agent programs find their episode, in folders of their own.
 
-Checked with Claude Code 2.1, Codex 0.171, opencode 1.18 and Gemini CLI 0.61. Each gets the episode as an MCP
-server, time limits that fit a slow tool, and no tools of its own where they can be switched off. Reports to
-its makers and updates are off. A program reads its own part and ignores the others.
+Each gets the episode as an MCP server, time limits that fit a slow tool, and no tools of its own where they
+can be switched off, which the versions in `presets` were checked for. Reports to its makers and updates are
+off. A program reads its own part and ignores the others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.plugins.agents.presets import PRESETS
 from decathlon_mcp.plugins.agents.reach import BASE_URL_ENDING
 from decathlon_mcp.types import JsonObject
 
@@ -36,13 +37,6 @@ PASSED_NAMES = frozenset(
 )
 """Variables of the user's that every program gets. A proxy is of use only to one that is trusted."""
 PASSED_PREFIX = "LC_"
-PRESETS: Mapping[str, Sequence[str]] = {
-    "claude": ("ANTHROPIC_", "CLAUDE_CODE_"),
-    "codex": ("OPENAI_", "CODEX_"),
-    "opencode": ("OPENAI_", "ANTHROPIC_", "GEMINI_", "GOOGLE_GENERATIVE_AI_", "OPENROUTER_"),
-    "gemini": ("GEMINI_", "GOOGLE_GEMINI_", "GOOGLE_GENAI_", "GOOGLE_API_KEY"),
-}
-"""Beginnings of the other variables that a known program gets: its model's address and key."""
 UNMENTIONED_NAMES = frozenset(
     {
         "HOME",
@@ -128,12 +122,12 @@ def choose_variables(program: str, options: Sequence[str]) -> tuple[dict[str, st
     `options`: further ones, as NAME or NAME=VALUE. Of programs that are not known, each also gets those that
     end in `BASE_URL_ENDING`. Raises BadRequestError for one that is not set, or that is not the user's.
     """
-    prefixes = PRESETS.get(program)
+    preset = PRESETS.get(program)
     passed = {
         name: value
         for name, value in os.environ.items()
         if (name in PASSED_NAMES or name.startswith(PASSED_PREFIX))
-        or (name.endswith(BASE_URL_ENDING) if prefixes is None else name.startswith(tuple(prefixes)))
+        or (name.endswith(BASE_URL_ENDING) if preset is None else name.startswith(tuple(preset.variables)))
     }
     for option in options:
         name, has_value, value = option.partition("=")

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import anyio
 from anyio.abc import ByteReceiveStream
 from decathlon_client import ClientError, Episode
-from starlette.types import ASGIApp
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.http.protocol import ConnectionLimits
 from decathlon_mcp.plugins.agents.configuration import configure
+from decathlon_mcp.plugins.agents.embedding import EmbeddedServer
 from decathlon_mcp.plugins.agents.launch import Launcher
 from decathlon_mcp.plugins.agents.playing import PlayingApp, playing
 from decathlon_mcp.plugins.agents.programs import Program
@@ -50,14 +48,11 @@ class ProgramFailedError(Exception):
 class AgentPlayer:
     """Plays an attempt of a batch, see `Decathlon.batch`; returns the exit status, None if it was killed.
 
-    `registry` and `app`: the server, and its ASGI application. `variables`: see `choose_variables`.
-    `seconds`: what an attempt may take. `shows_output`: whether the program's output is also written to
-    stderr.
+    `variables`: see `choose_variables`. `seconds`: what an attempt may take. `shows_output`: whether the
+    program's output is also written to stderr.
     """
 
-    registry: EpisodeRegistry
-    app: ASGIApp
-    limits: ConnectionLimits
+    server: EmbeddedServer
     program: Program
     launcher: Launcher
     variables: Mapping[str, str]
@@ -75,7 +70,7 @@ class AgentPlayer:
         self.last_output = output.last or "(nothing)"
         if status is None and not limit.cancelled_caught:
             raise ProgramFailedError(f"{self.program.name} was not started: {self.last_output}")
-        served = self.registry.find(episode.id, Principal())
+        served = self.server.registry.find(episode.id, Principal())
         if reached.why_not and not served.calls.sent and served.claim is None:
             raise ProgramFailedError(
                 f"{self.program.name} made no call, and its model could not be reached ({reached.why_not}); "
@@ -103,8 +98,8 @@ class AgentPlayer:
             )
             running = await stack.enter_async_context(self.launcher.start(place, configuration))
             listener, *relayed = (*([place.listener] if place.listener else ()), *running.listeners)
-            app = PlayingApp(self.app, episode.agent_address, place.path)
-            await stack.enter_async_context(playing(app, listener, self.limits))
+            app = PlayingApp(self.server.app, episode.agent_address, place.path)
+            await stack.enter_async_context(playing(app, listener, self.server.limits))
             tasks = await stack.enter_async_context(background_tasks())
             for socket, endpoint in zip(relayed, self.launcher.endpoints, strict=True):
                 tasks.start_soon(relay_connections, socket, endpoint, reached)

@@ -269,7 +269,8 @@ def _sample(episode: ExportedEpisode, log: _Log, conversation: _Conversation) ->
     verdict, error = values.pop("verdict"), None
     scores = None
     if summary.is_lost:
-        text = f"{summary.reason}{f': {summary.cause}' if summary.cause else ''}"
+        has_more = summary.cause and summary.cause != summary.reason
+        text = f"{summary.reason}{f': {summary.cause}' if has_more else ''}"
         error = EvalError(message=text, traceback="", traceback_ansi="")
     else:
         scores = {

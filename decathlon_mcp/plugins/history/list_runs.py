@@ -79,7 +79,7 @@ def compare_runs(state: Path, a: str, b: str, *, as_json: bool) -> int:
         sys.stdout.write("no task has finished episodes in both runs\n")
         return 0
     sys.stdout.write(
-        f"difference of the success rates, {printed(b)} - {printed(a)}: {_estimate(difference, '+.3f')} "
+        f"difference of the success rates, {printed(b)} - {printed(a)}: {estimate_text(difference, '+.3f')} "
         f"(paired over {difference.count} tasks, with its standard error)\n"
     )
     return 0
@@ -110,12 +110,14 @@ def _print_report(report: RunReport, *, as_json: bool) -> None:
         return
     print_table(_TASKS, (_task_cells(task) for task in report.tasks))
     sys.stdout.write(
-        f"success rate, mean over tasks: {_estimate(report.success_rate)}\n"
-        f"reward, mean over tasks: {_estimate(report.task_reward)}\n"
+        f"success rate, mean over tasks: {estimate_text(report.success_rate)}\n"
+        f"reward, mean over tasks: {estimate_text(report.task_reward)}\n"
     )
     for at in report.passes:
         few = f"; fewer than {at.k} episodes: {', '.join(map(printed, at.too_few))}" if at.too_few else ""
-        sys.stdout.write(f"pass@{at.k} {_estimate(at.pass_at)}, pass^{at.k} {_estimate(at.pass_all)}{few}\n")
+        sys.stdout.write(
+            f"pass@{at.k} {estimate_text(at.pass_at)}, pass^{at.k} {estimate_text(at.pass_all)}{few}\n"
+        )
     for reason, count in report.lost.items():
         sys.stdout.write(f"lost: {count}, {printed(reason)}\n")
 
@@ -172,7 +174,8 @@ def _estimate_json(estimate: Estimate | None) -> JsonObject | None:
     return None if estimate is None else asdict(estimate)
 
 
-def _estimate(estimate: Estimate | None, spec: str = ".3f") -> str:
+def estimate_text(estimate: Estimate | None, spec: str = ".3f") -> str:
+    """A mean with its standard error, as commands print it."""
     if estimate is None:
         return "-"
     error = "" if estimate.standard_error is None else f" ± {estimate.standard_error:.3f}"

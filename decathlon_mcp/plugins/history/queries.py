@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history.numbers import Sums
 from decathlon_mcp.plugins.history.values import BranchOrigin, Column, Counts, EpisodeQuery, EpisodeSummary
 from decathlon_mcp.storage.store import Outcome
 from decathlon_mcp.types import as_json, is_public_id, read_object
 
+CLOSED = str(Ending.CLOSED)
 LOST, FAILED, LIVE, SUCCEEDED = map(int, Outcome)
 CURVE_POINTS = 50
 """Points of a curve over time; one over steps has a point for each step, at most MAX_STEPS."""
@@ -142,14 +145,17 @@ def task_sums(
 
 
 def lost_reasons(connection: sqlite3.Connection, run: str, owner: str | None) -> Iterator[tuple[str, int]]:
-    """Why episodes of a run were lost, and how many for each reason."""
+    """Why episodes of a run were lost, and how many for each reason. A client's own words are one of them."""
     where, values = _owned(owner)
+    lost = f"FROM episodes WHERE {_COUNTED} AND run = ? AND +outcome = {LOST}{where}"
     for ending, status, count in connection.execute(
-        f"SELECT ending, status, count(*) FROM episodes WHERE {_COUNTED} AND run = ? AND +outcome = {LOST}"
-        f"{where} GROUP BY ending, status",
-        (run, *values),
+        f"SELECT ending, status, count(*) {lost} AND ending IS NOT ? GROUP BY ending, status",
+        (run, *values, CLOSED),
     ):
-        yield reason(ending, status), count
+        yield reason(ending, status, None), count
+    # Not by GROUP BY: the index for numbers has no causes.
+    words = connection.execute(f"SELECT cause {lost} AND ending = ?", (run, *values, CLOSED))
+    yield from Counter(reason(CLOSED, None, cause) for (cause,) in words).items()
 
 
 def has_steps(connection: sqlite3.Connection, run: str, owner: str | None) -> bool:
@@ -301,8 +307,10 @@ def branch_counts(
     )
 
 
-def reason(ending: str | None, status: str | None) -> str:
-    """Why an episode was lost, for people."""
+def reason(ending: str | None, status: str | None, cause: str | None) -> str:
+    """Why an episode was lost, for people. Of one that its client has closed, the cause is the client's."""
+    if ending == CLOSED:
+        return cause or "client left before grading"
     text = ending or "it has not ended yet"
     return text if status is None else f"{text} ({status})"
 
@@ -324,7 +332,7 @@ def _summary(row: tuple[Any, ...]) -> EpisodeSummary:
         status=status,
         success=None if success is None else bool(success),
         reward=row[13],
-        reason=reason(ending, status) if outcome == LOST else None,
+        reason=reason(ending, status, row[19]) if outcome == LOST else None,
         cause=row[19],
         is_live=outcome == LIVE,
         is_derived=bool(row[14]),

@@ -1,0 +1,429 @@
+"""`run`: play tasks with an agent's program or a model, each several times, and show how often it succeeds.
+
+What has a verdict in the state folder under the same run is not played again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import anyio.to_thread
+from decathlon_client import ClientError, Decathlon, Episode
+from decathlon_client.results import Result
+from decathlon_client.resume import RevisionError
+from decathlon_client.shutdown import shutdown_on_signal
+
+from decathlon_mcp.app import read_catalogue
+from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
+from decathlon_mcp.cli.output import print_json, print_table, printed, shell_path, this_command
+from decathlon_mcp.cli.usage import report
+from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
+from decathlon_mcp.plugins.agents.configuration import choose_variables
+from decathlon_mcp.plugins.agents.embedding import embedded_server, with_longer_lives
+from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher
+from decathlon_mcp.plugins.agents.model_player import ModelFailedError, ModelPlayer, model_endpoint
+from decathlon_mcp.plugins.agents.player import RUNNING, STATUS_LABEL, AgentPlayer, ProgramFailedError
+from decathlon_mcp.plugins.agents.program_version import check_version
+from decathlon_mcp.plugins.agents.programs import Program, find_program
+from decathlon_mcp.plugins.agents.reach import read_endpoints
+from decathlon_mcp.plugins.agents.run_record import StoredAttempts, is_without_call, playing_alone
+from decathlon_mcp.plugins.history.list_runs import estimate_text
+from decathlon_mcp.plugins.history.numbers import Sums
+from decathlon_mcp.plugins.play.play import connect, redirect_logs
+from decathlon_mcp.sandboxes.host.isolation import why_unavailable
+from decathlon_mcp.sandboxes.host.plugin import answer_folders
+from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
+from decathlon_mcp.settings import Settings, default_state
+
+AGENT_LABEL, ISOLATION_LABEL, AGAIN_LABEL = "agent", "agent_isolation", "again"
+"""Labels of each episode: the program's name or `model`, what kept a program from the state folder, and which
+attempts of the same run were discarded to be played again."""
+MODEL_LABEL, VERSION_LABEL = "model", "agent_version"
+WITHOUT_CALLS = "without_calls"
+MAX_WITHHELD = 60
+"""Names of variables in one message."""
+
+Attempts: TypeAlias = Mapping[str, Mapping[int, Result[Any]]]
+"""The results of each task by the number of the attempt, from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramAgent:
+    """An agent's program, and how it is run."""
+
+    command: Sequence[str]
+    urls: tuple[str, ...] = ()
+    """Of its model."""
+    shown: tuple[Path, ...] = ()
+    """Folders that it sees besides its own."""
+    variables: tuple[str, ...] = ()
+    """See `choose_variables`."""
+    trusted: bool = False
+    """Whether it runs as an ordinary process."""
+
+    @property
+    def name(self) -> str:
+        return Path(self.command[0]).name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAgent:
+    """A model behind an OpenAI-compatible endpoint. `base_url`: see `model_endpoint`."""
+
+    model: str
+    base_url: str | None
+    turns: int
+
+    @property
+    def name(self) -> str:
+        return self.model.rpartition("/")[2] or self.model
+
+
+Agent: TypeAlias = ProgramAgent | ModelAgent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What is played, and how it is shown."""
+
+    tasks: Sequence[str] | Filters
+    """Their ids, or filters for all that can run here."""
+    attempts: int
+    """At each task."""
+    jobs: int
+    """Attempts at once."""
+    seconds: float
+    """What an attempt may take."""
+    run: str | None
+    """The run's name; None for that of `default_run`."""
+    url: str | None
+    """A server that runs already; None for one in this process."""
+    again_without_calls: bool
+    as_json: bool
+    launch_time: str | None
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _PreparedProgram:
+    """A program that was found, with what it is started with."""
+
+    program: Program
+    launcher: Launcher
+    variables: Mapping[str, str]
+    withheld: Sequence[str]
+    """Names of the user's variables that it does not get."""
+    version: str | None
+    """See `check_version`."""
+
+
+_Prepared: TypeAlias = _PreparedProgram | ModelPlayer
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    """What plays the attempts, and the labels of their episodes."""
+
+    play: Callable[[Episode], Awaitable[int | None]]
+    labels: Mapping[str, str]
+    withheld: Sequence[str] = ()
+    """As for `_PreparedProgram`."""
+    seconds: float | None = None
+    """The limit of an attempt that the batch watches; None if the player does it."""
+
+
+async def run_agents(settings: Settings, agent: Agent, options: RunOptions) -> int:
+    """Play what has no verdict yet, and print what there is; 0 if every attempt has a verdict, else 1.
+
+    Raises DecathlonError.
+    """
+    raise_descriptor_limit()
+    server = None if options.url is not None else with_longer_lives(settings, options.seconds)
+    run = options.run or default_run(agent, options.url or settings.suite)
+    results: dict[str, dict[int, Result[Any]]] = {}
+    tasks: list[str] = []
+    async with shutdown_on_signal() as watcher:
+        try:
+            with playing_alone(settings.state, run), redirect_logs(server):
+                record = await anyio.to_thread.run_sync(
+                    lambda: StoredAttempts(settings.state, run, without_calls=not options.again_without_calls)
+                )
+                async with AsyncExitStack() as stack:
+                    # Before the server: it would make another error of a mistake.
+                    if server is not None:
+                        tasks = await anyio.to_thread.run_sync(_task_ids, server, options.tasks)
+                    prepared = await _prepare(stack, settings, agent)
+                    d = await stack.enter_async_context(connect(server, options.url))
+                    if server is None:
+                        tasks = await _listed_tasks(d, options.tasks)
+                    player = await _player(
+                        stack, d, server, prepared, options, is_single=_is_single(tasks, options)
+                    )
+                    _announce(run, tasks, options, record)
+                    await _play(d, run, tasks, player, record, options, results)
+                    _report_without_calls(player, _all(results))
+        except ClientError as error:
+            raise DecathlonError(error.message) from error
+        except RevisionError as error:
+            raise BadRequestError(str(error)) from None
+    played = _all(results)
+    missing = len(tasks) * options.attempts - sum(result.verdict is not None for result in played)
+    if not options.as_json and played:
+        _print_table(results, options.attempts)
+    _report_failures(played)
+    if missing:
+        report(f"{missing} attempts have no verdict: the same command plays them")
+    if not options.as_json and played:
+        _print_look(run, played, settings.state)
+    if watcher.status is not None:
+        return watcher.status
+    return 1 if missing else 0
+
+
+def default_run(agent: Agent, server: object) -> str:
+    """The name of a run, the same for the same agent on the same suites: what was played is found by it.
+
+    `server`: the suites, or the URL of a server.
+    """
+    what = [*agent.command] if isinstance(agent, ProgramAgent) else [agent.model, agent.base_url, agent.turns]
+    digest = hashlib.sha256(json.dumps([what, server]).encode()).hexdigest()
+    return f"{agent.name[:60]}-{digest[:8]}"
+
+
+async def _listed_tasks(d: Decathlon, chosen: Sequence[str] | Filters) -> list[str]:
+    """The tasks to be played on a server that runs already. Raises BadRequestError, ClientError."""
+    if isinstance(chosen, Filters):
+        listed = await d.tasks(prompts=False, **chosen.model_dump(exclude_none=True, exclude_defaults=True))
+        return [task.id for task in listed if task.runnable]
+    known = {task.id for task in await d.tasks(prompts=False)}
+    if unknown := [name for name in chosen if name not in known]:
+        raise BadRequestError(f"that server has no task {', '.join(map(printed, unknown))}")
+    return list(dict.fromkeys(chosen))
+
+
+def _task_ids(settings: Settings, chosen: Sequence[str] | Filters) -> list[str]:
+    """The tasks to be played here. Raises UnknownTaskError, BadRequestError if none fits, SuiteError."""
+    catalogue = read_catalogue(settings)
+    if isinstance(chosen, Filters):
+        return runnable_tasks(catalogue, chosen)
+    for name in chosen:
+        catalogue.find(name)
+    return list(dict.fromkeys(chosen))
+
+
+async def _prepare(stack: AsyncExitStack, settings: Settings, agent: Agent) -> _Prepared:
+    """What an agent needs before there is an episode. Raises BadRequestError, ProviderUnavailableError."""
+    if isinstance(agent, ModelAgent):
+        endpoint = await stack.enter_async_context(model_endpoint(agent.base_url))
+        return ModelPlayer(model=agent.model, turns=agent.turns, endpoint=endpoint)
+    variables, withheld = choose_variables(agent.name, agent.variables)
+    program, launcher = await anyio.to_thread.run_sync(_find_program, settings, agent, variables)
+    version = await check_version(program, launcher, variables)
+    _report_withheld(withheld)
+    return _PreparedProgram(program, launcher, variables, withheld, version)
+
+
+def _find_program(
+    settings: Settings, agent: ProgramAgent, variables: Mapping[str, str]
+) -> tuple[Program, Launcher]:
+    """The program and how it is started. Raises BadRequestError, ProviderUnavailableError."""
+    if agent.trusted:
+        return find_program(agent.command, isolated=False), TrustedLauncher()
+    if reason := why_unavailable():
+        raise ProviderUnavailableError(
+            f"the program cannot be kept from the state folder and the tasks' answers here: {reason}. With "
+            "--trust-command it runs as an ordinary process, and each verdict's labels say so"
+        )
+    hidden = [*answer_folders(settings), default_state()]
+    program = find_program(agent.command, shown=agent.shown, hidden=hidden, isolated=True)
+    return program, NamespaceLauncher(program, read_endpoints(agent.urls, program.name, variables), hidden)
+
+
+async def _player(
+    stack: AsyncExitStack,
+    d: Decathlon,
+    server: Settings | None,
+    prepared: _Prepared,
+    options: RunOptions,
+    *,
+    is_single: bool,
+) -> _Player:
+    """What plays the episodes of an open server."""
+    if isinstance(prepared, ModelPlayer):
+        labels = {AGENT_LABEL: "model", MODEL_LABEL: prepared.model}
+        return _Player(prepared, labels, seconds=options.seconds)
+    assert server is not None, "the command line has refused it"
+    player = AgentPlayer(
+        server=await stack.enter_async_context(embedded_server(d, server)),
+        program=prepared.program,
+        launcher=prepared.launcher,
+        variables=prepared.variables,
+        seconds=options.seconds,
+        shows_output=is_single,
+    )
+    labels = {
+        AGENT_LABEL: prepared.program.name,
+        ISOLATION_LABEL: prepared.launcher.isolation,
+        STATUS_LABEL: RUNNING,
+        **({} if prepared.version is None else {VERSION_LABEL: prepared.version}),
+    }
+    return _Player(player, labels, prepared.withheld)
+
+
+async def _play(
+    d: Decathlon,
+    run: str,
+    tasks: Sequence[str],
+    player: _Player,
+    record: StoredAttempts,
+    options: RunOptions,
+    results: dict[str, dict[int, Result[Any]]],
+) -> None:
+    """Play the attempts, and keep each result as soon as it is there."""
+    again = {AGAIN_LABEL: WITHOUT_CALLS} if options.again_without_calls else {}
+    async with d.batch(
+        tasks,
+        concurrency=options.jobs,
+        n=options.attempts,
+        run=run,
+        progress=False,
+        player_seconds=player.seconds,
+        resume=record,
+        launch_time=options.launch_time,
+        labels={**options.labels, **player.labels, **again},
+    ) as batch:
+        async for result in batch.run(player.play):
+            results.setdefault(result.task, {})[result.attempt] = result
+            if options.as_json:
+                _print_result(result)
+            if not result.resumed:
+                report(f"{_name(result)}: {_outcome(result)}")
+
+
+def _all(results: Attempts) -> list[Result[Any]]:
+    return [result for attempts in results.values() for result in attempts.values()]
+
+
+def _is_single(tasks: Sequence[str], options: RunOptions) -> bool:
+    return len(tasks) == options.attempts == 1
+
+
+def _announce(run: str, tasks: list[str], options: RunOptions, record: StoredAttempts) -> None:
+    if record.discarded:
+        what = "attempts that made no call are played again"
+        report(f"{record.discarded} {what}; the label `{AGAIN_LABEL}` says so")
+    done, total = record.count(tasks, options.attempts), len(tasks) * options.attempts
+    have = f", of which {done} have a verdict already" if done else ""
+    hint = "; --run NAME begins another run" if done == total else ""
+    report(f"run {printed(run)}: {total} attempts at {len(tasks)} tasks{have}{hint}")
+
+
+def _name(result: Result[Any]) -> str:
+    return f"{printed(result.task)}, attempt {result.attempt + 1}"
+
+
+def _outcome(result: Result[Any]) -> str:
+    if result.verdict is None:
+        return f"no verdict: {_failure(result)}"
+    success = "" if result.verdict.success else ", failed"
+    return f"reward {result.verdict.reward:g}{success} ({result.seconds:.0f} s)"
+
+
+def _failure(result: Result[Any]) -> BaseException | None:
+    """What has failed; of a player here the error itself, whose place in this code tells nobody anything."""
+    failure = result.failure
+    inner = None if failure is None else failure.__cause__
+    return inner if isinstance(inner, (ProgramFailedError, ModelFailedError)) else failure
+
+
+def _print_result(result: Result[Any]) -> None:
+    entry = {
+        "task": result.task,
+        "attempt": result.attempt,
+        "episode": result.episode,
+        "played": result.played,
+        "seconds": round(result.seconds, 3),
+        "resumed": result.resumed,
+        "verdict": None if result.verdict is None else result.verdict.raw,
+        "failure": None if result.failure is None else str(_failure(result)),
+    }
+    print_json(entry, indent=None)
+    sys.stdout.flush()
+
+
+def _print_table(results: Attempts, attempts: int) -> None:
+    """Print a line for each task with the reward of each attempt, and pass@1.
+
+    pass@1 is the mean over tasks of the share of attempts that succeeded, of those that have a verdict.
+    """
+    numbers = range(attempts)
+    rows: list[list[str]] = []
+    rates: list[float] = []
+    for task in sorted(results):
+        verdicts = [result.verdict for result in results[task].values() if result.verdict is not None]
+        rate = Sums.of_shares(sum(verdict.success for verdict in verdicts), len(verdicts)).mean
+        cells = [_cell(results[task].get(number)) for number in numbers]
+        rows.append([task, *cells, "-" if rate is None else f"{rate:.3f}"])
+        if rate is not None:
+            rates.append(rate)
+    print_table(["task", *(f"#{number + 1}" for number in numbers), "pass@1"], rows)
+    of_tasks = f"mean over {len(rates)} task{'' if len(rates) == 1 else 's'}"
+    error = " with its standard error" if len(rates) > 1 else ""
+    sys.stdout.write(f"pass@1 {estimate_text(Sums.of(rates).estimate)} ({of_tasks}{error})\n")
+
+
+def _cell(result: Result[Any] | None) -> str:
+    if result is None:
+        return "-"
+    return "lost" if result.reward is None else f"{result.reward:g}"
+
+
+def _report_failures(results: Sequence[Result[Any]]) -> None:
+    lost = [result for result in results if result.verdict is None]
+    if lost:
+        report(f"lost, and not counted as 0: {'; '.join(map(_name, lost))}")
+
+
+def _print_look(run: str, results: Sequence[Result[Any]], state: Path) -> None:
+    """Print the commands that show the run and an attempt of it, first of all one that was lost or failed."""
+    command = this_command()
+    where = "" if state == default_state() else f" --state {shell_path(state)}"
+    sys.stdout.write(f"{command} view --open {shell_path(state)}\n")
+    sys.stdout.write(f"{command} runs {shlex.quote(run)}{where}\n")
+    shown = [result for result in results if result.episode]
+    if shown:
+        worst = min(shown, key=lambda result: -1.0 if result.reward is None else result.reward)
+        sys.stdout.write(f"{command} show {worst.episode}{where}    # {_name(worst)}\n")
+
+
+def _ended_before_a_call(result: Result[Any]) -> bool:
+    if result.verdict is None:
+        return isinstance(_failure(result), ProgramFailedError)
+    return is_without_call(result.verdict)
+
+
+def _report_without_calls(player: _Player, results: Sequence[Result[Any]]) -> None:
+    """Say so if attempts of a program ended before a call: it may lack a key."""
+    early = [*map(_ended_before_a_call, results)]
+    if not isinstance(player.play, AgentPlayer) or not any(early):
+        return
+    _report_withheld(player.withheld)
+    if all(early):
+        which = "the attempt" if len(early) == 1 else "every attempt"
+        last = player.play.last_output or "(none was started now)"
+        report(f"{which} ended before a call; the program's output ends with: {last}")
+
+
+def _report_withheld(names: Sequence[str]) -> None:
+    if names:
+        shown = ", ".join(map(printed, names[:MAX_WITHHELD]))
+        more = f" and {len(names) - MAX_WITHHELD} more" if len(names) > MAX_WITHHELD else ""
+        report(f"variables that the program does not get (--env NAME gives it one): {shown}{more}")

@@ -1,0 +1,692 @@
+"""`run` with a scripted program and a scripted model: limits, verdicts, tables, and what is played again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decathlon_client.script import Step
+from decathlon_client.testing import scripted_model
+
+from decathlon_mcp.cli.app import run
+from decathlon_mcp.cli.options import PREFIX
+from decathlon_mcp.plugins.agents.presets import PRESETS
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
+from decathlon_mcp.sandboxes.host import isolation as host_isolation
+from decathlon_mcp.starter import TEMPLATE_TASK, copy_template, oracle, suite_path
+from tests.probe.leftovers import processes_marked
+
+PROGRAM = Path(__file__).with_name("scripted_agent.py")
+NO_MODEL = ("--model-url", "http://127.0.0.1:9")
+"""For programs that need none."""
+KEY = "sk-secret-of-a-test"
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state folder of the command, whose other settings are the default ones."""
+    for name in os.environ:
+        if name.startswith(PREFIX) or name.endswith("_BASE_URL"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "state"
+    monkeypatch.setenv("DECATHLON_STATE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def namespaces() -> None:
+    if reason := host_isolation.why_unavailable():
+        pytest.skip(f"no namespaces here: {reason}")
+
+
+def play(*options: str, words: tuple[str, ...], tasks: tuple[str, ...] = ("tune-reactor",)) -> int:
+    """Run the command in this process, with a script's words; returns its exit status."""
+    return run(_line((*options, "--json"), words, tasks))
+
+
+def _line(
+    options: tuple[str, ...], words: tuple[str, ...], tasks: tuple[str, ...] = ("tune-reactor",)
+) -> list[str]:
+    program = [sys.executable, str(PROGRAM), *words]
+    return ["run", *tasks, *options, "--show", str(PROGRAM.parent), "--", *program]
+
+
+def results(output: str) -> list[dict[str, Any]]:
+    """The lines of `--json`, in the order of tasks and attempts."""
+    lines = map(json.loads, output.splitlines())
+    return sorted(lines, key=lambda line: (line["task"], line["attempt"]))
+
+
+def verdict_of(output: str) -> dict[str, Any]:
+    """The verdict of the only attempt."""
+    (result,) = results(output)
+    return result["verdict"]
+
+
+def notes(state: Path) -> str:
+    """All notes of the only episode."""
+    (trajectory,) = state.glob("episodes/*/trajectory.jsonl")
+    lines = [json.loads(line) for line in trajectory.read_text("utf-8").splitlines()]
+    return "".join(line["text"] for line in lines if line.get("event") == "note" or "text" in line)
+
+
+@contextmanager
+def answering(text: str) -> Generator[int]:
+    """A web server that answers every POST with a text. Yields its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Logs nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+@contextmanager
+def refusing(url: str, refuses: Callable[[int], tuple[int, str] | None]) -> Generator[str]:
+    """An endpoint in front of the one at `url`; `refuses`: what it answers instead to the n-th request."""
+    count = itertools.count()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            status, answer = refuses(next(count)) or (200, "")
+            if status == 200:
+                request = urllib.request.Request(f"{url}/chat/completions", body)
+                with urllib.request.urlopen(request) as response:
+                    answer = response.read().decode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(answer.encode())))
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Logs nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_program_plays_and_reaches_nothing_but_its_episode_and_its_model(
+    state: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECATHLON_TOKEN", "secret")
+    with answering("the model") as model, answering("another program") as other:
+        status = play(
+            *("--model-url", f"http://localhost:{model}", "--label", "kind=test"),
+            words=(
+                *("environment", "say", "{prompt}|{address}|{mcp_config}", "solve"),
+                *("post", f"http://127.0.0.1:{model}/", "post", f"http://127.0.0.1:{other}/"),
+                *("post", "http://127.0.0.1:8765/", "post", "http://127.0.0.1:8765/tasks/tune-reactor/mcp"),
+                *("list", "/", "/agent/home", str(state), str(suite_path()), str(suite_path().parent)),
+            ),
+        )
+    assert status == 0
+    output, errors = capfd.readouterr()
+    verdict = verdict_of(output)
+    assert verdict["reward"] == 1.0
+    assert verdict["claimed"]
+    assert verdict["labels"]["agent"] == Path(sys.executable).name
+    assert verdict["labels"]["agent_isolation"] == "namespaces"
+    assert verdict["labels"]["kind"] == "test"
+    environment = json.loads(next(line for line in errors.splitlines() if line.startswith("{")))
+    assert environment["HOME"] == "/agent/home"
+    assert "DECATHLON_TOKEN" not in environment
+    assert "DECATHLON_STATE" not in environment
+    handle = next(state.glob("episodes/*")).name
+    assert handle not in errors
+    assert f"{environment['DECATHLON_PROMPT']}|http://127.0.0.1:8765/mcp|/agent/" in errors
+    lines = errors.splitlines()
+    (tools,) = [line for line in lines if line.startswith("tools ")]
+    assert "claim_done" in tools
+    assert "evaluate" not in tools
+    assert tools.endswith("prompt True")
+    answers = lines[lines.index("The attempt is closed. It is graded as it is.") + 1 :]
+    assert answers[:4] == ["200 the model", "unreachable URLError", "404", "404"]
+    files = json.loads(answers[4])
+    assert not {"opt", "srv", "sys", "boot"} & set(files["/"])
+    assert not files.get(str(state))
+    assert not files.get(str(suite_path()))
+    assert not files.get(str(suite_path().parent))
+    assert "the model" in notes(state)
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(
+    ("words", "calls", "program_status"),
+    [
+        (("tools", "say", "wrong key", "fail"), 0, "3"),
+        (("say", "wrong key"), 0, "0"),
+        (("steal", "say", "wrong key", "fail"), 0, "3"),
+        (("call", "lab__describe_reactor", "fail"), 1, "3"),
+        (("call", "lab__describe_reactor", "post", "http://127.0.0.1:9/", "fail"), 1, "3"),
+    ],
+    ids=["tools listed", "no call", "descriptors taken", "a call", "a call, and the model is away"],
+)
+def test_whatever_a_program_has_done_is_graded_with_its_exit_status(
+    state: Path,
+    capfd: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    calls: int,
+    program_status: str,
+) -> None:
+    assert play(*NO_MODEL, words=words) == 0
+    output, errors = capfd.readouterr()
+    verdict = verdict_of(output)
+    assert (verdict["reward"], verdict["labels"]["program_status"]) == (0.0, program_status)
+    message = "the attempt ended before a call; the program's output ends with: "
+    assert (message in errors) == (not calls)
+    if not calls:
+        assert errors.partition(message)[2].splitlines()[0].endswith("wrong key")
+    if "steal" in words:
+        assert "taken []" in errors
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_program_whose_model_is_away_has_no_verdict(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert play(*NO_MODEL, words=("tools", "post", "http://127.0.0.1:9/", "fail")) == 1
+    output, errors = capfd.readouterr()
+    assert verdict_of(output) is None
+    assert "made no call, and its model could not be reached (127.0.0.1:9: " in errors
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_program_whose_model_is_away_until_its_time_is_over_has_no_verdict(
+    state: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("post", "http://127.0.0.1:9/", "wait")
+    assert play(*NO_MODEL, "--player-seconds", "4", words=words) == 1
+    output, errors = capfd.readouterr()
+    assert verdict_of(output) is None
+    assert "its model could not be reached" in errors
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["namespaces", "trusted"])
+def test_program_that_is_not_started_has_no_verdict(
+    state: Path,
+    capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    trusted: bool,
+) -> None:
+    if not trusted:
+        request.getfixturevalue("namespaces")
+    tmp_path.chmod(0o755)
+    program = tmp_path / "bin" / "agent"
+    program.parent.mkdir()
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    options = ["--trust-command"] if trusted else NO_MODEL
+    command = ["run", "tune-reactor", *options, "--json", "--", str(program)]
+    assert run(command) == 1
+    output, errors = capfd.readouterr()
+    assert verdict_of(output) is None
+    assert "agent was not started: " in errors
+    program.write_text("#!/bin/sh\necho as if it had not been started\nexit 127\n")
+    assert run(command) == 0
+    verdict = verdict_of(capfd.readouterr().out)
+    assert (verdict["reward"], verdict["labels"]["program_status"]) == (0.0, "127")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trusted", [False, True], ids=["namespaces", "trusted"])
+@pytest.mark.long
+def test_program_that_never_ends_is_killed_with_all_that_it_started(
+    state: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest, trusted: bool
+) -> None:
+    if not trusted:
+        request.getfixturevalue("namespaces")
+    mark = f"4711.{os.getpid()}"
+    options = ["--trust-command"] if trusted else NO_MODEL
+    words = ("call", "lab__describe_reactor", "daemon", mark, "environment", "wait")
+    assert play("--player-seconds", "8", *options, words=words) == 0
+    output, errors = capfd.readouterr()
+    assert "waiting" in errors
+    verdict = verdict_of(output)
+    assert verdict["truncated"]
+    assert verdict["labels"]["program_status"] == "killed"
+    assert verdict["labels"]["agent_isolation"] == ("none" if trusted else "namespaces")
+    assert not _sleeping(mark)
+    if trusted:
+        (line,) = [line for line in errors.splitlines() if line.startswith('{"')]
+        home = Path(json.loads(line)["HOME"])
+        assert home != Path.home()
+        assert not home.parent.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_claimed_attempt_of_a_program_that_never_ends_is_not_truncated(
+    state: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert play("--player-seconds", "8", "--trust-command", words=("solve", "wait")) == 0
+    verdict = verdict_of(capfd.readouterr().out)
+    assert not verdict["truncated"]
+    assert verdict["reward"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_calls_are_limited(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("call", "lab__describe_reactor") * 3
+    assert play("--trust-command", "--max-calls", "1", words=words) == 0
+    output, errors = capfd.readouterr()
+    assert verdict_of(output)["metrics"]["calls"] == 1.0
+    assert "limit" in errors
+
+
+@pytest.mark.slow
+def test_table_has_an_attempt_in_each_column_and_the_same_numbers_as_the_run(
+    state: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tasks = ("tune-reactor", "audit-expenses")
+    options = ("--attempts", "2", "--jobs", "4", "--trust-command", "--run", "evening")
+    assert run(_line(options, ("solve",), tasks)) == 0
+    output, errors = capfd.readouterr()
+    lines = output.splitlines()
+    assert lines[:3] == [
+        "audit-expenses\t0\t0\t0.000",
+        "tune-reactor\t1\t1\t1.000",
+        "pass@1 0.500 ± 0.500 (mean over 2 tasks with its standard error)",
+    ]
+    assert "run evening: 4 attempts at 2 tasks" in errors
+    assert "tune-reactor, attempt 2: reward 1 (" in errors
+    assert "audit-expenses, attempt 1: reward 0, failed (" in errors
+    for line in lines[3:]:
+        # What is shown to look at it works.
+        if " view " not in line:
+            words = shlex.split(line, comments=True)
+            assert run([*words[1:], *(() if "--state" in words else ("--state", str(state)))]) == 0
+    assert "success rate, mean over tasks: 0.500 ± 0.500" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_run_that_was_killed_plays_only_what_is_missing(
+    state: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tasks = ("tune-reactor", "audit-expenses")
+    options = ("--attempts", "2", "--jobs", "1", "--trust-command")
+    line = _line(options, ("solve",), tasks)
+    command = [sys.executable, "-m", "decathlon_mcp.cli", *line]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        done = 0
+        for text in process.stderr:
+            done += ": reward " in text
+            if done == 1:
+                break
+        # Another process that plays the same run would make its attempts twice.
+        assert run(line) == 2
+        assert "is being played by another process" in capfd.readouterr().err
+        process.kill()
+        process.communicate(timeout=30)
+    before = {folder.name for folder in state.glob("episodes/*") if (folder / "verdict.json").exists()}
+    assert 1 <= len(before) < 4
+    assert run([*line[: line.index("--")], "--json", *line[line.index("--") :]]) == 0
+    output, errors = capfd.readouterr()
+    played = results(output)
+    assert [(one["task"], one["attempt"]) for one in played] == [
+        (task, attempt) for task in sorted(tasks) for attempt in (0, 1)
+    ]
+    resumed = [one for one in played if one["resumed"]]
+    assert len(resumed) == len(before)
+    assert f"4 attempts at 2 tasks, of which {len(before)} have a verdict already" in errors
+    # All of a task got the same prompt.
+    history = EpisodeHistory([state])
+    of_task = [history.episode(one["episode"]) for one in played if one["task"] == tasks[0]]
+    assert len({details.launch_time for details in of_task if details is not None}) == 1
+    # Nothing is missing now; the same command shows the table.
+    assert run(line) == 0
+    output, errors = capfd.readouterr()
+    assert "pass@1 0.500 ± 0.500" in output
+    assert "--run NAME begins another run" in errors
+
+
+@pytest.mark.slow
+def test_attempts_without_calls_are_played_again_only_when_asked_for(
+    state: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ("--attempts", "2", "--jobs", "1", "--trust-command")
+    words = ("once", str(tmp_path / "was here"), "solve")
+    for more, rewards in (
+        ((), [0.0, 1.0]),
+        ((), [0.0, 1.0]),
+        (("--again-without-calls",), [1.0, 1.0]),
+        (("--again-without-calls",), [1.0, 1.0]),
+        ((), [1.0, 1.0]),
+    ):
+        assert play(*options, *more, words=words) == 0
+        output, errors = capfd.readouterr()
+        played = results(output)
+        assert [one["verdict"]["reward"] for one in played] == rewards
+        assert "every attempt ended" not in errors
+    assert [one["verdict"]["labels"].get("again") for one in played] == ["without_calls", None]
+    assert [one["verdict"]["labels"]["program_status"] for one in played] == ["running"] * 2
+    assert len(list(state.glob("episodes/*"))) == 3
+
+
+@pytest.mark.slow
+def test_run_whose_attempts_all_end_before_a_call_says_so(
+    state: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--attempts", "2", "--trust-command")
+    assert play(*options, words=("say", "wrong key", "fail")) == 0
+    errors = capfd.readouterr().err
+    assert "every attempt ended before a call; the program's output ends with: wrong key" in errors
+
+
+def wrong_key_once(number: int) -> tuple[int, str] | None:
+    return (401, f"wrong key {KEY}") if number == 0 else None
+
+
+def too_long(number: int) -> tuple[int, str] | None:
+    return (400, "maximum context length exceeded") if number == 2 else None
+
+
+@pytest.mark.slow
+def test_lost_attempt_is_named_and_counts_as_no_zero(
+    state: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with scripted_model(oracle("tune-reactor")) as url, refusing(url, wrong_key_once) as unsteady:
+        line = ["run", "tune-reactor", "--model", "scripted", "--base-url", unsteady, "--attempts", "2"]
+        line += ["--jobs", "1", "--run", "unsteady"]
+        assert run(line) == 1
+        output, errors = capfd.readouterr()
+        assert output.splitlines()[:2] == [
+            "tune-reactor\tlost\t1\t1.000",
+            "pass@1 1.000 (mean over 1 task)",
+        ]
+        assert "no verdict: the model at http://127.0.0.1:" in errors
+        assert "answered 401: wrong key [key]" in errors
+        assert "lost, and not counted as 0: tune-reactor, attempt 1" in errors
+        assert KEY not in errors
+        assert run(line) == 0
+        assert capfd.readouterr().out.splitlines()[0] == "tune-reactor\t1\t1\t1.000"
+    assert all(KEY not in file.read_text("utf-8", "replace") for file in state.glob("**/*.log"))
+    assert all(KEY not in file.read_text("utf-8", "replace") for file in state.glob("**/*.jsonl"))
+
+
+@pytest.mark.slow
+def test_model_plays_on_a_server_that_runs_already(
+    state: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ready = tmp_path / "url"
+    command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--port", "0", "--ready-file", str(ready)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not ready.exists() or not ready.read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            line = ["run", "tune-reactor", "--url", ready.read_text().strip(), "--model", "scripted"]
+            with scripted_model(oracle("tune-reactor"), "Let me look.") as url:
+                for _ in range(2):
+                    assert run([*line, "--base-url", url, "--json"]) == 0
+            first, second = map(json.loads, capfd.readouterr().out.splitlines())
+            assert first["verdict"]["labels"]["model"] == "scripted"
+            assert (first["resumed"], second["resumed"]) == (False, True)
+            assert first["episode"] == second["episode"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
+    assert "Let me look." in notes(state)
+
+
+@pytest.mark.slow
+def test_model_that_does_not_end_is_truncated_after_its_turns(
+    state: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    steps = [Step("lab__describe_reactor")] * 9
+    with scripted_model(steps) as url:
+        line = ["run", "tune-reactor", "--model", "scripted", "--base-url", url, "--max-turns", "3"]
+        assert run([*line, "--json"]) == 0
+    (played,) = results(capfd.readouterr().out)
+    assert played["played"] == 3
+    assert (played["verdict"]["truncated"], played["verdict"]["metrics"]["calls"]) == (True, 3.0)
+
+
+@pytest.mark.slow
+def test_model_that_fills_its_context_gets_its_reward(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with scripted_model([Step("lab__describe_reactor")] * 9) as url, refusing(url, too_long) as short:
+        line = ["run", "tune-reactor", "--model", "scripted", "--base-url", short]
+        assert run([*line, "--json"]) == 0
+    verdict = verdict_of(capfd.readouterr().out)
+    assert (verdict["truncated"], verdict["reward"]) == (True, 0.0)
+
+
+def known_program(folder: Path, version: str) -> Path:
+    """A program named as Claude Code's is, that plays the script. Returns its folder, for the PATH."""
+    (folder / "bin").mkdir(exist_ok=True)
+    program = folder / "bin" / "claude"
+    program.write_text(
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo "{version} (Claude Code)"; exit; fi\n'
+        f'exec {sys.executable} {PROGRAM} say "$*" solve\n'
+    )
+    program.chmod(0o755)
+    return program.parent
+
+
+@pytest.mark.slow
+def test_known_program_is_started_with_its_own_options(
+    state: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = known_program(tmp_path, PRESETS["claude"].version)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    line = ["run", "tune-reactor", "--agent", "claude", "--model", "opus", "--trust-command", "--json"]
+    assert run(line) == 0
+    output, errors = capfd.readouterr()
+    verdict = verdict_of(output)
+    assert (verdict["reward"], verdict["labels"]["agent_version"]) == (1.0, PRESETS["claude"].version)
+    assert "warning" not in errors
+    assert "--model opus -p " in errors
+    assert "/mcp.json --strict-mcp-config --tools" in errors
+
+
+@pytest.mark.slow
+def test_other_version_of_a_known_program_is_refused_where_its_tools_would_act_on_this_machine(
+    state: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", f"{known_program(tmp_path, '2.9.0')}:{os.environ['PATH']}")
+    assert run(["run", "tune-reactor", "--agent", "claude", "--trust-command"]) == 2
+    errors = capfd.readouterr().err
+    assert "claude 2.9.0 may have tools of its own that act on this machine" in errors
+    assert f"npm install -g @anthropic-ai/claude-code@{PRESETS['claude'].version}" in errors
+    assert list(state.glob("episodes/*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("namespaces")
+def test_other_version_of_a_known_program_is_warned_of_in_namespaces(
+    state: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    folder = known_program(tmp_path, "2.9.0")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    show = ["--show", str(PROGRAM.parent), "--show", sys.prefix]
+    assert run(["run", "tune-reactor", "--agent", "claude", *NO_MODEL, *show, "--json"]) == 0
+    output, errors = capfd.readouterr()
+    assert "warning: claude 2.9.0 may offer its model tools of its own" in errors
+    assert verdict_of(output)["labels"]["agent_version"] == "2.9.0"
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["namespaces", "trusted"])
+def test_program_gets_no_variable_that_it_is_not_given(
+    state: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    trusted: bool,
+) -> None:
+    if not trusted:
+        request.getfixturevalue("namespaces")
+    for name in ("GITHUB_TOKEN", "OPENAI_API_KEY", "DECATHLON_TOKEN", "KEPT_SECRET"):
+        monkeypatch.setenv(name, f"value of {name}")
+    options = ["--trust-command"] if trusted else NO_MODEL
+    given = ("--env", "OPENAI_API_KEY", "--env", "MODE=fast=1", *options)
+    assert play(*given, words=("environment",)) == 0
+    errors = capfd.readouterr().err
+    environment = json.loads(next(line for line in errors.splitlines() if line.startswith("{")))
+    assert environment["OPENAI_API_KEY"] == "value of OPENAI_API_KEY"
+    assert environment["MODE"] == "fast=1"
+    assert "value of GITHUB_TOKEN" not in environment.values()
+    assert "value of KEPT_SECRET" not in environment.values()
+    assert "value of DECATHLON_TOKEN" not in errors
+    withheld = [line for line in errors.splitlines() if "that the program does not get" in line]
+    assert len(withheld) == 2  # at the start, and because the program has made no call
+    assert all("GITHUB_TOKEN" in line and "KEPT_SECRET" in line for line in withheld)
+    assert "value of KEPT" not in errors
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_folders_in_which_a_suite_or_its_repository_lies_are_not_shown(
+    state: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    repository = tmp_path / "repository"
+    copy_template(repository / "suites" / "mine")
+    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], check=True)
+    agent = repository / "agent"
+    agent.write_text("#!/bin/sh\n")
+    agent.chmod(0o755)
+    suite = ("--suite", str(repository / "suites" / "mine"))
+    command = ["run", TEMPLATE_TASK, *suite, *NO_MODEL]
+    shown = ("", "suites", "suites/mine", "suites/mine/tasks", ".git", ".git/objects")
+    for folder in shown:
+        assert run([*command, "--show", str(repository / folder), "--", "true"]) == 2
+        assert f"--show {repository / folder}" in capfd.readouterr().err
+    assert run([*command, "--", str(agent)]) == 2
+    assert f"the program's folder {repository} has" in capfd.readouterr().err
+
+
+def _sleeping(mark: str) -> bool:
+    """Whether a process sleeps for that time."""
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if process.read_bytes().split(b"\0")[1:2] == [mark.encode()]:
+                return True
+        except OSError:
+            continue
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "trusted"),
+    [(signal.SIGINT, False), (signal.SIGKILL, False), (signal.SIGKILL, True)],
+    ids=["interrupted", "killed", "killed and trusted"],
+)
+@pytest.mark.long
+def test_nothing_is_left_of_a_program(
+    state: Path, request: pytest.FixtureRequest, number: signal.Signals, trusted: bool
+) -> None:
+    if not trusted:
+        request.getfixturevalue("namespaces")
+    mark = f"4712.{os.getpid()}"
+    options = ("--trust-command",) if trusted else NO_MODEL
+    command = [
+        sys.executable,
+        "-m",
+        "decathlon_mcp.cli",
+        *_line(options, ("daemon", mark, "environment", "wait")),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        home = ""
+        for line in process.stderr:
+            if line.startswith('{"'):
+                home = json.loads(line)["HOME"]
+            if line == "waiting\n":
+                break
+        assert _sleeping(mark)
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline and (
+        _sleeping(mark) or processes_marked(state) or _remains(home, trusted)
+    ):
+        time.sleep(0.05)
+    assert not _sleeping(mark)
+    assert not processes_marked(state)
+    assert not _remains(home, trusted)
+
+
+def _remains(home: str, trusted: bool) -> bool:
+    return trusted and Path(home).parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["tune-reactor"], "name who plays: --agent NAME, --model NAME, or a command after `--`"),
+        (["tune-reactor", "--agent", "claude", "--", "true"], "name who plays: "),
+        (["tune-reactor", "--model", "a", "--", "true"], "name the model in the command after `--`"),
+        (["--url", "http://a.test", "--", "true"], "--url is for --model: a program plays on a server in"),
+        (["--max-turns", "3", "--", "true"], "--base-url and --max-turns are for --model alone"),
+        (["--model", "a", "--show", "/"], "--model-url, --show, --env and --trust-command are for programs"),
+        (["--label", "run=a", "--", "true"], "--run names the run, not --label"),
+        (["tune-reactor", "--split", "train", "--", "true"], "name tasks, or filters to play all that fit"),
+        (["--split", "starter", "--seed", "1", "--", "true"], "--seed is for"),
+        (["--run", "", "--", "true"], "a value has 1 to 200 characters"),
+        (["nope", "--trust-command", "--", "true"], "there is no task 'nope'"),
+        (["tune-reactor", *NO_MODEL, "--", "no-such-program"], "there is no program no-such-program"),
+        (["tune-reactor", "--", "true"], "the program can reach no model: name its address with"),
+        (["tune-reactor", "--model-url", "ftp://a", "--", "true"], "--model-url ftp://a: expected http"),
+        (["tune-reactor", *NO_MODEL, "--", "cat", "script"], "name script as /"),
+        (["tune-reactor", *NO_MODEL, "--", "cat", "{here}/script"], "add --show "),
+        (["tune-reactor", *NO_MODEL, "--show", "/", "--", "true"], "all of / would have to be shown"),
+        (["tune-reactor", "--env", "NO_SUCH", "--", "true"], "--env 'NO_SUCH': there is no such"),
+        (["tune-reactor", "--env", "HOME=/secret", "--", "true"], "--env 'HOME': this variable"),
+        (["tune-reactor", "--model", "gpt-5"], "OPENAI_API_KEY is not set: give the key there, or name"),
+    ],
+)
+@pytest.mark.usefixtures("namespaces", "state")
+def test_mistakes_are_explained(
+    line: list[str],
+    message: str,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "script").touch()
+    assert run(["run", *(word.replace("{here}", str(tmp_path)) for word in line)]) == 2
+    assert message in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("state")
+def test_without_namespaces_the_command_must_be_trusted(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "decathlon_mcp.plugins.agents.run_agents.why_unavailable", lambda: "there is no bwrap"
+    )
+    assert run(["run", "tune-reactor", "--", "true"]) == 1
+    assert "there is no bwrap. With --trust-command it runs as an ordinary process" in capfd.readouterr().err

@@ -1,0 +1,165 @@
+"""A player's own exception: what its result, the log, the page and the commands say of it."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio.to_thread
+import pytest
+from decathlon_client import Decathlon, Episode, PlayerFailedError, RequestError
+from decathlon_client.sync import Decathlon as SyncDecathlon
+
+from decathlon_mcp.cli.app import run
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.storage.keys import load_or_create_page_key
+from tests.clients import broken_players
+from tests.page.sites import browser, page_over, sign_in
+from tests.probe.serving import Served, folder_of
+
+pytestmark = pytest.mark.anyio
+
+FILE = "broken_players.py"
+
+
+def line_of(text: str) -> int:
+    """The number of the only line of the players that ends so."""
+    lines = Path(__file__).with_name(FILE).read_text("utf-8").splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if line.endswith(text)]
+    return number
+
+
+KEY_LINE, JSON_LINE = line_of('message["tool_calls"])'), line_of('("no JSON"))')
+MISSING_KEY = f"KeyError: 'tool_calls' ({FILE}:{KEY_LINE})"
+PLAYERS = {
+    broken_players.missing_key: MISSING_KEY,
+    broken_players.assertion: (
+        f"AssertionError: assert len(e.tools) > 1000 ({FILE}:{line_of('assert len(e.tools) > 1000')})"
+    ),
+    # The innermost line is one of the standard library.
+    broken_players.library: (
+        f"JSONDecodeError: Expecting value: line 1 column 1 (char 0) ({FILE}:{JSON_LINE})"
+    ),
+    broken_players.unknown_tool: "UnknownToolError: ",
+}
+
+
+@pytest.mark.parametrize(("player", "expected"), PLAYERS.items(), ids=[player.__name__ for player in PLAYERS])
+async def test_result_and_log_have_type_message_file_and_line(
+    served: Served,
+    caplog: pytest.LogCaptureFixture,
+    player: Callable[[Episode], Awaitable[None]],
+    expected: str,
+) -> None:
+    caplog.set_level(logging.DEBUG, "decathlon.client")
+    async with Decathlon(served.url) as d, d.batch(["find-answer"], concurrency=1, progress=False) as batch:
+        (result,) = [result async for result in batch.run(player)]
+    assert result.fault == "player"
+    assert isinstance(result.failure, PlayerFailedError)
+    assert str(result.failure).startswith(expected)
+    assert f"({FILE}:" in str(result.failure)
+    assert f"in {player.__name__}" in result.failure.traceback
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.getMessage().endswith(f"has no reward: {result.failure}")
+    debug = "".join(record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG)
+    assert f"in {player.__name__}" in debug
+    # A process pool's results are pickled.
+    assert str(pickle.loads(pickle.dumps(result.failure))) == str(result.failure)
+
+
+async def test_page_and_commands_say_what_the_player_raised(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with (
+        Decathlon(served.url) as d,
+        d.batch(["find-answer"], concurrency=1, progress=False, run="broken") as batch,
+    ):
+        (result,) = [result async for result in batch.run(broken_players.missing_key)]
+    await said_everywhere(served, capfd, "broken", str(result.episode), f"the player failed: {MISSING_KEY}")
+
+
+async def test_episode_that_is_left_by_an_exception_is_closed_with_it(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    episodes: list[str] = []
+
+    async def play() -> None:
+        async with Decathlon(served.url) as d, d.episode("find-answer", labels={"run": "left"}) as e:
+            episodes.append(e.public_id)
+            await broken_players.missing_key(e)
+
+    with pytest.raises(KeyError):
+        await play()
+    await said_everywhere(served, capfd, "left", episodes[0], f"the player failed: {MISSING_KEY}")
+
+
+async def test_without_an_exception_the_client_left_before_grading(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with Decathlon(served.url) as d, d.episode("find-answer", labels={"run": "early"}) as e:
+        episode = e.public_id
+    await said_everywhere(served, capfd, "early", episode, "client left before grading")
+
+
+async def test_graded_attempt_whose_player_raises_later_keeps_its_verdict(served: Served) -> None:
+    episodes: list[str] = []
+
+    async def play() -> None:
+        async with Decathlon(served.url) as d, d.episode("find-answer") as e:
+            episodes.append(e.public_id)
+            await e.evaluate()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await play()
+    ended = served.find(folder_of(served.state, episodes[0]).name)
+    assert ended.verdict is not None
+    assert (ended.verdict.reward, ended.state.cause) == (0.0, None)
+
+
+async def test_reason_is_bounded_and_has_no_control_characters(
+    served: Served, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with Decathlon(served.url) as d:
+        async with d.episode("find-answer", labels={"run": "hostile"}) as e:
+            closing = {"episode": e.id, "reason": "<b>\x1b[31m\nred"}
+            with pytest.raises(RequestError, match="`reason`: must have at most 500 characters"):
+                await d.ask("close_episode", {**closing, "reason": "x" * 501})
+            assert not (await d.ask("close_episode", closing)).is_error
+    await said_everywhere(served, capfd, "hostile", e.public_id, "<b>\ufffd[31m red")
+
+
+async def test_synchronous_player_is_described_too(served: Served) -> None:
+    def player(e: object) -> None:
+        raise LookupError("of a thread")
+
+    def play() -> str:
+        with SyncDecathlon(served.url) as d, d.batch(["find-answer"], concurrency=1, progress=False) as batch:
+            (result,) = batch.run(player)
+            return str(result.failure)
+
+    described = await anyio.to_thread.run_sync(play)
+    assert described.startswith(f"LookupError: of a thread ({Path(__file__).name}:")
+
+
+async def said_everywhere(
+    served: Served, capfd: pytest.CaptureFixture[str], run_name: str, episode: str, reason: str
+) -> None:
+    """Check what the page, `show`, `runs` and `episodes` say of an episode that was lost."""
+    await served.find(folder_of(served.state, episode).name).state.reach(Phase.ENDED)
+    state = ("--state", str(served.state))
+    for command in (["show", episode], ["runs", run_name], ["episodes", "--run", run_name]):
+        assert run([*command, *state]) == 0
+        output = capfd.readouterr().out
+        assert reason in output
+        assert "(not_evaluated)" not in output
+    app = page_over(served.state)
+    async with browser(app) as client:
+        await sign_in(client, load_or_create_page_key(served.state))
+        for path in (f"/e/{episode}", f"/runs/{run_name}"):
+            text = (await client.get(path)).text
+            escaped = reason.replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;")
+            assert escaped in text, path
+            assert "(not_evaluated)" not in text
