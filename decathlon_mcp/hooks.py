@@ -45,6 +45,8 @@ class Plugin:
     """Functions that add commands to the command line's app, which they get."""
     settings: str = ""
     """Its own settings: a model, `settings.PluginSettings`, in a module that is cheap to import."""
+    services: str = ""
+    """A function that opens the services of an episode's task (`episodes.resources.OpenServices`)."""
     web: str = ""
     """A function that makes the `episodes.web.Web` of a server, of its settings; None without it."""
     findings: Sequence[str] = ()

@@ -15,9 +15,9 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import MissingProgram
 from decathlon_mcp.cli.merging import check_merging
 from decathlon_mcp.cli.packages import check_packages
+from decathlon_mcp.cli.suite_probe import probe_suite
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.suite_probe import probe_suite
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits

@@ -25,8 +25,8 @@ from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, br
 from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
 from decathlon_mcp.cli.output import print_json, print_lines
 from decathlon_mcp.cli.readiness import check_readiness, format_finding
+from decathlon_mcp.cli.suite_probe import GraderFinding
 from decathlon_mcp.cli.usage import report
-from decathlon_mcp.episodes.suite_probe import GraderFinding
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.hooks import load, plugins

@@ -20,9 +20,9 @@ from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import require_whole_record
+from decathlon_mcp.episodes.resources import EpisodeResources
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, agent_sandbox
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew
-from decathlon_mcp.episodes.services import EpisodeResources
 from decathlon_mcp.episodes.set_up import SEALED_FILE, PreparedTask, SetUp
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools.offer import ToolOffer

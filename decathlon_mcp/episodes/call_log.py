@@ -29,8 +29,6 @@ NOT_KEPT_MESSAGE = "not kept: the log has reached its limit"
 _FAILURES = {
     kind.code: kind for kind in (DecathlonError, *DecathlonError.__subclasses__()) if "code" in vars(kind)
 }
-_OF_THIS_EPISODE = frozenset({"event", "time", "replayed", "request", *RequestKeys.__struct_fields__})
-"""Members of a call's lines that the lines of its copy in another episode do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +119,6 @@ class CallLog:
         if not self.trajectory.add("reply", **line, failure=_failure(LimitExceededError(NOT_KEPT_MESSAGE))):
             self.trajectory.index.count_reply(call.seq, failed=bool(line["failed"]))
         return False
-
-    def copy(self, *lines: JsonObject) -> bool:
-        """Write a call from both lines that it has in another episode; False if they cannot be kept.
-
-        Their members may be `msgspec.Raw`, except for `seq`, `server`, `tool`, `failed` and `seconds`.
-        Requests by which clients know it stay the other episode's.
-        """
-        call, reply = ({key: line[key] for key in line if key not in _OF_THIS_EPISODE} for line in lines)
-        add = self.trajectory.add
-        return add("call", **call, replayed=True, request=0) and add("reply", **reply)
 
     async def read_outcome(self, seq: int) -> Outcome | None:
         """The reply of a call that has ended; None if it was not kept."""

@@ -40,7 +40,6 @@ from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
-from decathlon_mcp.types import JsonObject
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -286,14 +285,6 @@ class EpisodeCalls:
         await call.wait(Waiter())
         assert call.outcome is not None
         return call.outcome
-
-    def copy(self, call: JsonObject, reply: JsonObject) -> None:
-        """Write a call of another episode, of whose state this one is a copy, from its two lines.
-
-        Raises EpisodeClaimedError if the log is full.
-        """
-        if not self.log.copy(call, reply):
-            raise self._attempt.close_full()
 
     # from the acceptance to the driver
 

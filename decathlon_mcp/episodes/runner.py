@@ -27,7 +27,7 @@ from decathlon_mcp.episodes.grading import (
     require_whole_record,
     with_room,
 )
-from decathlon_mcp.episodes.services import EpisodeResources, open_resources
+from decathlon_mcp.episodes.resources import EpisodeResources, open_resources
 from decathlon_mcp.episodes.set_up import SEALED_FILE
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offer import ToolOffer

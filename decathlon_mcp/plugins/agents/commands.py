@@ -216,7 +216,7 @@ def serve_episode(
     """Serve one episode at an address where it can only be played, until a signal.
 
     The address is `http://HOST:PORT/mcp`, for an agent that is started otherwise, as in a container; `run`
-    starts one itself. `verdict` grades the attempt.
+    starts one itself. `episode verdict` grades the attempt.
 
     Parameters
     ----------

@@ -38,9 +38,13 @@ from decathlon_mcp.plugins.history.recorded_calls import (
     why_missing,
 )
 from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.types import as_object
+from decathlon_mcp.types import JsonObject, as_object
 
+_OF_ONE_EPISODE = frozenset({"event", "time", "replayed", "request", *RequestKeys.__struct_fields__})
+"""Members of a call's lines that its copy in another episode does not have, such as the requests by which
+clients know it."""
 TIMES_SLOWER = 3
 """The calls may take so many times as long as the first time, in addition to the time limit of a set-up."""
 
@@ -132,7 +136,7 @@ async def play_again(
         while (pair := await anyio.to_thread.run_sync(next, pairs, None)) is not None:
             if pair[0]["seq"] > copied:
                 break
-            episode.calls.copy(*pair)
+            _copy(episode, branch, *pair)
         calls = (call for call in recorded_calls(recorded, branch.at) if call.seq > copied)
         times = (seconds for seconds in recorded.index.seconds[: branch.at] if not math.isnan(seconds))
         seconds = episode.spec.limits.set_up_seconds + TIMES_SLOWER * sum(times)
@@ -143,6 +147,21 @@ async def play_again(
         raise _gone(branch) from None
     if time_limit.cancelled_caught:
         raise SetUpError(f"calls 1 to {branch.at} of {branch.episode} took longer than {seconds:.0f} s")
+
+
+def _copy(episode: Episode, branch: Branch, *lines: JsonObject) -> None:
+    """Write a call from both lines that it has in the other episode, of whose state this one is a copy.
+
+    Members of the lines may be `msgspec.Raw`, except for `seq`, `server`, `tool`, `failed` and `seconds`. Raises
+    SetUpError if the trajectory has no room.
+    """
+    call, reply = ({key: line[key] for key in line if key not in _OF_ONE_EPISODE} for line in lines)
+    add = episode.trajectory.add
+    if not (add("call", **call, replayed=True, request=0) and add("reply", **reply)):
+        raise SetUpError(
+            f"call {call['seq']} of {branch.episode} does not fit: the log has reached its limit, or the "
+            "server's disk is nearly full"
+        )
 
 
 async def _play_call(episode: Episode, branch: Branch, session: ToolSession, call: RecordedCall) -> None:

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.call_log import RecordedCalls
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.resources import read_credentials
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.services import read_credentials
 from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
 from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownTaskError

@@ -1,4 +1,4 @@
-"""The services and credentials of an episode, which all of its sandboxes share.
+"""The services of an episode, which all of its sandboxes share.
 
 A service is either external, at an address of its own, or runs in a sandbox that belongs to the episode.
 Either way a task reaches it at a port of its sandbox's `localhost`.
@@ -7,9 +7,8 @@ Either way a task reaches it at a port of its sandbox's `localhost`.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
 
@@ -17,17 +16,13 @@ import anyio
 import anyio.to_thread
 from anyio.abc import ByteStream
 
-from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.tunnels import Dialer
-from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import SandboxRecords
+from decathlon_mcp.episodes.resources import Services
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import ImageError, SandboxLostError, SetUpError
-from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite_file import Service
@@ -36,94 +31,6 @@ from decathlon_mcp.suites.tasks import Task
 OUTPUT_TAIL = 2000
 SERVICE_ROOT = PurePosixPath("/service")
 """Working folder of a service in its own sandbox."""
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The running services of an episode.
-
-    `targets`: the ports of a sandbox's `localhost` and how to connect to the service behind each. `drivers`:
-    the drivers of the services that run in sandboxes.
-    """
-
-    targets: Mapping[int, Dialer] = field(default_factory=dict[int, Dialer])
-    drivers: Sequence[DriverClient] = ()
-
-    @asynccontextmanager
-    async def watched(self) -> AsyncGenerator[None]:
-        """Cancel the body and raise SandboxLostError as soon as the sandbox of a service is lost."""
-        lost: list[DriverClient] = []
-        with anyio.CancelScope() as body:
-            async with background_tasks() as tasks:
-
-                async def watch(driver: DriverClient) -> None:
-                    await driver.closed.wait()
-                    lost.append(driver)
-                    body.cancel()
-
-                for driver in self.drivers:
-                    tasks.start_soon(watch, driver)
-                yield
-        if lost:
-            raise await lost[0].closed_error()
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeResources:
-    """What all sandboxes of an episode share.
-
-    `credentials`: archives, each with its target folder. `web`: None if the task does not use the recorded
-    web.
-    """
-
-    services: Services
-    credentials: Sequence[tuple[PurePosixPath, bytes]]
-    web: EpisodeWeb | None = None
-
-    async def with_web(self, verdict: Verdict) -> Verdict:
-        """The verdict with how the requests to the recorded web were answered."""
-        return verdict if self.web is None else verdict.model_copy(update={"web": await self.web.use()})
-
-
-@asynccontextmanager
-async def open_resources(episode: Episode, admission: Admission) -> AsyncGenerator[EpisodeResources]:
-    """Open what all sandboxes of an episode share; it is gone on exit.
-
-    Raises what `read_credentials` and `open_services` raise.
-    """
-    factory, task, public_id = episode.sandbox_factory, episode.spec.task, episode.public_id
-    credentials = await read_credentials(factory, task, episode.ticket.accounts)
-    async with AsyncExitStack() as stack:
-        async with admission.set_ups:
-            services = await stack.enter_async_context(
-                open_services(
-                    factory,
-                    task,
-                    public_id,
-                    start_seconds=episode.spec.limits.servers_seconds,
-                    records=episode.sandbox_records,
-                    reattaches=episode.was_ready,
-                )
-            )
-        web: EpisodeWeb | None = None
-        if factory.web is not None and factory.uses_web(task):
-            web = await stack.enter_async_context(
-                factory.web.episode(factory.suite, task, public_id, episode.spec.launch_time)
-            )
-        yield EpisodeResources(services, credentials, web)
-
-
-async def read_credentials(
-    factory: SandboxFactory, task: Task, accounts: Mapping[str, str]
-) -> Sequence[tuple[PurePosixPath, bytes]]:
-    """The archives of a task's credentials. `accounts`: the slot that the episode has of each account.
-
-    Raises SetUpError if a file belongs outside the suite's root and the provider has no containers.
-    """
-    credentials = await anyio.to_thread.run_sync(factory.suite.credentials, task, accounts)
-    if factory.provider.isolation == "none" and any(folder.is_absolute() for folder, _ in credentials):
-        raise SetUpError("its credentials go to places outside of the suite, which only a container has")
-    return credentials
 
 
 @asynccontextmanager

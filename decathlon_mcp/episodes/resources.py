@@ -1,0 +1,143 @@
+"""What all sandboxes of an episode share: credentials, and the services and the web that plug-ins open."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Protocol
+
+import anyio
+import anyio.to_thread
+
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.tunnels import Dialer
+from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.records import SandboxRecords
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.web import EpisodeWeb
+from decathlon_mcp.errors import SetUpError
+from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.hooks import load, plugins
+from decathlon_mcp.suites.tasks import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The running services of an episode.
+
+    `targets`: the ports of a sandbox's `localhost` and how to connect to the service behind each. `drivers`:
+    the drivers of the services that run in sandboxes.
+    """
+
+    targets: Mapping[int, Dialer] = field(default_factory=dict[int, Dialer])
+    drivers: Sequence[DriverClient] = ()
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        """Cancel the body and raise SandboxLostError as soon as the sandbox of a service is lost."""
+        lost: list[DriverClient] = []
+        with anyio.CancelScope() as body:
+            async with background_tasks() as tasks:
+
+                async def watch(driver: DriverClient) -> None:
+                    await driver.closed.wait()
+                    lost.append(driver)
+                    body.cancel()
+
+                for driver in self.drivers:
+                    tasks.start_soon(watch, driver)
+                yield
+        if lost:
+            raise await lost[0].closed_error()
+
+
+class OpenServices(Protocol):
+    """Opens the services of a task, `Plugin.services`; they end with the context."""
+
+    def __call__(
+        self,
+        factory: SandboxFactory,
+        task: Task,
+        episode: str,
+        *,
+        start_seconds: float,
+        records: SandboxRecords,
+        reattaches: bool = False,
+    ) -> AbstractAsyncContextManager[Services]:
+        """`episode`: its public id. `records`: of the episode's sandboxes. `reattaches`: the services run, in
+        sandboxes that `records` has from a dead server. Raises SetUpError and SandboxLostError.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResources:
+    """What all sandboxes of an episode share.
+
+    `credentials`: archives, each with its target folder. `web`: None if the task does not use the recorded
+    web.
+    """
+
+    services: Services
+    credentials: Sequence[tuple[PurePosixPath, bytes]]
+    web: EpisodeWeb | None = None
+
+    async def with_web(self, verdict: Verdict) -> Verdict:
+        """The verdict with how the requests to the recorded web were answered."""
+        return verdict if self.web is None else verdict.model_copy(update={"web": await self.web.use()})
+
+
+@asynccontextmanager
+async def open_resources(episode: Episode, admission: Admission) -> AsyncGenerator[EpisodeResources]:
+    """Open what all sandboxes of an episode share; it is gone on exit.
+
+    Raises SetUpError, and SandboxLostError for a service of a dead server's episode that is gone.
+    """
+    factory, task, public_id = episode.sandbox_factory, episode.spec.task, episode.public_id
+    credentials = await read_credentials(factory, task, episode.ticket.accounts)
+    async with AsyncExitStack() as stack:
+        services = Services()
+        if factory.suite.services(task):
+            async with admission.set_ups:
+                services = await stack.enter_async_context(_open_services(episode))
+        web: EpisodeWeb | None = None
+        if factory.web is not None and factory.uses_web(task):
+            web = await stack.enter_async_context(
+                factory.web.episode(factory.suite, task, public_id, episode.spec.launch_time)
+            )
+        yield EpisodeResources(services, credentials, web)
+
+
+def _open_services(episode: Episode) -> AbstractAsyncContextManager[Services]:
+    """The services of the task, by the plug-in that has them. Raises SetUpError if there is none."""
+    parts = [plugin.services for plugin in plugins() if plugin.services]
+    factory, task = episode.sandbox_factory, episode.spec.task
+    if not parts:
+        names = ", ".join(factory.suite.services(task))
+        raise SetUpError(f"it needs {names}, and this server has no plug-in for services")
+    open_services: OpenServices = load(parts[0])
+    return open_services(
+        factory,
+        task,
+        episode.public_id,
+        start_seconds=episode.spec.limits.servers_seconds,
+        records=episode.sandbox_records,
+        reattaches=episode.was_ready,
+    )
+
+
+async def read_credentials(
+    factory: SandboxFactory, task: Task, accounts: Mapping[str, str]
+) -> Sequence[tuple[PurePosixPath, bytes]]:
+    """The archives of a task's credentials. `accounts`: the slot that the episode has of each account.
+
+    Raises SetUpError if a file belongs outside the suite's root and the provider has no containers.
+    """
+    credentials = await anyio.to_thread.run_sync(factory.suite.credentials, task, accounts)
+    if factory.provider.isolation == "none" and any(folder.is_absolute() for folder, _ in credentials):
+        raise SetUpError("its credentials go to places outside of the suite, which only a container has")
+    return credentials
