@@ -79,7 +79,7 @@ class Settings(BaseModel):
     )
     provider: str | None = Field(
         None,
-        description="What runs the sandboxes: `docker`, or `host` for namespaces of this machine without a "
+        description="Sandbox backend: `docker`, or `host` for namespaces of this machine without a "
         "daemon; `podman`, `prime`, or another package's provider. [starter: host, else docker; with "
         "`--kernel` or a folder as `--image`: host]",
     )
