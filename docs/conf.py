@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import runpy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,30 +187,12 @@ def _write_index(app: Sphinx, error: Exception | None) -> None:
 
 
 def _write_texts_for_models(app: Sphinx, error: Exception | None) -> None:
-    """llms.txt lists the pages with their first sentences, llms-full.txt has all of them (llmstxt.org)."""
+    """llms.txt and llms-full.txt of the site."""
     if error is not None:
         return
-    pages = [REPOSITORY / "README.md"]
-    pages += sorted(Path(app.env.doc2path(name)) for name in app.env.found_docs if name.startswith("docs/"))
-    listed, whole = (
-        ["# decathlon-mcp", "", f"> {_first_paragraph(pages[0])}", "", "## Pages", ""],
-        list[str](),
-    )
-    for page in pages:
-        name, text = page.relative_to(REPOSITORY).with_suffix(""), page.read_text("utf-8")
-        title = next(line for line in text.splitlines() if line.startswith("# ")).removeprefix("# ")
-        if page.name != "README.md":
-            listed.append(f"- [{title}]({name}.html): {_first_paragraph(page)}")
-        whole.append(text.strip())
-    Path(app.outdir, "llms.txt").write_text("\n".join(listed) + "\n", "utf-8")
-    Path(app.outdir, "llms-full.txt").write_text("\n\n".join(whole) + "\n", "utf-8")
-
-
-def _first_paragraph(page: Path) -> str:
-    """The first paragraph below the title, in one line and without links."""
-    paragraphs = page.read_text("utf-8").split("\n\n")
-    first = next((text for text in paragraphs[1:] if text[:1].isalnum() or text[:1] in "`*["), "")
-    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(first.split()))
+    llms = runpy.run_path(str(REPOSITORY / "docs" / "llms.py"))
+    Path(app.outdir, "llms.txt").write_text(llms["llms_txt"](".html"), "utf-8")
+    Path(app.outdir, "llms-full.txt").write_text(llms["llms_full_txt"](), "utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

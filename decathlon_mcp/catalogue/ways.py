@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from decathlon_mcp.catalogue.requirements import MissingRequirement
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
 
-WayName: TypeAlias = Literal["as is", "with a recording", "with a private service", "missing"]
+WayName: TypeAlias = Literal["ready", "with a recording", "with a private service", "cannot run"]
 
+READY: Final = "ready"
+CANNOT_RUN: Final = "cannot run"
 PRIVATE_SERVICES: Mapping[str, str] = {
     "canvas": "a private Canvas",
     "poste": "private mail",
@@ -57,21 +59,21 @@ class WayToRun:
     def name(self) -> WayName:
         """The way in one word; a task that takes a recording and a private service is `with a recording`."""
         if self.missing:
-            return "missing"
+            return CANNOT_RUN
         if self.recording:
             return "with a recording"
-        return "with a private service" if self.services else "as is"
+        return "with a private service" if self.services else READY
 
     @property
     def text(self) -> str:
-        """`as is`, `with …`, or `missing: …`."""
+        """`ready`, `with …`, or `cannot run: …`, with what it lacks."""
         if self.missing:
-            # Without a network, a task that is missing something else takes these as well.
-            return f"missing: {', '.join((*self.missing, *self.to_record))}"
+            # Without a network, such a task takes these as well.
+            return f"{CANNOT_RUN}: {', '.join((*self.missing, *self.to_record))}"
         key = f" ({', '.join(self.to_record)} to record it)" if self.to_record else ""
         parts = [f"a recording{key}"] if self.recording else []
         parts += self.services
-        return f"with {' and '.join(parts)}" if parts else "as is"
+        return f"with {' and '.join(parts)}" if parts else READY
 
     def to_json(self) -> JsonObject:
         """The entry in the output of `tasks --check --json`."""
@@ -119,9 +121,9 @@ def count_ways(ways: Iterable[WayToRun]) -> dict[str, int]:
     """The number of tasks for each way; those with a missing requirement last, together."""
     counts: dict[str, int] = {}
     for way in ways:
-        text = "missing something else" if way.missing else _without_key(way).text
+        text = CANNOT_RUN if way.missing else _without_key(way).text
         counts[text] = counts.get(text, 0) + 1
-    order = {"as is": 0, "missing something else": 2}
+    order: dict[str, int] = {READY: 0, CANNOT_RUN: 2}
     return dict(sorted(counts.items(), key=lambda item: (order.get(item[0], 1), -item[1], item[0])))
 
 

@@ -40,7 +40,7 @@ NOT_READY = frozenset({Phase.QUEUED, Phase.OPENING})
 class Ending(StrEnum):
     """Why an episode ended. Clients see these texts."""
 
-    CLOSED = "closed by its client"
+    CLOSED = "its client left before grading"
     SCORED = "scored"
     LEASE_EXPIRED = "its lease expired: no request for too long"
     NEVER_USED = "its lease expired: it was never used"

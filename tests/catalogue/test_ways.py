@@ -1,4 +1,4 @@
-"""How a task can run: as it is, with a recording, with a private service, or what is missing."""
+"""How a task can run: ready, with a recording, with a private service, or not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def way(checkout: Checkout, host: HostInfo | None = None) -> WayToRun:
 @pytest.mark.parametrize(
     ("servers", "local_tools", "name", "text"),
     [
-        (("excel",), (), "as is", "as is"),
+        (("excel",), (), "ready", "ready"),
         (("fetch",), (), "with a recording", "with a recording"),
         (
             ("fetch",),
@@ -37,21 +37,21 @@ def way(checkout: Checkout, host: HostInfo | None = None) -> WayToRun:
         (("emails",), (), "with a private service", "with private mail"),
         (("emails", "fetch"), (), "with a recording", "with a recording and private mail"),
         (("canvas", "emails"), (), "with a private service", "with a private Canvas and private mail"),
-        (("woocommerce", "github"), (), "missing", "missing: github_token"),
-        (("k8s", "emails"), (), "missing", "missing: the service k8s"),
-        (("github", "fetch"), (), "missing", "missing: github_token"),
-        (("github", "fetch"), ("web_search",), "missing", "missing: github_token, serper_api_key"),
+        (("woocommerce", "github"), (), "cannot run", "cannot run: github_token"),
+        (("k8s", "emails"), (), "cannot run", "cannot run: the service k8s"),
+        (("github", "fetch"), (), "cannot run", "cannot run: github_token"),
+        (("github", "fetch"), ("web_search",), "cannot run", "cannot run: github_token, serper_api_key"),
         (
             ("snowflake",),
             (),
-            "missing",
-            "missing: snowflake_account, snowflake_user, configs/snowflake_rsa_key.p8",
+            "cannot run",
+            "cannot run: snowflake_account, snowflake_user, configs/snowflake_rsa_key.p8",
         ),
         (
             ("google_calendar",),
             (),
-            "missing",
-            "missing: configs/gcp-oauth.keys.json, configs/google_credentials.json",
+            "cannot run",
+            "cannot run: configs/gcp-oauth.keys.json, configs/google_credentials.json",
         ),
     ],
 )
@@ -94,8 +94,8 @@ def test_ways_are_counted_with_the_missing_ones_last() -> None:
         WayToRun(missing=("b", "c")),
     ]
     assert [*count_ways(ways).items()] == [
-        ("as is", 1),
+        ("ready", 1),
         ("with a recording", 2),
         ("with private mail", 1),
-        ("missing something else", 2),
+        ("cannot run", 2),
     ]

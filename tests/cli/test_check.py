@@ -82,21 +82,21 @@ async def test_check_reports_what_a_failed_start_reports(shell: Shell, limited: 
         ("service", "moon"),
     ]
     assert dense["lacks"][1]["page"] == "docs/moon.md"
-    assert (dense["how"]["way"], find_answer["how"]["way"]) == ("missing", "as is")
+    assert (dense["how"]["way"], find_answer["how"]["way"]) == ("cannot run", "ready")
     assert output["findings"] == []
     assert await messages_at_a_start(limited, state) == dense["missing"]
 
 
 def test_text_output_has_a_line_per_task_and_a_summary(shell: Shell, limited: Path) -> None:
     lines = shell.run(*CHECK).stdout.splitlines()
-    assert lines[0] == "✗   dense: missing: the program of the MCP server gone, the service moon"
+    assert lines[0] == "✗   dense: cannot run: the program of the MCP server gone, the service moon"
     assert lines[1].startswith("      needs the program no-such-program for the MCP server 'gone'")
     assert "      → docs/moon.md" in lines
-    assert "ok  find-answer: as is" in lines
+    assert "ok  find-answer: ready" in lines
     assert lines[-6:-1] == [
         "1 of 2 can run here",
-        "  1 as is",
-        "  1 missing something else",
+        "  1 ready",
+        "  1 cannot run",
         "missing server programs: gone (1)",
         "missing services: moon (1)",
     ]
@@ -106,7 +106,7 @@ def test_text_output_has_a_line_per_task_and_a_summary(shell: Shell, limited: Pa
 def test_check_passes_if_all_selected_tasks_can_run(shell: Shell, limited: Path) -> None:
     done = shell.run(*CHECK, "--without", "services")
     assert done.returncode == 0
-    assert done.stdout.startswith("ok  find-answer: as is\n\n1 of 1 can run here\n  1 as is\nlimited: ")
+    assert done.stdout.startswith("ok  find-answer: ready\n\n1 of 1 can run here\n  1 ready\nlimited: ")
     assert limited.is_dir()
 
 
@@ -114,7 +114,7 @@ def test_without_an_engine_everything_but_programs_is_checked(shell: Shell, limi
     arguments = ("tasks", "--suite", "limited", "--provider", "docker", "--check")
     done = shell.run(*arguments, DOCKER_HOST="unix:///nowhere")
     assert done.returncode == 1
-    assert "1 of 2 can run here\n  1 as is\n  1 missing something else\n" in done.stdout
+    assert "1 of 2 can run here\n  1 ready\n  1 cannot run\n" in done.stdout
     assert "missing services: moon (1)\n" in done.stdout
     assert "✗   docker engine: no Docker engine answers at unix:///nowhere (" in done.stdout
     assert limited.is_dir()

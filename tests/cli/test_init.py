@@ -52,7 +52,7 @@ def test_the_created_suite_passes_its_own_test_and_what_is_printed_works(shell: 
     checked = shell.run("tasks", "--suite", "my suite", "--check")
     assert checked.returncode == 0
     assert checked.stdout.startswith(
-        f"ok  {TEMPLATE_TASK}: as is\n\n1 of 1 can run here\n  1 as is\nmy-suite: "
+        f"ok  {TEMPLATE_TASK}: ready\n\n1 of 1 can run here\n  1 ready\nmy-suite: "
     )
     tested = run_its_test(shell, "my suite")
     assert tested.returncode == 0, tested.stdout

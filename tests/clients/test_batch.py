@@ -319,7 +319,7 @@ async def test_ctrl_c_ends_a_batch_soon_and_closes_its_episodes(server_hangs: bo
         if not server_hangs:
             ended = [path.read_text() for path in (tmp_path / "episodes").glob("*/trajectory.jsonl")]
             assert len(ended) == 4
-            assert all("closed by its client" in each for each in ended)
+            assert all("its client left before grading" in each for each in ended)
 
 
 @pytest.mark.parametrize(("concurrency", "n"), [(0, 1), (1, 0)])

@@ -145,7 +145,7 @@ async def test_leaving_the_context_ends_the_episode_at_once(served: Served) -> N
         with pytest.raises(EpisodeEndedError) as caught:
             async with d.attach(handle):
                 pass
-    assert caught.value.reason == "closed by its client"
+    assert caught.value.reason == "its client left before grading"
 
 
 async def test_cancelling_while_an_episode_opens_leaves_none_behind(served: Served) -> None:

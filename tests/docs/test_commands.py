@@ -15,7 +15,7 @@ import decathlon_client
 import pytest
 from cyclopts import App, CycloptsError
 
-from decathlon_mcp.cli.app import command_line
+from decathlon_mcp.cli.app import HELP_ALL, command_line
 from decathlon_mcp.cli.options import CLIENT_NAMES, PREFIX, SERVE_NAMES, ServerOptions
 from decathlon_mcp.types import as_object
 from tests.docs.pages import PAGES, blocks, inline_code
@@ -147,6 +147,6 @@ def _commands(parent: App) -> Iterator[App]:
 
 
 def _options(command: App) -> Iterator[str]:
-    yield "--help"
+    yield from ("--help", HELP_ALL)
     for argument in command.assemble_argument_collection(parse_docstring=False):
         yield from argument.names

@@ -43,7 +43,7 @@ async def test_episode_ends_although_its_archives_cannot_be_removed(
             await ended(episode)
         assert episode.state.ending is Ending.CLOSED
         assert episode.verdict is not None
-        with pytest.raises(Exception, match="closed by its client"):
+        with pytest.raises(Exception, match="its client left before grading"):
             await make_call(episode, "probe__echo", CallParams.of({}))
 
 

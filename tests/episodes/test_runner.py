@@ -364,7 +364,7 @@ async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
     assert (call["event"], call["name"], call["arguments"]) == ("call", "probe__echo", {"text": "kept"})
     assert (reply["event"], reply["result"]["content"][0]["text"]) == ("reply", "kept")
     assert (claim["event"], claim["answer"]) == ("claim", "the answer")
-    assert (end["event"], end["ending"]) == ("end", "closed by its client")
+    assert (end["event"], end["ending"]) == ("end", "its client left before grading")
     folder = tmp_path / "state" / "episodes" / episode.id
     assert json.loads((folder / "verdict.json").read_text())["reward"] == 1.0
 
@@ -408,7 +408,7 @@ async def test_an_episode_closed_during_its_set_up_ends_at_once(tmp_path: Path) 
         episode = registry.start("find-answer", PLAYER)
         await episode.state.reach(Phase.OPENING)
         episode.close()
-        with pytest.raises(EpisodeEndedError, match="closed by its client"):
+        with pytest.raises(EpisodeEndedError, match="its client left before grading"):
             await episode.ready()
         assert episode.state.ending is Ending.CLOSED
         assert (await episode.evaluate()).status == "not_evaluated"

@@ -152,7 +152,7 @@ async def test_delete_ends_the_episode_at_once(served: Served, http: httpx2.Asyn
         served.task("find-answer"), headers={"Mcp-Session-Id": opened.headers["mcp-session-id"]}
     )
     await episode.state.reach(Phase.ENDED)
-    assert episode.state.ending == "closed by its client"
+    assert episode.state.ending == "its client left before grading"
     assert served.episodes.admission.active == 0
 
 

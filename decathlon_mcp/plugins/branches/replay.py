@@ -152,8 +152,8 @@ async def play_again(
 def _copy(episode: Episode, branch: Branch, *lines: JsonObject) -> None:
     """Write a call from both lines that it has in the other episode, of whose state this one is a copy.
 
-    Members of the lines may be `msgspec.Raw`, except for `seq`, `server`, `tool`, `failed` and `seconds`. Raises
-    SetUpError if the trajectory has no room.
+    Members of the lines may be `msgspec.Raw`, except for `seq`, `server`, `tool`, `failed` and `seconds`.
+    Raises SetUpError if the trajectory has no room.
     """
     call, reply = ({key: line[key] for key in line if key not in _OF_ONE_EPISODE} for line in lines)
     add = episode.trajectory.add
