@@ -77,7 +77,7 @@ async def test_files_are_listed_shown_and_downloaded(
     )
     assert f'href="{path}/files">Files that it left</a>' in (await person.get(path)).text
     page = (await person.get(f"{path}/files")).text
-    assert re.findall(r"<code>([^<]*)</code>", page) == ["out/", "out/report.md", "a.png"]
+    assert re.findall(r"<code>([^<]*)</code>", page) == ["a.png", "out/", "out/report.md"]
     assert (
         '<pre class="words" tabindex="0"># Sum\n42</pre>' in (await person.get(f"{path}/files?show=1")).text
     )

@@ -133,3 +133,16 @@ async def test_a_tool_whose_name_fits_comes_before_those_that_mention_it(person:
     # "Return the text."
     assert "probe__echo" in names[2:]
     await person.post(f"{path}/end", data={"sure": "yes"})
+
+
+async def test_the_tasks_are_sorted_by_a_link(person: httpx2.AsyncClient) -> None:
+    def tasks(page: str) -> list[str]:
+        return re.findall(r'<th scope="row"><a href="[^"]*">([^<]*)</a>', page)
+
+    page = (await person.get("/play", params={"q": "answer"})).text
+    (link,) = re.findall(r'<a href="(/play[^"]*)">task</a>', page)
+    page = (await person.get(unescape(link))).text
+    assert tasks(page) == sorted(tasks(page))
+    assert len(tasks(page)) > 1
+    (link,) = re.findall(r'<a href="(/play[^"]*)">task</a>', page)
+    assert tasks((await person.get(unescape(link))).text) == sorted(tasks(page), reverse=True)

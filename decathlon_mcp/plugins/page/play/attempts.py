@@ -54,6 +54,7 @@ from decathlon_mcp.plugins.page.play.reading import (
 )
 from decathlon_mcp.plugins.page.play.schema import Field, Kind
 from decathlon_mcp.plugins.page.site import Site, Visit
+from decathlon_mcp.plugins.page.sorting import Sorting
 from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import JsonObject, as_object
 
@@ -64,6 +65,7 @@ SHOWN_CALLS = 50
 MAX_FORMS = 256
 """Forms that are kept, of tools that differ."""
 MAX_DESCRIPTION_CHARACTERS = 4_000
+TASK_COLUMNS = ("task", "suite", "split", "-here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,15 @@ class PlayPages:
         def render() -> Response:
             tasks = list_tasks(catalogue, [name for name, _, _ in catalogue])
             found = [task for task in tasks if text in json.dumps(task, ensure_ascii=False).lower()]
-            found.sort(key=lambda task: _rank(text, task["id"]))
+            sorting = Sorting.of(visit, "/play", TASK_COLUMNS, "fit", parameters={"q": text})
+            keys: dict[str, Callable[[JsonObject], Any]] = {
+                "fit": lambda task: _rank(text, task["id"]),
+                "task": lambda task: task["id"],
+                "suite": lambda task: task["suite"],
+                "split": lambda task: task["splits"],
+                "here": lambda task: task["runnable"],
+            }
+            found = sorting.sorted(found, keys)
             chosen = prompt = None
             if wanted:
                 suite, task = catalogue.find(wanted)
@@ -149,6 +159,7 @@ class PlayPages:
             return visit.render(
                 "play_tasks.html",
                 tasks=found,
+                sorting=sorting,
                 chosen=chosen,
                 prompt=prompt,
                 search=text,
