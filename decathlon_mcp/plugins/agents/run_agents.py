@@ -180,7 +180,7 @@ async def run_agents(settings: Settings, agent: Agent, options: RunOptions) -> i
         _print_table(results, options.attempts)
     _report_failures(played)
     if missing:
-        report(f"{missing} attempts have no verdict: the same command plays them")
+        report(f"without a verdict: {_number(missing, 'attempt')}; the same command plays what is missing")
     if not options.as_json and played:
         _print_look(run, played, settings.state)
     if watcher.status is not None:
@@ -323,7 +323,11 @@ def _announce(run: str, tasks: list[str], options: RunOptions, record: StoredAtt
     done, total = record.count(tasks, options.attempts), len(tasks) * options.attempts
     have = f", of which {done} have a verdict already" if done else ""
     hint = "; --run NAME begins another run" if done == total else ""
-    report(f"run {printed(run)}: {total} attempts at {len(tasks)} tasks{have}{hint}")
+    report(f"run {printed(run)}: {_number(total, 'attempt')} at {_number(len(tasks), 'task')}{have}{hint}")
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _name(result: Result[Any]) -> str:
@@ -375,7 +379,7 @@ def _print_table(results: Attempts, attempts: int) -> None:
         if rate is not None:
             rates.append(rate)
     print_table(["task", *(f"#{number + 1}" for number in numbers), "pass@1"], rows)
-    of_tasks = f"mean over {len(rates)} task{'' if len(rates) == 1 else 's'}"
+    of_tasks = f"mean over {_number(len(rates), 'task')}"
     error = " with its standard error" if len(rates) > 1 else ""
     sys.stdout.write(f"pass@1 {estimate_text(Sums.of(rates).estimate)} ({of_tasks}{error})\n")
 
