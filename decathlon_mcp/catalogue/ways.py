@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from decathlon_mcp.catalogue.requirements import MissingRequirement
@@ -15,7 +16,7 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
 
-WayName: TypeAlias = Literal["as is", "with a recording", "with a private service", "missing"]
+WayName: TypeAlias = Literal["as is", "with a recording", "with a private service", "missing", "broken"]
 
 PRIVATE_SERVICES: Mapping[str, str] = {
     "canvas": "a private Canvas",
@@ -33,7 +34,6 @@ KINDS: Mapping[str, str] = {
     "package": "the program of the MCP server ",
     "local tool": "the local tool ",
     "text": "",
-    "broken": "",
 }
 """What is written before the name of a missing requirement, by its kind."""
 
@@ -45,17 +45,21 @@ class WayToRun:
     `recording`: it needs the internet, or a recording of it. `to_record`: credentials that it lacks and that
     only recording takes. `services`: those that its episodes can have to themselves and that are not hosted,
     as texts for people. `missing`: whatever else it lacks, as texts for people; with any, it cannot run, and
-    its text has `to_record` among them.
+    its text has `to_record` among them. `broken`: files of the checkout with errors; with any, it cannot run
+    either.
     """
 
     recording: bool = False
     to_record: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
 
     @property
     def name(self) -> WayName:
         """The way in one word; a task that takes a recording and a private service is `with a recording`."""
+        if self.broken:
+            return "broken"
         if self.missing:
             return "missing"
         if self.recording:
@@ -64,7 +68,10 @@ class WayToRun:
 
     @property
     def text(self) -> str:
-        """`as is`, `with …`, or `missing: …`."""
+        """`as is`, `with …`, `missing: …` or `broken: …`."""
+        if self.broken:
+            missing = f"; missing: {', '.join(self.missing)}" if self.missing else ""
+            return f"broken: {', '.join(self.broken)}{missing}"
         if self.missing:
             # Without a network, a task that is missing something else takes these as well.
             return f"missing: {', '.join((*self.missing, *self.to_record))}"
@@ -81,6 +88,7 @@ class WayToRun:
             "to_record": list(self.to_record),
             "services": list(self.services),
             "missing": list(self.missing),
+            "broken": list(self.broken),
         }
 
 
@@ -96,12 +104,16 @@ def way_to_run(suite: Suite, task: Task, missing: Sequence[MissingRequirement]) 
     }
     to_record: list[str] = []
     others: list[str] = []
+    broken: list[str] = []
     for requirement in missing:
         if requirement.kind == "service" and requirement.name in PRIVATE_SERVICES:
             continue
         if recording and requirement.kind in SOLVED_BY_A_RECORDING:
             continue
-        if recording and requirement.kind == "credential" and requirement.name in recordable:
+        if requirement.kind == "broken":
+            file = Path(requirement.name)
+            broken.append(str(file.relative_to(suite.path) if file.is_relative_to(suite.path) else file))
+        elif recording and requirement.kind == "credential" and requirement.name in recordable:
             to_record.append(requirement.name)
         else:
             name = sources.get(requirement.name, requirement.name)
@@ -112,16 +124,19 @@ def way_to_run(suite: Suite, task: Task, missing: Sequence[MissingRequirement]) 
         # A service with an image runs in a sandbox of the episode, whether it is declared or not.
         if name in PRIVATE_SERVICES and (service.image is not None or not service.available)
     ]
-    return WayToRun(recording, tuple(to_record), tuple(services), tuple(dict.fromkeys(others)))
+    unique = tuple(dict.fromkeys(others)), tuple(dict.fromkeys(broken))
+    return WayToRun(recording, tuple(to_record), tuple(services), *unique)
 
 
 def count_ways(ways: Iterable[WayToRun]) -> dict[str, int]:
     """The number of tasks for each way; those with a missing requirement last, together."""
     counts: dict[str, int] = {}
     for way in ways:
-        text = "missing something else" if way.missing else _without_key(way).text
+        text = _without_key(way).text
+        if way.missing or way.broken:
+            text = "broken" if way.broken else "missing something else"
         counts[text] = counts.get(text, 0) + 1
-    order = {"as is": 0, "missing something else": 2}
+    order = {"as is": 0, "missing something else": 2, "broken": 3}
     return dict(sorted(counts.items(), key=lambda item: (order.get(item[0], 1), -item[1], item[0])))
 
 
