@@ -79,8 +79,8 @@ class Settings(BaseModel):
     )
     provider: str | None = Field(
         None,
-        description="Sandbox backend: `host` for namespaces of this machine without a daemon, or a plug-in's: "
-        "`docker`, `podman`, `prime`, or another package's. [starter: host, else docker; with "
+        description="Sandbox backend: `host` for namespaces of this machine without a daemon, or a "
+        "plug-in's: `docker`, `podman`, `prime`, or another package's. [starter: host, else docker; with "
         "`--kernel` or a folder as `--image`: host]",
     )
     provider_option: tuple[str, ...] = Field(

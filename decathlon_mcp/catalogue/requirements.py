@@ -8,6 +8,7 @@ programs of the MCP servers are looked for inside a sandbox: `probe_command` is 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
@@ -51,7 +52,7 @@ DEFAULT_PAGES: Mapping[RequirementKind, str] = {
     "credential": "docs/toolathlon.md#which-tasks-run",
     "service": "docs/toolathlon.md#which-tasks-run",
     "server": "docs/writing-tasks.md",
-    "package": "docs/toolathlon.md#play-it",
+    "package": "docs/writing-tasks.md#a-server-from-npm-or-pypi",
     "local tool": "docs/writing-tasks.md#suiteyaml",
     "network": "docs/operating.md#settings",
     "recording": "docs/recorded-web.md#record",
@@ -106,12 +107,13 @@ class MissingProgram:
     """The program of an MCP server that a sandbox does not have.
 
     `downloadable`: npm or uv downloads it when the server starts, if the sandbox has a network. `cure` says
-    where it was looked for and what to do.
+    where it was looked for and what to do. `hidden`: this machine has it, where its sandboxes see nothing.
     """
 
     description: str
     downloadable: bool
     cure: str
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,8 @@ def missing_requirements(suite: Suite, task: Task, host: HostInfo) -> list[Missi
     for name in needs.servers:
         program = programs.get(name)
         if program is not None and not (program.downloadable and can_download):
-            what = f"{program.description} for the MCP server {name!r}, which is missing"
+            state = "not visible in the sandbox" if program.hidden else "missing"
+            what = f"{program.description} for the MCP server {name!r}, which is {state}"
             lacks("package", name, f"{what}: {program.cure}", key=f"package.{name}")
     missing += (broken_file(suite, error) for error in task.errors)
     for name in needs.servers:
@@ -240,6 +243,11 @@ def _missing_service(suite: Suite, name: str, host: HostInfo) -> str:
     return ""
 
 
+VISIBLE = (
+    "install it below /usr/local or in the environment of the server's Python, put it into the checkout's "
+    "local_servers, or choose `--isolation none`"
+)
+"""What to do about a program that sandboxes in namespaces do not see."""
 _PROBE_OUTPUT = TypeAdapter(dict[str, tuple[str, bool]])
 
 
@@ -248,25 +256,45 @@ def probe_command(suite: Suite, *, root: PurePosixPath) -> list[str]:
 
     `root` is the suite's root in that sandbox.
     """
-    servers = [
-        {"name": spec["name"], "command": spec["command"], "args": spec["args"]}
+    servers = {
+        spec["name"]: {
+            "command": spec["command"],
+            "args": spec["args"],
+            "paths": suite.servers[spec["name"]].absolute_paths,
+        }
         for spec in suite.all_server_specs(root=root)
-    ]
+    }
     folders = (suite.profile.local_servers, suite.profile.local_binaries)
     order = {"root": str(root), "own": [f"{root / folder}/" for folder in folders], "servers": servers}
     return ["python3", "-c", source("program_probe"), json.dumps(order)]
 
 
-def parse_missing_programs(output: str, cure: str) -> Mapping[str, MissingProgram]:
+def parse_missing_programs(suite: Suite, output: str, where: str) -> Mapping[str, MissingProgram]:
     """The missing programs by MCP server, from the output of `probe_command`.
 
-    Raises SuiteError for any other output.
+    `where`: the image that was looked through, as `the image NAME`; empty for the files of this machine, of
+    which a sandbox may see a part only. Raises SuiteError for any other output.
     """
     try:
         programs = _PROBE_OUTPUT.validate_json(output)
     except ValidationError:
         raise SuiteError("the check for the servers' programs printed no result") from None
-    return {
-        name: MissingProgram(description, downloadable, cure)
-        for name, (description, downloadable) in programs.items()
-    }
+    looked = f"in {where}" if where else "on this machine"
+    cure = f"looked for {looked}; install it there, or name another with --image"
+    missing: dict[str, MissingProgram] = {}
+    for name, (description, downloadable) in programs.items():
+        place = "" if where else _place_here(suite, name, description)
+        missing[name] = MissingProgram(
+            description, downloadable, f"{place}; {VISIBLE}" if place else cure, bool(place)
+        )
+    return missing
+
+
+def _place_here(suite: Suite, server: str, description: str) -> str:
+    """Where this machine has the program or file of a description by the probe; empty if it does not."""
+    config = suite.servers.get(server)
+    for text in () if config is None else (config.command, *config.absolute_paths):
+        if description in (f"the program {text}", f"the file {text}"):
+            found = shutil.which(text) or (text if Path(text).exists() else None)
+            return "" if found is None else f"this machine has it at {found}"
+    return ""

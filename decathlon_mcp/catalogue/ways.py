@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from decathlon_mcp.catalogue.requirements import MissingRequirement
@@ -15,10 +16,11 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
 
-WayName: TypeAlias = Literal["ready", "with a recording", "with a private service", "cannot run"]
+WayName: TypeAlias = Literal["ready", "with a recording", "with a private service", "cannot run", "broken"]
 
 READY: Final = "ready"
 CANNOT_RUN: Final = "cannot run"
+BROKEN: Final = "broken"
 PRIVATE_SERVICES: Mapping[str, str] = {
     "canvas": "a private Canvas",
     "poste": "private mail",
@@ -35,7 +37,6 @@ KINDS: Mapping[str, str] = {
     "package": "the program of the MCP server ",
     "local tool": "the local tool ",
     "text": "",
-    "broken": "",
 }
 """What is written before the name of a missing requirement, by its kind."""
 
@@ -47,17 +48,21 @@ class WayToRun:
     `recording`: it needs the internet, or a recording of it. `to_record`: credentials that it lacks and that
     only recording takes. `services`: those that its episodes can have to themselves and that are not hosted,
     as texts for people. `missing`: whatever else it lacks, as texts for people; with any, it cannot run, and
-    its text has `to_record` among them.
+    its text has `to_record` among them. `broken`: files of the checkout with errors; with any, it cannot run
+    either.
     """
 
     recording: bool = False
     to_record: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
 
     @property
     def name(self) -> WayName:
         """The way in one word; a task that takes a recording and a private service is `with a recording`."""
+        if self.broken:
+            return BROKEN
         if self.missing:
             return CANNOT_RUN
         if self.recording:
@@ -66,7 +71,10 @@ class WayToRun:
 
     @property
     def text(self) -> str:
-        """`ready`, `with …`, or `cannot run: …`, with what it lacks."""
+        """`ready`, `with …`, `cannot run: …` with what it lacks, or `broken: …`."""
+        if self.broken:
+            lacks = f"; {CANNOT_RUN}: {', '.join(self.missing)}" if self.missing else ""
+            return f"{BROKEN}: {', '.join(self.broken)}{lacks}"
         if self.missing:
             # Without a network, such a task takes these as well.
             return f"{CANNOT_RUN}: {', '.join((*self.missing, *self.to_record))}"
@@ -83,6 +91,7 @@ class WayToRun:
             "to_record": list(self.to_record),
             "services": list(self.services),
             "missing": list(self.missing),
+            "broken": list(self.broken),
         }
 
 
@@ -98,12 +107,16 @@ def way_to_run(suite: Suite, task: Task, missing: Sequence[MissingRequirement]) 
     }
     to_record: list[str] = []
     others: list[str] = []
+    broken: list[str] = []
     for requirement in missing:
         if requirement.kind == "service" and requirement.name in PRIVATE_SERVICES:
             continue
         if recording and requirement.kind in SOLVED_BY_A_RECORDING:
             continue
-        if recording and requirement.kind == "credential" and requirement.name in recordable:
+        if requirement.kind == "broken":
+            file = Path(requirement.name)
+            broken.append(str(file.relative_to(suite.path) if file.is_relative_to(suite.path) else file))
+        elif recording and requirement.kind == "credential" and requirement.name in recordable:
             to_record.append(requirement.name)
         else:
             name = sources.get(requirement.name, requirement.name)
@@ -114,16 +127,19 @@ def way_to_run(suite: Suite, task: Task, missing: Sequence[MissingRequirement]) 
         # A service with an image runs in a sandbox of the episode, whether it is declared or not.
         if name in PRIVATE_SERVICES and (service.image is not None or not service.available)
     ]
-    return WayToRun(recording, tuple(to_record), tuple(services), tuple(dict.fromkeys(others)))
+    unique = tuple(dict.fromkeys(others)), tuple(dict.fromkeys(broken))
+    return WayToRun(recording, tuple(to_record), tuple(services), *unique)
 
 
 def count_ways(ways: Iterable[WayToRun]) -> dict[str, int]:
     """The number of tasks for each way; those with a missing requirement last, together."""
     counts: dict[str, int] = {}
     for way in ways:
-        text = CANNOT_RUN if way.missing else _without_key(way).text
+        text = _without_key(way).text
+        if way.missing or way.broken:
+            text = BROKEN if way.broken else CANNOT_RUN
         counts[text] = counts.get(text, 0) + 1
-    order: dict[str, int] = {READY: 0, CANNOT_RUN: 2}
+    order: dict[str, int] = {READY: 0, CANNOT_RUN: 2, BROKEN: 3}
     return dict(sorted(counts.items(), key=lambda item: (order.get(item[0], 1), -item[1], item[0])))
 
 

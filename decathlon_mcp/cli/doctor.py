@@ -18,11 +18,13 @@ from rich.console import Console
 
 from decathlon_mcp.app import create_catalogue, sandbox_factories
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.catalogue.requirements import broken_file
 from decathlon_mcp.cli.options import describe_unknown_variables, unknown_variables
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.readiness import check_readiness, format_finding
 from decathlon_mcp.cli.tasks import summarize_missing
-from decathlon_mcp.errors import DecathlonError, SettingsError
+from decathlon_mcp.episodes.suite_probe import GraderFinding
+from decathlon_mcp.errors import DecathlonError, SettingsError, SuiteError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import Tokens
@@ -100,14 +102,23 @@ async def _check_suites(catalogue: Catalogue, settings: Settings) -> AsyncGenera
         count = len(suite.tasks)
         yield Finding(f"suite {suite.name}", True, f"{count} tasks at {suite.path} ({suite.version_text})")
     owner = f"doctor-{os.getpid()}"
+    broken: dict[tuple[str, str], SuiteError] = {}
     with tempfile.TemporaryDirectory(prefix="decathlon-doctor-") as folder:
         try:
             async with sandbox_factories(catalogue.suites, owner, settings, Path(folder)) as factories:
                 async for result in check_readiness(catalogue, factories, settings.max_sandboxes):
+                    if isinstance(result, GraderFinding):
+                        broken |= {(result.suite, task): error for task, error in result.errors.items()}
                     yield result
         except SettingsError as error:
             yield Finding("settings", False, error.message, "docs/operating.md#settings")
-    missing = [catalogue.missing_requirements(suite, task) for _, suite, task in catalogue]
+    missing = [
+        [
+            *catalogue.missing_requirements(suite, task),
+            *(broken_file(suite, error) for key, error in broken.items() if key == (suite.name, task.id)),
+        ]
+        for _, suite, task in catalogue
+    ]
     runnable = sum(not requirements for requirements in missing)
     summary = summarize_missing(itertools.chain(*missing))
     yield finding(

@@ -44,6 +44,10 @@ AT_ONCE = 200
 OUTPUT_BYTES = 1 << 20
 MAX_ERRORS = 8
 """Errors in rubrics that a finding shows."""
+PAGES = {
+    "evaluators": "docs/writing-tasks.md explains evaluators",
+    "rubrics": "docs/rewards.md#dense-rewards explains rubrics",
+}
 _OUTPUT = TypeAdapter(dict[str, str])
 
 
@@ -136,9 +140,7 @@ def _finding(suite: Suite, what: str, count: int, errors: Mapping[str, SuiteErro
         f"{what} of {suite.name}",
         not errors,
         "\n".join([f"{len(errors)} of {count} are invalid", *shown]) if errors else f"{count}",
-        "docs/rewards.md#dense-rewards explains rubrics; `decathlon-mcp tasks --check` names the tasks"
-        if errors
-        else "",
+        f"{PAGES[what]}; `decathlon-mcp tasks --check` names the tasks" if errors else "",
         required=False,
         suite=suite.name,
         errors=errors,
@@ -159,9 +161,9 @@ async def _probe(
             cwd=str(sandbox.root),
             timeout_seconds=PROGRAMS_SECONDS,
         )
-        where = f"in the image {factory.image}" if factory.image else "on this machine"
-        cure = f"looked for {where}; install it there, or name another with --image"
-        catalogue.record_missing_programs(factory.suite, parse_missing_programs(result.stdout, cure))
+        where = f"the image {factory.image}" if factory.image else ""
+        missing = parse_missing_programs(factory.suite, result.stdout, where)
+        catalogue.record_missing_programs(factory.suite, missing)
         zone = await driver.run(
             [*factory.suite.profile.python, "-c", ZONE_SCRIPT],
             cwd=str(sandbox.root),

@@ -1,11 +1,12 @@
 """Finds out, in a sandbox, which programs of a suite's MCP servers are missing there.
 
-    python3 -c SOURCE '{"root": DIR, "own": [DIR/, ...], "servers": [{"name", "command", "args"}, ...]}'
+    python3 -c SOURCE '{"root": DIR, "own": [DIR/, ...], "servers": {NAME: SERVER}}'
 
-Prints `{SERVER: [DESCRIPTION, DOWNLOADABLE]}` for each server with a missing program; DOWNLOADABLE: npm or uv
-downloads it if there is a network. Only what is certain counts as missing: a command that is not in PATH, a
-file below one of the folders `own`, a package in none of the places where `npx`, `uvx` and `uv run` find it
-without a network. Starts nothing. Standard library only, any Python from 3.10.
+SERVER is `{"command", "args", "paths"}`; `paths` are files outside of the suite that it needs.
+Prints `{NAME: [DESCRIPTION, DOWNLOADABLE]}` for each server with a missing program; DOWNLOADABLE: npm or uv
+downloads it if there is a network. Only what is certain counts as missing: a command that is not in PATH, one
+of `paths`, a file below one of the folders `own`, a package in none of the places where `npx`, `uvx` and `uv
+run` find it without a network. Starts nothing. Standard library only, any Python from 3.10.
 """
 
 from __future__ import annotations
@@ -27,20 +28,23 @@ def main() -> None:
     order = json.loads(sys.argv[1])
     root, own = Path(order["root"]), tuple(order["own"])
     missing = {
-        server["name"]: program
-        for server in order["servers"]
-        if (program := missing_program(root, own, server["command"], server["args"])) is not None
+        name: program
+        for name, server in order["servers"].items()
+        if (program := missing_program(root, own, **server)) is not None
     }
     sys.stdout.write(json.dumps(missing) + "\n")
 
 
 def missing_program(
-    root: Path, own: tuple[str, ...], command: str, args: list[str]
+    root: Path, own: tuple[str, ...], command: str, args: list[str], paths: list[str]
 ) -> tuple[str, bool] | None:
     """The missing program of one server; None if none is certain to be missing."""
     for text in (command, *args):
         if text.startswith(own) and not Path(text).exists():
             return f"the file {text}", False
+    for text in paths:
+        if not Path(text).exists():
+            return f"the {'program' if text == command else 'file'} {text}", False
     if "/" not in command and shutil.which(command) is None:
         return f"the program {command}", False
     arguments = [arg for arg in args if arg not in FLAGS]

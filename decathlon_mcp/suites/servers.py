@@ -23,6 +23,8 @@ log = logging.getLogger("decathlon.suites")
 
 FOLDER = PurePosixPath("configs/mcp_servers")
 
+SCRIPTS = frozenset({".py", ".js", ".mjs", ".cjs", ".sh"})
+
 BY_URL = (
     "servers that are reached by URL are not supported; a server of type stdio was expected: use "
     "`command: npx` and `args: [-y, mcp-remote, URL]` in its params, which relays to that URL"
@@ -83,6 +85,13 @@ class ServerConfig:
     env: tuple[tuple[str, str], ...] = ()
     cwd: str | None = None
     request_seconds: float | None = None
+
+    @property
+    def absolute_paths(self) -> list[str]:
+        """Its command and its script, where they are absolute paths without templates."""
+        script = next((arg for arg in self.args if not arg.startswith("-")), "")
+        paths = [self.command, *([script] if PurePosixPath(script).suffix in SCRIPTS else [])]
+        return [path for path in paths if path.startswith("/") and not template_names(path)]
 
     @property
     def templates(self) -> frozenset[str]:

@@ -248,6 +248,9 @@ SERVERS: dict[str, tuple[str, Sequence[str]]] = {
     "no-file": ("sh", ["${local_servers_paths}/two/main.py"]),
     "no-program": ("no-such-program", []),
     "unknown": ("sh", ["-c", "whatever"]),
+    "no-path": ("/no/such/program", []),
+    "no-script-path": ("python3", ["-u", "/no/such/server.py", "/not/a/script"]),
+    "unfilled": ("${config.folder}/program", ["${config.folder}/server.py"]),
 }
 
 
@@ -266,7 +269,7 @@ def probed(checkout: Checkout, tmp_path: Path) -> tuple[Suite, str]:
         root / ".venv/lib/python3.12/site-packages/good/__init__.py",
         root / "local_servers/one/main.py",
         home / ".local/share/uv/tools/some-tool/x",
-        *(programs / name for name in ("npx", "uvx", "uv", "sh")),
+        *(programs / name for name in ("npx", "uvx", "uv", "sh", "python3")),
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o755)
@@ -289,6 +292,8 @@ def test_the_probe_finds_missing_programs_without_starting_any(probed: tuple[Sui
         "no-folder": [f"the file {root}/local_servers/two", False],
         "no-file": [f"the file {root}/local_servers/two/main.py", False],
         "no-program": ["the program no-such-program", False],
+        "no-path": ["the program /no/such/program", False],
+        "no-script-path": ["the file /no/such/server.py", False],
     }
 
 
@@ -297,13 +302,37 @@ def test_a_downloadable_program_is_missing_only_without_a_network(probed: tuple[
     online, offline = suite.tasks["find-paper"], suite.tasks["offline"]
     catalogue = Catalogue([suite])
     assert catalogue.missing_requirements(suite, online) == []
-    catalogue.record_missing_programs(suite, parse_missing_programs(output, "looked for in the image x"))
+    catalogue.record_missing_programs(suite, parse_missing_programs(suite, output, "the image x"))
     (requirement,) = catalogue.missing_requirements(suite, online)
     assert (requirement.kind, requirement.name) == ("package", "no-file")
     assert requirement.message.endswith(
-        "for the MCP server 'no-file', which is missing: looked for in the image x"
+        "for the MCP server 'no-file', which is missing: looked for in the image x; install it there, or "
+        "name another with --image"
     )
     assert [item.name for item in catalogue.missing_requirements(suite, offline)] == ["gone"]
+
+
+def test_a_program_of_this_machine_that_sandboxes_do_not_see_is_called_so(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    program = tmp_path / "server"
+    program.touch(mode=0o755)
+    checkout.server("shop", f"params: {{command: {program}}}")
+    checkout.server("git", "params: {command: sh}")
+    checkout.task("find-paper", servers=("shop", "git"))
+    checkout.write("suite.yaml", "tasks: {find-paper: {network: false}}\n")
+    suite = checkout.load()
+    catalogue = Catalogue([suite])
+    found = json.dumps({"shop": [f"the program {program}", False], "git": ["the npm package x", True]})
+    sentences: dict[str, list[str]] = {}
+    for where in ("", "the image x"):
+        catalogue.record_missing_programs(suite, parse_missing_programs(suite, found, where))
+        sentences[where] = catalogue.missing_sentences(suite, suite.tasks["find-paper"])
+    hidden, missing = sentences[""]
+    assert "which is not visible in the sandbox: this machine has it at " in hidden
+    assert "`--isolation none`" in hidden
+    assert "which is missing: looked for on this machine" in missing
+    assert all("which is missing: looked for in the image x" in text for text in sentences["the image x"])
 
 
 def test_programs_missing_in_one_suites_sandboxes_do_not_affect_another(
@@ -312,15 +341,17 @@ def test_programs_missing_in_one_suites_sandboxes_do_not_affect_another(
     suite, output = probed
     twin = load_suite(suite.path.rename(tmp_path / "twin"))
     catalogue = Catalogue([suite, twin])
-    catalogue.record_missing_programs(suite, parse_missing_programs(output, ""))
+    catalogue.record_missing_programs(suite, parse_missing_programs(suite, output, ""))
     assert not catalogue.is_runnable(suite, suite.tasks["offline"])
     assert catalogue.is_runnable(twin, twin.tasks["offline"])
 
 
 @pytest.mark.parametrize("output", ["", "{}x", '{"a": "b"}', "[]"])
-def test_invalid_output_of_the_probe_is_an_error(output: str) -> None:
+def test_invalid_output_of_the_probe_is_an_error(checkout: Checkout, output: str) -> None:
+    checkout.task()
+    suite = checkout.load()
     with pytest.raises(SuiteError, match="printed no result"):
-        parse_missing_programs(output, "")
+        parse_missing_programs(suite, output, "")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
+from decathlon_mcp.catalogue.requirements import HostInfo, broken_file, missing_requirements
 from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
+from decathlon_mcp.suites.documents import file_error
 
 if TYPE_CHECKING:
     from tests.suites.conftest import Checkout
@@ -99,3 +100,17 @@ def test_ways_are_counted_with_the_missing_ones_last() -> None:
         ("with private mail", 1),
         ("cannot run", 2),
     ]
+
+
+def test_a_task_with_a_file_that_has_an_error_is_broken(checkout: Checkout) -> None:
+    checkout.server("github")
+    checkout.write("configs/token_key_session.py", UNFILLED)
+    checkout.task(servers=("github",))
+    suite = checkout.load()
+    task = suite.tasks["find-paper"]
+    error = file_error(suite.path / task.folder / "evaluation/rubric.yaml", "not YAML")
+    requirements = [*missing_requirements(suite, task, HostInfo()), broken_file(suite, error)]
+    found = way_to_run(suite, task, requirements)
+    assert found.name == "broken"
+    assert found.text == f"broken: {task.folder}/evaluation/rubric.yaml; cannot run: github_token"
+    assert count_ways([found]) == {"broken": 1}

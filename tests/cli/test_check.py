@@ -132,7 +132,32 @@ def test_a_rubric_function_that_cannot_be_imported_is_reported_with_file_and_lin
     ready = shell.run("doctor", "--suite", "mine", "--port", "0")
     assert ready.returncode == 1
     assert "its parameter 'colour' is none of agent_workspace, groundtruth" in ready.stdout
-    assert ready.stdout.endswith("Not ready: rubrics of mine\n")
+    assert "tasks: 0 of 1 can run here" in ready.stdout
+    assert ready.stdout.endswith("Not ready: rubrics of mine, tasks\n")
+
+
+def test_a_broken_rubric_is_called_broken(shell: Shell) -> None:
+    copy_template(shell.folder / "mine")
+    rubric = f"tasks/mine/{TEMPLATE_TASK}/evaluation/rubric.yaml"
+    (shell.folder / "mine" / rubric).write_text("weights: [")
+    lines = shell.run("tasks", "--suite", "mine", "--check").stdout.splitlines()
+    assert lines[0] == f"✗   {TEMPLATE_TASK}: broken: {rubric}"
+    assert "rubric.yaml, line 2: not YAML" in lines[1]
+    assert "  1 broken" in lines
+
+
+def test_a_program_outside_of_the_sandbox_is_not_visible_there(shell: Shell) -> None:
+    copy_template(shell.folder / "mine")
+    program = shell.folder / "server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    server = shell.folder / "mine/configs/mcp_servers/shop.yaml"
+    server.write_text(server.read_text().replace("command: python3", f"command: {program}"))
+    arguments = ("tasks", "--suite", "mine", "--check", "--provider", "host")
+    if "not visible in the sandbox" not in (output := shell.run(*arguments).stdout):
+        pytest.skip(f"no namespaces here: {output}")
+    assert f"needs the program {program} for the MCP server 'shop', which is not visible" in output
+    assert "ready" in shell.run(*arguments, "--isolation", "none").stdout
 
 
 def test_an_evaluator_that_python_cannot_run_is_named(shell: Shell) -> None:
