@@ -47,6 +47,7 @@ _PROMPT = {
 }
 HEADER_MARKER = b"x-mcp-header"
 """What is in the schema of a tool some of whose arguments must be repeated in headers."""
+LISTEN = "subscriptions/listen"
 NO_CALLS = (
     "This MCP session made no tool call before `evaluate`. If you did make calls, your client opens a "
     "session for each of them, and at a task's address every session is an episode of its own. Start an "
@@ -202,9 +203,9 @@ class TaskService(EpisodeService):
         capabilities: JsonObject = {"tools": {}, "prompts": {}}
         return {"supportedVersions": list(HANDSHAKE_VERSIONS), "capabilities": capabilities}
 
-    async def serve(self, request: Request) -> Result:
-        if request.session is not None:
-            return await super().serve(request)
+    async def _respond(self, request: Request) -> Result:
+        if request.session is not None or request.method not in {*self.methods, LISTEN}:
+            return await super()._respond(request)
         raise McpError(
             UNSUPPORTED_VERSION,
             "at this address an MCP session is an episode: use a protocol revision with a handshake, or "
