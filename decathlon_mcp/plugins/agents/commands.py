@@ -55,7 +55,7 @@ def add_commands(app: App) -> None:
 
 
 def run(
-    words: Annotated[tuple[str, ...], Parameter(metavar="[TASK...] [-- COMMAND]", negative=())] = (),
+    words: Annotated[tuple[str, ...], Parameter(name="TASK", negative=())] = (),
     /,
     *,
     agent: Literal["claude", "codex", "opencode", "gemini"] | None = None,
