@@ -22,8 +22,8 @@ from decathlon_mcp.catalogue.requirements import broken_file
 from decathlon_mcp.cli.options import describe_unknown_variables, unknown_variables
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.readiness import check_readiness, format_finding
+from decathlon_mcp.cli.suite_probe import GraderFinding
 from decathlon_mcp.cli.tasks import summarize_missing
-from decathlon_mcp.episodes.suite_probe import GraderFinding
 from decathlon_mcp.errors import DecathlonError, SettingsError, SuiteError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.hooks import load, plugins

@@ -14,7 +14,7 @@ from decathlon_client.sync import Decathlon as SyncDecathlon
 
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.storage.keys import load_or_create_page_key
+from decathlon_mcp.plugins.page.access import load_or_create_page_key
 from tests.clients import broken_players
 from tests.page.sites import browser, page_over, sign_in
 from tests.probe.serving import Served, folder_of
