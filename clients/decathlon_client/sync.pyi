@@ -14,6 +14,7 @@ from decathlon_client.opener import OpeningOptions
 from decathlon_client.progress import Tally
 from decathlon_client.resending import RESEND_SECONDS
 from decathlon_client.results import Result, Summary
+from decathlon_client.resume import VerdictRecord
 from decathlon_client.session import ServerEndpoint
 from decathlon_client.values import (
     Filters,
@@ -112,16 +113,17 @@ class Episode:
         text: str,
         *,
         role: NoteRole = "assistant",
-        usage: Mapping[str, int] | None = None,
+        usage: Mapping[str, float] | None = None,
         calls: int | None = None,
         timeout: float | None = None,
     ) -> None:
         """Add a message of the model to the episode's record, for people who read it.
 
-        Evaluators do not see it. Possible until the episode ends. `usage`: token counts, such as
-        `{"input_tokens": 1200, "output_tokens": 80}`. `calls`: how many calls came before it; by default all
-        until now. A long text becomes several notes. `timeout` is in seconds, for all of them. Raises
-        ClientError, also if the episode has too many, and CallTimeoutError: then the last one may be there.
+        Evaluators do not see it. Possible until the episode ends. `usage`: token counts and their cost, such
+        as `{"input_tokens": 1200, "output_tokens": 80, "cost_usd": 0.0048}`; the page shows their sums.
+        `calls`: how many calls came before it; by default all until now. A long text becomes several notes.
+        `timeout` is in seconds, for all of them. Raises ClientError, also if the episode has too many, and
+        CallTimeoutError: then the last one may be there.
         """
 
     def evaluate(self, *, on_progress: OnProgress | None = None, timeout: float | None = None) -> Verdict:
@@ -364,7 +366,7 @@ class Decathlon:
         player_seconds: float | None = None,
         group_seconds: float | None = None,
         late: Late = "truncate",
-        resume: str | PathLike[str] | None = None,
+        resume: str | PathLike[str] | VerdictRecord | None = None,
         **options: Unpack[OpeningOptions],
     ) -> AbstractContextManager[Batch]:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.

@@ -59,7 +59,7 @@ def test_a_reader_that_leaves_ends_demo_without_a_traceback(shell: Shell) -> Non
 def test_standard_streams_that_are_closed_are_no_descriptors_of_the_event_loop(shell: Shell) -> None:
     program = "import os, sys; from decathlon_mcp.cli import main\ntry: main()\nfinally: os.fstat(0)"
     done = subprocess.run(
-        [sys.executable, "-c", program, "version"],
+        [sys.executable, "-c", program, "--version"],
         cwd=shell.folder,
         env=shell.environment,
         preexec_fn=lambda: os.close(0),

@@ -147,10 +147,10 @@ async def test_synchronous_player_is_described_too(served: Served) -> None:
 async def said_everywhere(
     served: Served, capfd: pytest.CaptureFixture[str], run_name: str, episode: str, reason: str
 ) -> None:
-    """Check what the page, `show`, `runs` and `episodes` say of an episode that was lost."""
+    """Check what the page, `show` and `runs` say of an episode that was lost."""
     await served.find(folder_of(served.state, episode).name).state.reach(Phase.ENDED)
     state = ("--state", str(served.state))
-    for command in (["show", episode], ["runs", run_name], ["episodes", "--run", run_name]):
+    for command in (["show", episode], ["runs", run_name], ["show", "--run", run_name]):
         assert run([*command, *state]) == 0
         output = capfd.readouterr().out
         assert reason in output
