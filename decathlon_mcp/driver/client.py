@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from functools import cache, partial
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 import anyio
@@ -52,6 +53,8 @@ MARSHAL_VERSION = 2
 GRACE_SECONDS = 10.0
 """Time beyond the driver's own deadline in which its reply may still arrive."""
 FREEZE_SECONDS = 60.0
+MAX_SERVER_LOGS, MAX_LOG_CHARACTERS = 64, 8192
+"""Of what servers wrote to stderr: of how many, and of each."""
 """For the end of all servers and processes, to which the driver gives some 25 s. An attempt whose driver does
 not answer in time is forfeited, so that there is room for a busy machine."""
 DEFAULT_REPLY_BYTES = 4 << 20
@@ -319,12 +322,15 @@ class DriverClient:
         """Call this with the name of each server that announces other tools."""
         self._link.on_tools_changed = changed
 
-    async def freeze(self, *, spare: Sequence[str] = ()) -> None:
+    async def freeze(self, *, spare: Sequence[str] = ()) -> dict[str, str]:
         """Kill every process of the sandbox except the driver; no server can be started or called again.
 
         `spare`: patterns of command lines whose processes are not killed, such as `kubectl port-forward*`.
+        Returns the end of what each server wrote to stderr, by the server's name, if it wrote anything.
         """
-        await self._link.request(wire.FREEZE, {"spare": list(spare)}, timeout_seconds=FREEZE_SECONDS)
+        result = await self._link.request(wire.FREEZE, {"spare": list(spare)}, timeout_seconds=FREEZE_SECONDS)
+        logs = islice((as_object(result.get("stderr")) or {}).items(), MAX_SERVER_LOGS)
+        return {name[:100]: text[-MAX_LOG_CHARACTERS:] for name, text in logs if isinstance(text, str)}
 
     async def forward(self, targets: Mapping[int, Dialer]) -> None:
         """Forward these ports of the sandbox's loopback to the targets.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.usage import fills_disk
 from decathlon_mcp.storage.disk import is_full
+from decathlon_mcp.storage.kept_files import SERVER_LOGS_FILE, indented
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, Network, as_object
 
@@ -91,7 +92,7 @@ async def capture_workspace(
     room for; then it can be tried again.
     """
     if driver is not None:
-        await driver.freeze()
+        await _keep_server_logs(episode, await driver.freeze())
     await sandbox.pause()
     archive = scratch / WORKSPACE_FILE
     await anyio.Path(archive).unlink(missing_ok=True)
@@ -119,6 +120,13 @@ async def capture_workspace(
             ) from error
         raise
     return CapturedWorkspace(archive, sealed, location=folder)
+
+
+async def _keep_server_logs(episode: Episode, logs: Mapping[str, str]) -> None:
+    """Keep what the task's servers wrote to stderr, for people. A server that has a secret may print it."""
+    if logs and not episode.sandbox_factory.suite.token_names(episode.spec.task):
+        files, content = episode.history.files, indented(dict(logs))
+        await anyio.to_thread.run_sync(files.write_log, SERVER_LOGS_FILE, (content,))
 
 
 def _seconds(progress: Progress, claim: Claim | None, limits: EpisodeLimits) -> float | None:
@@ -232,7 +240,8 @@ class EpisodeGrader:
         """
         finder = self.episode.sandbox_factory.fault_finder(self.episode.public_id)
         async with self.admission.captures, finder.deciding(sandbox):
-            await driver.freeze(spare=self.episode.spec.task.spared)
+            logs = await driver.freeze(spare=self.episode.spec.task.spared)
+        await _keep_server_logs(self.episode, logs)
 
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:

@@ -21,6 +21,8 @@ from decathlon_mcp.types import JsonObject
 
 VERDICT_FILE = "verdict.json"
 """The episode's own verdict; regradings are in further files."""
+SERVER_LOGS_FILE = "server-logs.json"
+"""The end of what each server of the task wrote to stderr, by its name."""
 RESERVED_FILE = ".verdict.reserved"
 """Room for the verdict. Every episode has it until it is over."""
 VERDICT_BYTES = 256 << 10

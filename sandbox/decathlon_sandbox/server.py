@@ -116,9 +116,14 @@ class Server:
         """Whether the process still runs."""
         return self._child.exit_code is None
 
+    @property
+    def stderr(self) -> str:
+        """The last STDERR_BYTES that it wrote to stderr."""
+        return self._stderr.text()
+
     def exit_details(self) -> dict[str, Any]:
         """The end of its `stderr` and its `exit_code` (None: it runs; negative: a signal)."""
-        return {"exit_code": self._child.exit_code, "stderr": self._stderr.text()}
+        return {"exit_code": self._child.exit_code, "stderr": self.stderr}
 
     def mark_ended(self, error: RequestError) -> None:
         """The server is being stopped: fail its requests with `error`."""

@@ -118,7 +118,8 @@ class Servers:
                 message = f"{len(alive)} processes cannot be killed"
                 request.fail(RequestError(wire.INTERNAL, message, {"pids": sorted(alive)}))
             else:
-                request.reply({"killed": len(processes)})
+                logs = {name: server.stderr for name, server in self._servers.items() if server.stderr}
+                request.reply({"killed": len(processes), "stderr": logs})
 
         self._wait_for_exit(closing, lambda: self._supervisor.kill_all(on_killed))
 

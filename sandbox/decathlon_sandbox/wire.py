@@ -125,9 +125,10 @@ Requests: params -> result
             notifications may come before the reply. A progress token in `params` is replaced on the way.
             Codes: TIMEOUT (the task's server receives a cancellation), SERVER (it exited, or its reply is not
             valid JSON; data as for `start`), TOO_LONG, FILES (the whole text cannot be written).
-`freeze`    {"spare": [PATTERN...]?} -> {"killed": INT}
+`freeze`    {"spare": [PATTERN...]?} -> {"killed": INT, "stderr": {NAME: STR...}}
             Kills every server and every other process of the sandbox except the driver. Permanent: `call` and
             `start` fail with FROZEN from then on, also those in progress; `run` and `arrange` keep working.
+            `stderr` has the end of what each server wrote there, if it wrote anything.
             Servers first have their stdin closed and get one second to exit, then SIGTERM and one more
             second, then SIGKILL. `spare` exempts processes that are running when the request arrives and
             whose command line (arguments joined by spaces, the first with or without its folder) matches a

@@ -53,7 +53,7 @@ async def test_freeze_kills_everything_and_refuses_calls(peer: DriverPeer, tmp_p
 
 async def test_freeze_is_permanent_but_run_and_arrange_still_work(peer: DriverPeer, tmp_path: Path) -> None:
     await peer.request(wire.DEFINE, servers=[peer.scripted_server("plain")])
-    assert await peer.request(wire.FREEZE) == {"killed": 0}
+    assert await peer.request(wire.FREEZE) == {"killed": 0, "stderr": {}}
     refused_requests: list[tuple[str, dict[str, Any]]] = [
         (wire.START, {"names": ["scripted"], "deadline_seconds": 30}),
         (wire.CALL, {"server": "scripted", "method": "tools/call", "params": {}, "timeout_seconds": 1}),
@@ -64,16 +64,16 @@ async def test_freeze_is_permanent_but_run_and_arrange_still_work(peer: DriverPe
         assert error.value.reason == "frozen"
     assert (await peer.request(wire.RUN, **shell("echo still")))["stdout"] == "still\n"
     assert await peer.request(wire.ARRANGE, steps=[{"make": f"{tmp_path}/folder"}]) == {}
-    assert await peer.request(wire.FREEZE) == {"killed": 0}
+    assert await peer.request(wire.FREEZE) == {"killed": 0, "stderr": {}}
 
 
 async def test_freeze_lets_a_server_clean_up_when_its_stdin_closes(peer: DriverPeer, tmp_path: Path) -> None:
     """A server can finish writing a file or close a database before it is killed."""
     server = peer.scripted_server("plain")
-    script = '"$0" "$@"; sleep 0.2; echo cleaned up > note'
+    script = '"$0" "$@"; sleep 0.2; echo cleaned up > note; echo "cleaned up" >&2'
     server["args"] = ["-c", script, server["command"], *server["args"]]
     await peer.start({**server, "command": "sh", "cwd": str(tmp_path)})
-    await peer.request(wire.FREEZE)
+    assert (await peer.request(wire.FREEZE))["stderr"]["scripted"].endswith("cleaned up\n")
     assert (tmp_path / "note").read_text() == "cleaned up\n"
 
 
@@ -95,7 +95,7 @@ async def test_freeze_kills_everything_but_exempt_processes(python: str, first: 
         assert result["killed"] >= 5
         assert (await peer.result(run))["signal"] == 9
         assert [line.split()[0] for line in commands(peer)] == ["forward"]
-        assert await peer.request(wire.FREEZE) == {"killed": 0}
+        assert await peer.request(wire.FREEZE) == {"killed": 0, "stderr": {}}
 
 
 async def test_exempt_process_survives_later_runs_but_not_the_driver(python: str) -> None:

@@ -18,6 +18,7 @@ from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.plugins.page import front
 from decathlon_mcp.plugins.page.control import ACTIONS
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
+from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.types import public_id
 from tests.page.outlines import outline
 from tests.page.samples import Call, Folder, Note
@@ -83,6 +84,20 @@ async def test_no_page_of_another_origin_may_read_it(served: Served, person: htt
     for path in ("/", "/runs", "/page/live"):
         async with person.stream("GET", path, headers={"Origin": origin}) as response:
             assert not [name for name in response.headers if name.startswith("access-control-")]
+
+
+@pytest.mark.parametrize("tokens", [frozenset[str](), frozenset({"token.key"})], ids=["plain", "secret"])
+async def test_an_episodes_page_has_what_its_servers_logged_unless_they_have_a_secret(
+    served: Served, person: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, tokens: frozenset[str]
+) -> None:
+    async with Decathlon(served.url) as d, d.episode("find-answer") as e:
+        assert (await e.call("probe__die", {})).is_error
+        monkeypatch.setattr(Suite, "token_names", lambda *_: tokens)
+        await e.evaluate()
+        page = await person.get(f"/e/{e.public_id}")
+    _, heading, logs = page.text.partition("What its servers logged")
+    assert bool(heading) is not bool(tokens)
+    assert ("probe: killed by its tool die" in logs.partition("</details>")[0]) is not bool(tokens)
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ from decathlon_mcp.plugins.history.workspaces import (
 )
 from decathlon_mcp.storage.database import read_only_connection
 from decathlon_mcp.storage.disk import open_regular
+from decathlon_mcp.storage.kept_files import SERVER_LOGS_FILE
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.storage.trajectory_lines import NOTHING
 from decathlon_mcp.types import JsonObject, as_object, is_public_id, read_object
@@ -57,6 +58,7 @@ MAX_SEARCH_CHARACTERS = 1_000
 KEPT_TRAJECTORIES = 64
 """Trajectories, the last used, whose places of lines stay in memory; 33 bytes a call."""
 MAX_TOOLS_BYTES = 16 << 20
+MAX_SERVER_LOGS_BYTES = 4 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 _RUN_KEYS: Mapping[RunColumn, Callable[[RunSummary], float | str]] = {
@@ -273,6 +275,18 @@ class EpisodeHistory:
         """Whether the files that the agent left are kept."""
         found = self._find(public_id)
         return found is not None and (found[0] / "episodes" / found[1].handle / KEPT_WORKSPACE).is_file()
+
+    def server_logs(self, public_id: str) -> dict[str, str]:
+        """The end of what each of the task's servers wrote to stderr, by its name; empty if not kept."""
+        found = self._find(public_id)
+        if found is None:
+            return {}
+        try:
+            with open_regular(found[0] / "episodes" / found[1].handle / SERVER_LOGS_FILE) as file:
+                logs = read_object(file.read(MAX_SERVER_LOGS_BYTES)) or {}
+        except OSError:
+            return {}
+        return {name: text for name, text in logs.items() if isinstance(text, str)}
 
     def tools(self, public_id: str) -> bytes | None:
         """JSON of the tools that were offered to the agent; None if they are not kept."""

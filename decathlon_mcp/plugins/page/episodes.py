@@ -114,6 +114,7 @@ def episode(visit: Visit) -> Response:
         others=_other_attempts(visit, details.summary),
         usage=visit.history.usage(public_id),
         has_workspace=visit.history.has_workspace(public_id),
+        logs=visit.history.server_logs(public_id),
         boxes=boxes,
         entries=shown(entries),
         timeline=plots.timeline(times, visit.site.href(episode_path(public_id))) if times else None,

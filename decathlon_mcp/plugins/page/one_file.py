@@ -283,6 +283,7 @@ def render_one_file(history: EpisodeHistory, details: EpisodeDetails) -> Iterato
         others=[],
         usage=history.usage(summary.public_id),
         has_workspace=False,
+        logs=history.server_logs(summary.public_id),
         boxes=boxes if summary.has_files else [],
         entries=history.calls(summary.public_id, 1, 1),
         timeline=plots.timeline(times, path) if times else None,
