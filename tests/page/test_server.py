@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx2
 import pytest
@@ -92,7 +93,7 @@ async def test_an_episodes_page_has_what_its_servers_logged_unless_they_have_a_s
 ) -> None:
     async with Decathlon(served.url) as d, d.episode("find-answer") as e:
         assert (await e.call("probe__die", {})).is_error
-        monkeypatch.setattr(Suite, "token_names", lambda *_: tokens)
+        monkeypatch.setattr(Suite, "token_names", MagicMock(return_value=tokens))
         await e.evaluate()
         page = await person.get(f"/e/{e.public_id}")
     _, heading, logs = page.text.partition("What its servers logged")
