@@ -72,7 +72,7 @@ async def test_engine_that_an_agents_files_keep_silent_is_the_agents_fault(
 ) -> None:
     if provider != "docker":
         pytest.skip("only an engine packs what the server cannot count")
-    monkeypatch.setattr(engine, "REQUEST_SECONDS", 15.0)
+    monkeypatch.setattr(engine, "REQUEST_SECONDS", 5.0)
     monkeypatch.setattr(sandbox, "RESTART_SECONDS", 1.0)
     async with cheats.unrewarded_episode(status="forfeited") as agent:
         await agent.shell(SOLUTIONS["sum-prices"])

@@ -170,7 +170,7 @@ def test_a_file_that_is_not_text_is_an_error(refusal: Refusal) -> None:
         Tokens.read(Path("binary"))
 
 
-@pytest.mark.parametrize("command", ["episodes", "gc"])
+@pytest.mark.parametrize("command", ["show", "gc"])
 def test_a_file_is_no_state_folder(refusal: Refusal, command: str) -> None:
     Path("file").write_text("")
     message = "--state: file is not a folder; name the state folder of a server"

@@ -131,8 +131,8 @@ async def test_the_tools_of_an_unknown_task_are_refused_with_similar_names(d: De
 
 HOLDER = """
 import sys
-from decathlon_client.resume import verdict_file
-with verdict_file(sys.argv[1]):
+from decathlon_client.resume import verdict_record
+with verdict_record(sys.argv[1]):
     print("locked", flush=True)
     sys.stdin.read()
 """

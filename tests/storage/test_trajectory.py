@@ -15,12 +15,10 @@ import pytest
 
 from decathlon_mcp.episodes.call_log import RecordedCalls
 from decathlon_mcp.errors import DiskFullError
-from decathlon_mcp.plugins.history.recorded_calls import recorded_calls
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.trajectory import (
     MAX_NOTE_LINE_BYTES,
     MAX_SKIPPED_CALLS,
-    CallLines,
     Trajectory,
 )
 from decathlon_mcp.storage.trajectory_lines import NOTHING, LoggedKey
@@ -148,20 +146,6 @@ def test_lines_of_calls_that_are_made_again_are_removed_and_no_others(tmp_path: 
         assert [line["event"] for line in lines] == ["ready", "call", "note"]
         assert [key.seq for key in logged.keys] == [3]
         assert numbers(trajectory) == [3]
-
-
-def test_calls_know_which_others_ran_meanwhile(tmp_path: Path) -> None:
-    with closing(new(tmp_path)) as trajectory:
-        for event, seq in (
-            *(("call", 1), ("reply", 1)),
-            *(("call", 2), ("call", 3), ("reply", 3), ("reply", 2)),
-            *(("call", 4), ("call", 5), ("reply", 5)),
-        ):
-            trajectory.add(event, seq=seq)
-        found = list(trajectory.sent_calls())
-        assert [call.seq for call in recorded_calls(trajectory) if call.overlaps] == [2, 3, 4]
-        assert [call.seq for call in recorded_calls(trajectory, 2)] == [1, 2]
-    assert found[3] == CallLines(4, found[3].call, b"", found[3].call_at, float("inf"))
 
 
 def test_calls_that_come_later_are_not_among_those_until_now(tmp_path: Path) -> None:
