@@ -15,6 +15,7 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.driver import client as driver_module
 from decathlon_mcp.driver.client import (
+    MAX_LOG_CHARACTERS,
     DriverClient,
     RunResult,
     ServerInfo,
@@ -255,16 +256,17 @@ async def test_arrange_freeze_forward_and_ping_send_their_params() -> None:
         raise NotImplementedError
 
     steps = [{"make": "/a"}, {"remove": "/b"}]
+    frozen = {"killed": 1, "stderr": {"files": "x" * (MAX_LOG_CHARACTERS + 1), "hijacked": {"no": "text"}}}
     async with connected() as (driver, peer):
         requests = [
             await answered(peer, lambda: driver.arrange(*steps), result={}),
-            await answered(peer, lambda: driver.freeze(spare=["kubectl*"]), result={}),
+            await answered(peer, lambda: driver.freeze(spare=["kubectl*"]), result=frozen),
             await answered(peer, lambda: driver.forward({80: dial}), result={}),
             await answered(peer, driver.ping, result={}),
         ]
     assert requests == [
         ({"method": "arrange", "params": {"steps": steps}}, None),
-        ({"method": "freeze", "params": {"spare": ["kubectl*"]}}, None),
+        ({"method": "freeze", "params": {"spare": ["kubectl*"]}}, {"files": "x" * MAX_LOG_CHARACTERS}),
         ({"method": "forward", "params": {"ports": [80]}}, None),
         ({"method": "ping", "params": {}}, None),
     ]
