@@ -121,7 +121,7 @@ def _signed_bytes(verdict: JsonObject) -> bytes:
 
 
 def _from_base64(text: object) -> bytes:
-    """Decode base64. Raises ValueError for anything but the one text that encodes the bytes."""
+    """Decode base64. Raises ValueError for a text other than the canonical encoding of the bytes."""
     # Decoders ignore the last bits of a text, so that one signature would have several.
     value = b64decode(str(text), validate=True)
     if b64encode(value).decode() != text:

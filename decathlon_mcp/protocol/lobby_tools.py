@@ -1,7 +1,7 @@
 """The lobby's tools as pydantic models; their schemas, descriptions and argument errors come from these.
 
 Here is also how an episode starts as `start_episode` asks for it, and what its starter learns about it. A
-plug-in adds tools, and arguments of those that there are.
+plug-in adds tools, and arguments of tools of the lobby.
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
     ) -> Episode:
         """Start the episode, of a drawn task if none is named. Raises what `draw` and `start` raise.
 
-        `operation`: id of the request; one that is sent again gets the episode that the first one has
-        started. `labels`: those beside the call's.
+        `operation`: id of the request; a request that is sent again gets the episode that the first one
+        started. `labels`: labels beside the call's own.
         """
         # A request that is sent again does not draw again.
         task = self.task or registry.task_started_by(operation, principal)
@@ -381,7 +381,7 @@ _CORE_TOOLS: tuple[type[LobbyTool], ...] = (
 
 @cache
 def lobby_tools() -> Mapping[str, type[LobbyTool]]:
-    """The tools of the lobby, those of plug-ins too, by name. Raises SettingsError."""
+    """The tools of the lobby and of plug-ins, by name. Raises SettingsError."""
     tools = {tool.tool: tool for tool in _CORE_TOOLS}
     for part in (part for plugin in plugins() for part in plugin.lobby_tools):
         tool: type[LobbyTool] = load(part)

@@ -115,7 +115,7 @@ class Session:
         return not self.requests and not self.streams
 
     def cancel(self, request_id: object) -> None:
-        """Cancel the newest request with this id, and those that wait for the same call under it."""
+        """Cancel the newest request with this id, and requests with this id that wait for the same call."""
         if type(request_id) not in (int, str):
             return
         same = [each for each in self.requests if each.id == request_id]

@@ -119,7 +119,7 @@ def batch_fault(items: Sequence[object], session: Session | None) -> str:
 
 
 class LineServer:
-    """Serves the messages of one client, or those of a batch over HTTP.
+    """Serves the messages of one client, or of one batch over HTTP.
 
     `write` writes a line, one at a time; it raises OSError once the client does not read any more.
     `new_context` makes the context of a request. `session`: the client's, if it has one already.
@@ -370,5 +370,5 @@ def _write_all(output: int, data: bytes) -> None:
         try:
             view = view[os.write(output, view) :]
         except BlockingIOError:
-            # Whoever started this process shares the descriptor's flags.
+            # The process that started this one shares the descriptor's flags.
             select.select([], [output], [])
