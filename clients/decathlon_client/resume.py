@@ -73,7 +73,7 @@ class Revisions:
         if known != revision:
             raise RevisionError(
                 f"{self._where} has verdicts of {task} in {_name(known)}, and the server has "
-                f"{_name(revision)}; name another one"
+                f"{_name(revision)}; name another file to resume"
             )
 
 

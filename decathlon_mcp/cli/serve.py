@@ -257,7 +257,7 @@ def _leave(ready_file: Path | None) -> NoReturn:
 
 
 def _exit(status: int) -> NoReturn:
-    """End this process without any clean-up but that of its logs."""
+    """End this process; of all clean-up, only the logs are flushed."""
     logging.shutdown()
     sys.stderr.flush()
     os._exit(status)

@@ -293,7 +293,7 @@ class EpisodeRegistry:
         episode = self.directory.find(episode_id)
         if episode is None or not principal.may_use(episode.spec.owner):
             raise UnknownEpisodeError(
-                "there is no such episode here: it was never started, belongs to somebody else, or ended so "
+                "there is no such episode here: it was never started, belongs to another client, or ended so "
                 "long ago that it is forgotten; start a new one"
             )
         return episode

@@ -76,7 +76,7 @@ class PublicKey:
             raise BadSignatureError(f"it is not signed with {ALGORITHM}")
         # The signature does not cover its own member: whatever else is in there, anybody can have added.
         if extra := sorted(signature.keys() - Signature.model_fields.keys()):
-            raise BadSignatureError(f"its signature has members that nobody signed: {', '.join(extra)[:200]}")
+            raise BadSignatureError(f"its signature has unsigned members: {', '.join(extra)[:200]}")
         if signature.get("key") != self.id:
             raise BadSignatureError(f"it is signed with another key, {signature.get('key')}, not {self.id}")
         try:

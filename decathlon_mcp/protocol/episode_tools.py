@@ -177,7 +177,7 @@ async def _reply_again(episode: Episode, request: Request) -> Reply:
     waiter = _waiter(request)
     call = await episode.calls.find(waiter)
     if call is None:
-        raise UnansweredError("the reply to this call is not there any more, or the call was not made")
+        raise UnansweredError("the server no longer has the reply to this call, or the call was not made")
     if not call.is_ended and call.keys.texts[-1:] == request.keys.texts[-1:]:
         # A client that comes back does not send `_meta` again. Another request has a `_meta` of its own.
         request.meta = call.params.meta

@@ -361,7 +361,7 @@ class CloseEpisode(LobbyTool):
     reason: str | None = Field(
         None,
         max_length=MAX_REASON_CHARACTERS,
-        description="Why the attempt is left before it was graded, for people who look at it.",
+        description="The reason for closing before a grading, for people who look at the episode.",
     )
 
 
