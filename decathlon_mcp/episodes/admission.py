@@ -76,7 +76,7 @@ class Ticket:
 
     @property
     def waiting_for(self) -> str | None:
-        """What the ticket is queued for, as text for people; None if it is not queued."""
+        """What the ticket is queued for, as text for people; None for a ticket that is not queued."""
         return self.admission.waiting_for(self)
 
 

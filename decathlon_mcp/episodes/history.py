@@ -1,6 +1,6 @@
 """What the server writes about an episode during play: in its row, its trajectory and its folder.
 
-What changes before the episode is ready is in the row only then: until then, the set-up starts over if the
+Changes before the episode is ready reach the row when it is ready: until then, the set-up starts over if the
 server dies.
 """
 
@@ -19,7 +19,7 @@ from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.trajectory import Trajectory
 
 TRAJECTORY_VERSION = 1
-"""In the first line of a trajectory."""
+"""The version in the first line of a trajectory."""
 
 
 class EpisodeHistory:

@@ -106,7 +106,7 @@ def check_operation(operation: object) -> str:
 
 
 async def never() -> bool:
-    """For a request whose connection cannot break without ending the server."""
+    """Return False, for a request whose connection cannot break without ending the server."""
     return False
 
 

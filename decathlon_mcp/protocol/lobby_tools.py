@@ -39,7 +39,7 @@ MAX_PROMPTS = 1_000
 """Prompts in a `list_tasks` result; each has some kilobytes."""
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
 MAX_REASON_CHARACTERS = 500
-"""Of the reason for which an episode is closed: what the store keeps of a cause."""
+"""Limit on the reason for which an episode is closed: the store keeps as much of a cause."""
 MAX_USAGE_NAMES = 16
 UsageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 UsageCount = Annotated[int | float, Field(ge=0, le=MAX_COUNT, allow_inf_nan=False)]

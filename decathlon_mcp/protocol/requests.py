@@ -198,7 +198,7 @@ class Request(ABC):
 
     @cached_property
     def keys(self) -> RequestKeys:
-        """By what the client comes back to the request's call. Raises BadRequestError."""
+        """The keys by which the client comes back to the request's call. Raises BadRequestError."""
         session_id = None if self.session is None else self.session.id
         return RequestKeys(self.operation, session_id, self.event_key)
 

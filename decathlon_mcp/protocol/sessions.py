@@ -93,17 +93,17 @@ class Session:
         self.path = path
         self.token = token
         self.access: EpisodeAccess | None = None
-        """To the episode that the session is, or has started last."""
+        """Access to the episode that the session is, or has started last."""
         self.share = share
-        """Whose sessions are counted together; None if nobody's."""
+        """Sessions with the same share are counted together; None: the session is not counted."""
         self.log_level = "debug"
         """The lowest level of log messages that the client gets."""
         self.generation = 0
-        """Of this server, if the session's client can come back for an answer; else 0."""
+        """Generation of this server, if the session's client can come back for an answer; else 0."""
         self.ends_stream = False
-        """Whether its next GET stream is ended soon, see `http.END_STREAM_SECONDS`."""
+        """Whether the session's next GET stream is ended soon, see `http.END_STREAM_SECONDS`."""
         self.is_open = False
-        """Whether requests can name it: `initialize` has succeeded."""
+        """Whether requests can name the session: `initialize` has succeeded."""
         self.used_at = time.monotonic()
         self.requests: dict[Request, None] = {}
         """The requests without an answer, the oldest first."""

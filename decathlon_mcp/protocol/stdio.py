@@ -341,7 +341,7 @@ async def serve_stdio(
 
 
 async def _watch_reader(reader: asyncio.StreamReader, output: int, server: LineServer) -> None:
-    """Once the input has ended, notice that nobody reads the output: nobody waits for an answer then."""
+    """Notice, once the input has ended, that no process reads the output: no client waits for an answer."""
     poll = select.poll()
     poll.register(output, 0)
     while True:
