@@ -42,6 +42,7 @@ class RegistryOptions:
     reward_policy: RewardPolicy
     """The policy of an episode that is started without one."""
     limits: EpisodeLimits
+    """The defaults of the limits of an episode."""
     drain_seconds: float
     """How long a stopping server waits for gradings."""
     journals: Path
@@ -49,7 +50,7 @@ class RegistryOptions:
     scratch: Path
     """Folder for the archives of running episodes."""
     disk: DiskSpace
-    """The file system of both."""
+    """The file system of `journals` and `scratch`."""
     hooks: Sequence[EpisodeHooks] = ()
     """The hooks that plug-ins add to every episode."""
 

@@ -121,7 +121,7 @@ class Waiter(msgspec.Struct, eq=False):
     """Whether the connection to the client broke, so that nobody reads the response."""
     on_progress: NotificationHandler | None = None
     on_message: NotificationHandler | None = None
-    """Called, in order, with the call's notifications."""
+    """Called, as is `on_progress`, with the call's notifications, in order."""
     _queue: deque[Notification] | None = None
     _bytes: int = 0
     _failure: DecathlonError | None = None

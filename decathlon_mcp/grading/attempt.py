@@ -142,7 +142,7 @@ class Attempt:
     """The episode's public id."""
     task: str
     suite: str
-    """Task and suite as clients spell them."""
+    """Name of the suite; `task` and `suite` are spelled as clients spell them."""
     isolation: Isolation
     agent_network: Network
     grader_network: Network
