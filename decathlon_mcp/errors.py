@@ -11,7 +11,7 @@
                                LimitExceededError
 
 A tool of a task that fails is not among them: its result has `isError` and is passed on unchanged.
-`protocol/errors.py` is the one place that maps these errors to MCP.
+`protocol/results.py` is the one place that maps these errors to MCP.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DecathlonError(Exception):
 
 
 def failure_text(error: DecathlonError) -> str:
-    """The message, with the end of the stderr of a server that died: what an agent reads."""
+    """What an agent reads: the message, with the end of the stderr of a task's server that died."""
     about: Any = error.data.get("about")
     stderr = str(about.get("stderr") or "").strip() if isinstance(about, dict) else ""  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
     return f"{error.message}; stderr: {stderr[-STDERR_CHARACTERS:]}" if stderr else error.message
@@ -76,7 +76,7 @@ class AccessDeniedError(DecathlonError):
 
 
 class UnansweredError(DecathlonError):
-    """The answer to an earlier request cannot be had again: the client has to ask again."""
+    """The server no longer has the answer to an earlier request: the client has to send the request again."""
 
     code = "unanswered"
 
@@ -89,7 +89,7 @@ class AtCapacityError(DecathlonError):
 
 
 class DiskFullError(AtCapacityError):
-    """The server's disk cannot be written for now; a call, or a step of grading, can be done again later."""
+    """The server's disk cannot be written for now; the call or the step of grading can be repeated later."""
 
 
 class NotRunnableError(DecathlonError):
@@ -111,7 +111,7 @@ class SettingsError(DecathlonError):
 
 
 class SchemaError(SettingsError):
-    """The store of the state folder is of another version, which no later try changes."""
+    """The store of the state folder is of another version; a retry cannot help."""
 
 
 class ProviderUnavailableError(DecathlonError):
@@ -140,7 +140,7 @@ class SandboxLostError(DecathlonError):
 
 
 class SnapshotError(DecathlonError):
-    """A sandbox could not be saved, or not be opened from what was saved; the sandbox itself goes on."""
+    """A sandbox could not be saved, or a saved state could not be opened; the sandbox itself goes on."""
 
     code = "bad_snapshot"
 

@@ -85,20 +85,20 @@ class Settings(BaseModel):
     )
     provider_option: tuple[str, ...] = Field(
         (),
-        description="An option of the provider; one that it does not take is refused with the list of those "
-        "that it takes. Can be given more than once.",
+        description="An option of the provider; the error for an unknown option lists the provider's "
+        "options. Can be given more than once.",
     )
     kernel: Text | None = Field(
         None,
-        description="A kernel of their own for sandboxes with `--provider host`: `gvisor`. Requires an "
+        description="Kernel of sandboxes with `--provider host`: `gvisor`, one for each sandbox. Requires an "
         "unpacked image. [this machine's]",
     )
     isolation: IsolationMode = Field(
         "auto",
-        description="Isolation of sandboxes with `--provider host` and no image. `namespaces`: they see this "
-        "machine's programs and nothing else of it, each with the same paths. `none`: they are ordinary "
-        "processes. `auto`: namespaces if this machine can have them at the first start on a state folder, "
-        "else none.",
+        description="Isolation of sandboxes with `--provider host` and no image. `namespaces`: a sandbox "
+        "sees this machine's programs and nothing else of it; paths are the same in all sandboxes. `none`: a "
+        "sandbox is an ordinary process. `auto`: namespaces if this machine can have them at the first start "
+        "on a state folder, else none.",
     )
     image: Text | None = Field(
         None,
@@ -118,9 +118,9 @@ class Settings(BaseModel):
     )
     reward: RewardPolicy = Field(
         "visible",
-        description="Who sees the reward. `visible`: it is in the result of `evaluate`. `meta`: only in the "
-        "result's `_meta`. `controller`: only the client that started the episode, or one with a "
-        "controller's token, can evaluate.",
+        description="Who sees the reward. `visible`: the result of `evaluate` has the reward. `meta`: only "
+        "the result's `_meta` has it. `controller`: only the client that started the episode, or a client "
+        "with a controller's token, can evaluate.",
     )
     results: PathSetting | None = Field(
         None,
@@ -145,21 +145,21 @@ class Settings(BaseModel):
     dense: bool = Field(
         False,
         description="Let the kernel merge equal memory pages of agents' sandboxes, so that more of them fit. "
-        "Their processes get fixed addresses, and can learn from the time of a write what others have in "
-        "memory. Never for graders.",
+        "Processes in these sandboxes get fixed addresses, and can learn from the time of a write what other "
+        "sandboxes have in memory. The memory of graders' sandboxes is never merged.",
     )
 
     max_sandboxes: Count = Field(64, description="Maximum number of sandboxes at the same time.")
     max_opening: Count = Field(
         4,
-        description="Maximum number of sandboxes being created at the same time, agents' and graders' each; "
-        "twice as many set-ups run, and as many containers are removed.",
+        description="Maximum number of agents' sandboxes being created at the same time, and of graders'. Up "
+        "to twice as many set-ups run, and up to as many containers are removed, at the same time.",
     )
     max_queue: int = Field(
         256,
         ge=0,
         le=1_000_000_000,
-        description="Maximum number of episodes waiting for a sandbox. More are refused.",
+        description="Maximum number of episodes waiting for a sandbox. Further episodes are refused.",
     )
 
     max_body_mib: Count = Field(4, description="Largest request body over HTTP, in MiB.")
@@ -170,7 +170,7 @@ class Settings(BaseModel):
     )
     grace_seconds: Seconds = Field(
         120,
-        description="Time without a request after which an episode ends whose client lost its connection: "
+        description="Time without a request after which an episode ends if its client lost the connection: "
         "the GET stream of the session that is the episode, or a request that waits for the sandbox.",
     )
     episode_seconds: Seconds = Field(
@@ -184,9 +184,9 @@ class Settings(BaseModel):
     )
     survive_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
         300,
-        description="How long sandboxes wait for a server after theirs has died; the next `serve` on the "
-        "same state folder continues their episodes. A server on a busy machine is silent for seconds: give "
-        "30 or more. 0: they end with their server, as with `stdio`.",
+        description="Time that sandboxes wait for the next server after their server has died; the next "
+        "`serve` on the same state folder continues their episodes. A server on a busy machine is silent for "
+        "seconds: give 30 or more. 0: sandboxes end with their server, as with `stdio`.",
     )
     hand_over: bool = Field(
         False,
@@ -207,7 +207,7 @@ class Settings(BaseModel):
     min_free_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         512,
         description="Free space in the state folder, in MiB, below which no episode starts and the logs of "
-        "running ones stay under 1 MiB.",
+        "running episodes stay under 1 MiB.",
     )
 
     state: PathSetting = Field(
@@ -218,8 +218,8 @@ class Settings(BaseModel):
     )
     metrics_tasks: bool = Field(
         False,
-        description="Count episodes and verdicts in `/metrics` by task, not only by suite: some time series "
-        "more for every task that was played.",
+        description="Count episodes and verdicts in `/metrics` by task, not only by suite. Every task that "
+        "was played adds some time series.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."

@@ -20,7 +20,7 @@ def server_url(url: str | None, *, is_root: bool = False) -> str:
     if url is None:
         source, url = URL_VARIABLE, os.environ.get(URL_VARIABLE, DEFAULT_URL)
     if not is_http_url(url) or (is_root and ("/tasks/" in url or "/episodes/" in url)):
-        raise ValueError(f"{source}: not the address of a server, as {DEFAULT_URL} is one: {url!r}")
+        raise ValueError(f"{source}: not the address of a server, such as {DEFAULT_URL}: {url!r}")
     return url
 
 

@@ -29,10 +29,10 @@ async def background_tasks() -> AsyncGenerator[TaskGroup]:
 
 @contextmanager
 def own_cancellations(what: str) -> Generator[None]:
-    """Raise RuntimeError for a cancellation in the body that nobody has asked this task for.
+    """Raise RuntimeError for a cancellation in the body that was not requested of this task.
 
-    Such as that of another task which the body waits for. A task that ends with it is taken for one that was
-    cancelled, so that nobody hears of it.
+    An example is the cancellation of another task for which the body waits. A task that ends with it counts
+    as cancelled, and no error is reported.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -411,7 +411,7 @@ async def _draw_each(
         occurrences[name] += 1
         launch_time = None
         if n > 1:
-            # The rest of a group gets the prompt of those that were played before.
+            # The rest of a group gets the prompt of its attempts that were played before.
             launch_time = None if verdicts is None else verdicts.launch_time(name, occurrence)
             launch_time = launch_time or datetime.now().astimezone().isoformat(timespec="seconds")
         for attempt in range(n):

@@ -190,7 +190,7 @@ class Decathlon:
             return self._tools[key]
 
     async def _cached_tools(self, task: str | Task) -> tuple[Tool, ...]:
-        """Those that the server knows without an episode; none if it does not know them."""
+        """The task's tools that the server knows without an episode; none if it does not know them."""
         reply = await self._ask("list_tools", {"task": task if isinstance(task, str) else task.id})
         return tuple(Tool.read(raw) for raw in as_objects((reply.structured or {}).get("tools")))
 
@@ -312,8 +312,8 @@ class Decathlon:
         copy. Otherwise the calls after the newest saved state, or all of them, are made again, and the
         replies are compared: one that differs is a SetUpError, or with `on_difference="report"` counted in
         the verdict. `count`: open so many at once, as `lockstep` does. `outside`: also for a task that
-        reaches the network, services or accounts that episodes share. `labels`: beside those of the other
-        episode. All else as for `episode`. Raises RequestError for a call after which there can be no branch,
+        reaches the network, services or accounts that episodes share. `labels`: added to the other episode's
+        labels. All else as for `episode`. Raises RequestError for a call after which there can be no branch,
         AccessDeniedError, UnknownEpisodeError, AtCapacityError.
         """
         opener = self._opener(
@@ -371,10 +371,10 @@ class Decathlon:
         prompt. The episodes are labelled with the name of the `run` (by default the date, the time and four
         letters; printed once), their `group` and `attempt`. `progress`: show a bar on stderr (on a terminal,
         with `rich`), or else a line now and then. An attempt whose player takes longer than `player_seconds`
-        is truncated: see `Episode.truncate`. `group_seconds` after the first attempt of a group began, those
-        in play are truncated too, and those that are still opening or have not begun are dropped: their
-        results have a TimeoutError and the fault `deadline`. With `late="drop"` every one without a verdict
-        is dropped. The time between results, in which nobody waits for the next one, does not count. Leaving
+        is truncated: see `Episode.truncate`. `group_seconds` after the first attempt of a group began, its
+        attempts in play are truncated too; attempts that are still opening or have not begun are dropped:
+        their results have a TimeoutError and the fault `deadline`. With `late="drop"` every attempt without a
+        verdict is dropped. The time in which the caller does not wait for a result does not count. Leaving
         early closes the open episodes, after an interrupt within 5 s.
 
         `resume` names a file to which each verdict is appended. A batch that is started again with it plays

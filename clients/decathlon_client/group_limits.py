@@ -13,8 +13,8 @@ from anyio import CancelScope
 class GroupLimits:
     """Gives each group `seconds` from the start of its first attempt; None: no limit.
 
-    The clock stands still while nobody waits for results: while a trainer updates its weights no attempts are
-    drawn, and those of a group that has begun must not be late for that.
+    The clock stands still while the caller does not wait for results: while a trainer updates its weights, no
+    attempts are drawn, and attempts of a group that has begun must not be late for that.
     """
 
     def __init__(self, seconds: float | None) -> None:

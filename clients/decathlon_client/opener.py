@@ -96,7 +96,7 @@ class EpisodeOpener:
     ) -> AsyncGenerator[Episode]:
         """Open an episode of the task, or without one of a task that is drawn. Raises the last try's error.
 
-        `launch_time`: if the options have none. `labels`: in addition to those of the options.
+        `launch_time`: used if the options have none. `labels`: added to the options' labels.
         """
         when = self._options.get("launch_time") or launch_time
         arguments = {

@@ -59,7 +59,7 @@ def describe(error: BaseException) -> str:
     """Type, message, file and line of an error, on one line of at most MAX_CHARACTERS.
 
     The line is the innermost one outside of libraries. A group of one error is that error. An error without a
-    message, such as that of an assertion, is described by the line of code.
+    message, such as an assertion's, is described by the line of code.
     """
     error = _only(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -54,9 +54,9 @@ class TaskSummary:
     """The episodes of one task that have ended.
 
     `scored` of the `episodes` have a reward, and the others are `lost`; `successes` succeeded. `mean` and
-    `spread` (the sample's standard deviation) are those of the rewards; None if there are too few. A lost
-    episode is part of neither, and of pass@k and pass^k as one that did not succeed: what is lost does not
-    make a model better.
+    `spread` (the sample's standard deviation) describe the rewards; None if there are too few. A lost episode
+    counts in neither, and in pass@k and pass^k as an episode without success: what is lost does not make a
+    model better.
     """
 
     task: str
@@ -107,9 +107,9 @@ class Summary:
 
     @classmethod
     def of(cls, results: Iterable[Result[Any]], *, with_branches: bool = False) -> Summary:
-        """Summarize results, for example those of several batches.
+        """Summarize results, for example the results of several batches.
 
-        `with_branches`: also those of episodes that branch from others, which are no attempts of their own.
+        `with_branches`: include episodes that branch from others, which are no attempts of their own.
         """
         counts = SummaryCounts(with_branches=with_branches)
         for result in results:

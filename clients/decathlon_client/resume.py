@@ -23,7 +23,7 @@ BEGINNING = b'{"run": '
 class Place(NamedTuple):
     """An episode of a batch: of the task's `occurrence`-th mention the `attempt`-th, both from 0.
 
-    Not its index, so that other tasks may be added to those of the batch, and their order changed.
+    A place has no index, so that tasks may be added to the batch, and their order changed.
     """
 
     task: str
@@ -73,7 +73,7 @@ class Revisions:
         if known != revision:
             raise RevisionError(
                 f"{self._where} has verdicts of {task} in {_name(known)}, and the server has "
-                f"{_name(revision)}; name another one"
+                f"{_name(revision)}; name another file to resume"
             )
 
 

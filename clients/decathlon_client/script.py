@@ -115,16 +115,16 @@ async def play_script(episode: Episode, steps: Sequence[Step], display: ScriptDi
 def _step(line: object) -> Step:
     step = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
     if unknown := set(step).difference(("tool", "arguments", "expect"), (CLAIM,)):
-        raise ValueError(f"there is nothing called {', '.join(sorted(unknown))} in a step")
+        raise ValueError(f"a step has no member {', '.join(sorted(unknown))}")
     if (CLAIM in step) == ("tool" in step):
         raise ValueError(f'a step is {{"tool": NAME, "arguments": {{...}}}} or {{"{CLAIM}": {{...}}}}')
     tool = CLAIM if CLAIM in step else step["tool"]
     arguments: object = step.get(CLAIM if CLAIM in step else "arguments") or {}
     expect: object = step.get("expect")
     if not isinstance(tool, str) or not isinstance(arguments, dict):
-        raise ValueError("a tool is named by a text, and its arguments are an object")  # noqa: TRY004
+        raise ValueError("`tool` must be a string, and `arguments` an object")  # noqa: TRY004
     if expect is not None and not isinstance(expect, str):
-        raise ValueError("what is expected is a text")
+        raise ValueError("`expect` must be a string")
     return Step(tool, cast("dict[str, Any]", arguments), expect)
 
 

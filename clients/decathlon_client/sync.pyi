@@ -375,10 +375,10 @@ class Decathlon:
         prompt. The episodes are labelled with the name of the `run` (by default the date, the time and four
         letters; printed once), their `group` and `attempt`. `progress`: show a bar on stderr (on a terminal,
         with `rich`), or else a line now and then. An attempt whose player takes longer than `player_seconds`
-        is truncated: see `Episode.truncate`. `group_seconds` after the first attempt of a group began, those
-        in play are truncated too, and those that are still opening or have not begun are dropped: their
-        results have a TimeoutError and the fault `deadline`. With `late="drop"` every one without a verdict
-        is dropped. The time between results, in which nobody waits for the next one, does not count. Leaving
+        is truncated: see `Episode.truncate`. `group_seconds` after the first attempt of a group began, its
+        attempts in play are truncated too; attempts that are still opening or have not begun are dropped:
+        their results have a TimeoutError and the fault `deadline`. With `late="drop"` every attempt without a
+        verdict is dropped. The time in which the caller does not wait for a result does not count. Leaving
         early closes the open episodes, after an interrupt within 5 s.
 
         `resume` names a file to which each verdict is appended. A batch that is started again with it plays

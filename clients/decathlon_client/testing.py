@@ -207,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def scripted_model(steps: Sequence[Step] | ChooseSteps, thought: str | None = None) -> Generator[str]:
-    """Serve a model that plays `steps`, or those that a function chooses for each request.
+    """Serve a model that plays `steps`, or the steps that a function chooses for each request.
 
     Yields its base URL, for `OPENAI_BASE_URL`. `thought`: a text that it says beside each tool call.
     """

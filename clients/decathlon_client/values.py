@@ -52,7 +52,7 @@ class Filters(TypedDict, total=False):
 
 
 def filter_arguments(**filters: Any) -> JsonObject:
-    """Filters as arguments of the lobby's tools, without those that are None."""
+    """Filters as arguments of the lobby's tools; filters that are None are left out."""
     lists = {
         name: [value] if isinstance(value := filters[name], str) else list(value)
         for name in ("needs", "without")

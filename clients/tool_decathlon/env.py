@@ -18,9 +18,10 @@ from decathlon_client.child_server import ChildEndpoint
 class ToolDecathlonEnv:
     """An environment: draws tasks, and plays each attempt in a sandbox of its own.
 
-    Use it in `async with`. Without `url`, and without `DECATHLON_URL`, the server runs in this process. It
-    needs `decathlon-mcp[server,starter]`; where those do not fit beside a trainer's packages, `server` is the
-    program `decathlon-mcp` of another environment, which then runs as a child as long as this is entered.
+    Use it in `async with`. Without `url`, and without `DECATHLON_URL`, the server runs in this process. The
+    server needs `decathlon-mcp[server,starter]`. Where its packages do not fit beside a trainer's, `server`
+    is the program `decathlon-mcp` of another environment, which runs as a child while the environment is
+    open.
 
     `suite`: `starter`, which is bundled, or the folder of a Toolathlon checkout, or several. `seed` makes the
     draws of `sample` repeatable. `filters` restrict the tasks, by `needs`, `without`, `search` and the rest.
@@ -78,7 +79,7 @@ class ToolDecathlonEnv:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The tasks, as they were listed on entering; also those that cannot run here (`Task.missing`)."""
+        """The tasks as listed on entering, with tasks that cannot run here (`Task.missing`)."""
         if self._tasks is None:
             raise RuntimeError("this environment is not open: use it in `async with`")
         return self._tasks

@@ -72,7 +72,7 @@ class Filters(BaseModel):
         "`network`, `credentials`, `services`. `*` matches anything.",
     )
     without: CommaSeparated = Field((), description="Only tasks that need none of these.")
-    search: Name | None = Field(None, description="Only tasks whose id contains this.")
+    search: Name | None = Field(None, description="Only tasks whose id contains this text.")
     min_pass_rate: Share | None = Field(None, description="Only tasks with at least this pass rate, 0 to 1.")
     max_pass_rate: Share | None = Field(None, description="Only tasks with at most this pass rate, 0 to 1.")
     order: Order | None = Field(
@@ -87,7 +87,7 @@ class Draw(Filters):
 
     seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] | None = Field(
         None,
-        description="Makes the draw repeatable; with an `order` it is the position in it, from 0.",
+        description="Seed that makes the draw repeatable; with an `order`, the position in it, from 0.",
     )
 
 

@@ -68,7 +68,7 @@ COMMANDS = {
     "Operate": ("token", "key", "verify", "regrade", "replay", "gc", "recordings"),
     "This command": ("completion", "--help", "--version"),
 }
-"""The commands by what people do, in the order of the help. Those of plug-ins that are not here come last."""
+"""The commands by what people do, in the order of the help. Other commands of plug-ins come last."""
 app = App(
     name="decathlon-mcp",
     help="Toolathlon as an environment for MCP clients: connect, play a task, get the reward.",
@@ -141,7 +141,7 @@ def stdio(
         Serve one episode of this task.
     url
         Relay to the server at this URL instead; the other settings are ignored, the token is read from
-        `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite is named]
+        `DECATHLON_TOKEN`. [`DECATHLON_URL`, if no suite is named]
     """
     if names_server(url, settings):
         from decathlon_client.bridge import bridge
@@ -219,8 +219,8 @@ def doctor(
     ----------
     unpack
         Write an image's files and configuration into a folder that is empty or missing, for `--provider host
-        --image DIR`, and do nothing else. Only this needs a Docker engine. Root gives the files to a user
-        that belongs to nobody, as which sandboxes then run; otherwise they are yours.
+        --image DIR`, and do nothing else. Only `--unpack` needs a Docker engine. If you are root, the files
+        get an owner without an account, and sandboxes run as this owner; otherwise the files are yours.
     host
         Address that `serve` would listen on.
     port
@@ -245,7 +245,7 @@ def token(
 ) -> int:
     """Create a token for a client of `serve --tokens`.
 
-    stderr gets its secret, stdout its line for the file of `--tokens`.
+    The secret is printed on stderr, the token's line for the file of `--tokens` on stdout.
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ def verify(
     Parameters
     ----------
     file
-        A `verdict.json` or a stored reply of `evaluate`, or a file with one of them per line. Can be
+        A `verdict.json`, a stored reply of `evaluate`, or a file with one verdict or reply per line. Can be
         repeated.
     key
         The server's public key (hexadecimal, base64), a file with it, or the server's URL. Can be repeated.
@@ -360,7 +360,7 @@ def completion(
     Parameters
     ----------
     shell
-        The shell. [the one that runs this]
+        The shell. [the shell that runs this command]
     install
         Save the script instead, and add a line that loads it to the startup file of bash or zsh.
     """
@@ -483,7 +483,7 @@ def _warn_of_unknown_variables(words: Sequence[str]) -> None:
 
 
 def _commands(parent: App) -> Iterator[App]:
-    """A command, or those of a group."""
+    """A command, or the commands of a group."""
     if parent.default_command:
         yield parent
         return

@@ -3,9 +3,9 @@
 It also removes saved states of episodes that are over, and lists of tools that no episode has.
 
 The next `serve` on the state folder does the same. This command is for a machine on which none will start,
-and to see what is left. It takes the lock of each dead server first (`storage/lock.py`), and that of `serve`
-if none has the state folder, so that it never touches what a running one uses, and no server takes over what
-it removes.
+and to see what is left. The command takes the lock of each dead server first (`storage/lock.py`), and the
+lock of `serve` if no `serve` has the state folder. So it never touches what a running server uses, and no
+server takes over what it removes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ async def collect(state: Path, dry_run: bool, abandon: bool, as_json: bool) -> i
 
 @asynccontextmanager
 async def _inventories(state: Path, report: Report) -> AsyncGenerator[list[Inventory]]:
-    """The inventories of all providers with sandboxes in the state folder, and of those that were used."""
+    """The inventories of all providers that were used, or have sandboxes in the state folder."""
     used = await anyio.to_thread.run_sync(_used_providers, state)
     inventories: list[Inventory] = []
     async with AsyncExitStack() as stack:

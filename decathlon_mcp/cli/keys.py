@@ -34,8 +34,8 @@ VERDICT_PATHS = (
     ("_meta", "decathlon/verdict"),
     ("verdict",),
 )
-"""Where the verdict is: the document itself, these members of a stored reply of `evaluate`, or that of an
-episode that `export` wrote."""
+"""Where the verdict is: the document itself, these members of a stored reply of `evaluate`, or this member of
+an episode that `export` wrote."""
 
 
 def make_token(name: str, role: Role, secret_file: Path | None) -> int:
@@ -73,7 +73,7 @@ def verify(files: Sequence[Path], keys: Sequence[str], state: Path | None) -> in
     """Print a line per verdict; return 0 if there is one and none has a problem.
 
     Each must be signed with one of the keys, be the only one of its episode, and be in the folder of its
-    episode if it is in an episode's folder. An episode's own verdict and those of its regradings count apart.
+    episode if it is in an episode's folder. An episode's own verdict and each regrading's count apart.
     """
     public_keys = [_read_key(source) for source in keys] or [_local_key(state or default_state())]
     places: dict[str, str] = {}
@@ -97,8 +97,8 @@ def _check(
 ) -> bool:
     """Print whether the verdict is valid; a string is the reason why it could not be read.
 
-    `places`: where the verdicts of other episodes were, by episode, and those of regradings, by digest; a
-    valid one is added.
+    `places`: where earlier verdicts were, by episode, and verdicts of regradings, by digest; the function
+    adds a valid verdict.
     """
     problem = verdict if isinstance(verdict, str) else _signature_problem(verdict, keys)
     if not problem and not isinstance(verdict, str):
@@ -130,11 +130,11 @@ def _signature_problem(verdict: JsonObject, keys: Iterable[PublicKey]) -> str:
 
 def _folder_problem(file: Path, episode: str) -> str:
     """Return which other episode's folder the verdict is in, or an empty string."""
-    # With symbolic links, both the folder of the link and that of the file count.
+    # With symbolic links, both the link's folder and the file's folder count.
     for folder in {file.absolute().parent, file.resolve().parent}:
         is_episodes = HANDLE.fullmatch(folder.name.lower()) or folder.parent.name == "episodes"
         if is_episodes and (own := public_id(folder.name)) != episode:
-            return f"it is the verdict of another episode than that of its folder, {own}"
+            return f"it is the verdict of another episode; its folder belongs to {own}"
     return ""
 
 

@@ -43,10 +43,10 @@ EPILOGUE = (
 )
 """For commands that take settings."""
 SERVER_EPILOGUE = f"`--help-all` lists every option. {EPILOGUE}"
-"""For commands that take every setting, of which their help lists those that people set."""
+"""For commands that take every setting, and whose help lists only the settings that people set."""
 ADDRESS = Group("Address", sort_key=1)
 PLAYER_SECONDS = 3600.0
-"""Limit on an attempt of an agent's program: between those of Toolathlon's runners, 2,400 and 5,400 s."""
+"""Limit on an attempt of an agent's program: between Toolathlon's runners' limits, 2,400 and 5,400 s."""
 
 Host = Annotated[str, Parameter(group=ADDRESS, validator=check_not_empty)]
 Port = Annotated[int, Parameter(group=ADDRESS, validator=check_port)]
@@ -105,14 +105,14 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "log_format",
     ),
 }
-"""The settings of the core, by the heading of the help; those of plug-ins follow them there."""
+"""The settings of the core, by the heading of the help, where settings of plug-ins follow."""
 COMMON_SETTINGS = (
     *("suite", "names", "language"),
     *("provider", "isolation", "image", "network", "web"),
     *("max_calls", "max_sandboxes", "idle_seconds", "episode_seconds"),
     *("config", "state", "tokens", "keep"),
 )
-"""The settings that people set. With `serve`'s address these are twenty; those of plug-ins may be missing."""
+"""The settings that people set: twenty with `serve`'s address. Settings of plug-ins may be missing."""
 RARE_SERVE_NAMES = frozenset({"allowed_origin", "ready_file", "no_page", "no_supervisor"})
 UNITS = {
     "seconds": "SECONDS",
@@ -139,7 +139,7 @@ def _plugin_settings() -> tuple[type[PluginSettings], ...]:
 
 
 def settings_model(name: str, shown: Collection[str] = (), *, like: str = "") -> type[_WithFile]:
-    """The settings of a command, each with its heading in the help, which lists those in `shown`, or all.
+    """The settings of a command, each with its heading in the help, which lists settings in `shown`, or all.
 
     `like`: the command whose choice of plug-ins' settings is listed too. What is not listed works as well.
     """

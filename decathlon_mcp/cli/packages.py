@@ -1,4 +1,4 @@
-"""Whether the versions of installed packages are those that the project needs."""
+"""Whether the installed packages have the versions that the project needs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _is_installed(package: Distribution, extra: str) -> bool:
 
 
 def _requirements(package: Distribution, extras: Collection[str]) -> Iterator[Requirement]:
-    """The package's requirements on this machine, also those of its extras."""
+    """The package's requirements on this machine, with the requirements of its extras."""
     for text in package.requires or ():
         try:
             requirement = Requirement(text)

@@ -12,7 +12,7 @@ from decathlon_mcp.settings import Settings
 
 
 def names_server(url: str | None, settings: Settings) -> bool:
-    """Whether to connect to a server: that of `url`, or of `DECATHLON_URL` if no suite is named."""
+    """Whether to connect to a server: at `url`, or at `DECATHLON_URL` if no suite is named."""
     return url is not None or ("DECATHLON_URL" in os.environ and "suite" not in settings.model_fields_set)
 
 

@@ -42,18 +42,21 @@ QUIET_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where the server listens, the names clients may call it by, and the file that gets its URL.
-
-    `page`: whether people can look at the episodes there.
-    """
+    """Where the server listens, and by which names clients may reach it."""
 
     host: str
     port: int
+    """0 picks a free port."""
     public_url: str | None
+    """URL by which clients reach the server, if it differs from the listening address."""
     allowed_host: tuple[str, ...]
+    """Host names that clients may use for the server."""
     allowed_origin: tuple[str, ...]
+    """Origins of pages in browsers that may use the server."""
     ready_file: Path | None
+    """File that gets the server's URL once the server is ready."""
     page: bool = True
+    """Whether people can look at the episodes at this address."""
 
     def at_socket(self, listener: socket.socket) -> Self:
         """This address for a socket that systemd opened.
@@ -257,7 +260,7 @@ def _leave(ready_file: Path | None) -> NoReturn:
 
 
 def _exit(status: int) -> NoReturn:
-    """End this process without any clean-up but that of its logs."""
+    """End this process; of all clean-up, only the logs are flushed."""
     logging.shutdown()
     sys.stderr.flush()
     os._exit(status)

@@ -78,7 +78,7 @@ def read_zone(output: str) -> tzinfo | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraderFinding(Finding):
-    """The rubrics or the evaluators of one suite. `errors`: those of broken ones, by the task's id."""
+    """The rubrics or the evaluators of one suite. `errors`: errors of broken ones, by the task's id."""
 
     suite: str
     errors: Mapping[str, SuiteError] = field(default_factory=dict[str, SuiteError])
@@ -121,7 +121,7 @@ async def probe_suite(
 
 
 def _read_rubrics(suite: Suite) -> tuple[dict[str, Rubric], dict[str, SuiteError]]:
-    """The rubrics of a suite's tasks and the errors of those that are invalid, by the task's id."""
+    """The rubrics of a suite's tasks, and the errors of invalid rubrics, by the task's id."""
     rubrics: dict[str, Rubric] = {}
     errors: dict[str, SuiteError] = {}
     for task in suite.tasks.values():

@@ -43,13 +43,13 @@ _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 class RestartLimits(NamedTuple):
     """How often a server is started again.
 
-    A server that has served for `stable_seconds` is started again at once. Those that have not follow one
-    another, with pauses of 0, `pause_seconds`, and twice as much each time, up to `max_pause_seconds`: at
-    least `attempts` of them, and as long as the sandboxes of the last one that was ready wait.
+    A server that has served for `stable_seconds` is started again at once. A server that has not is started
+    again after pauses of 0, `pause_seconds`, and twice as much each time, up to `max_pause_seconds`: at least
+    `attempts` times, and as long as the sandboxes of the last server that was ready wait.
     """
 
     # The first pauses add up to 31 s, during which an engine that is restarted comes back. A disk that is
-    # full takes a person, and whoever gives up before the sandboxes do gives up their episodes.
+    # full takes a person, and a supervisor that gives up before the sandboxes do gives up their episodes.
     stable_seconds: float = 5.0
     attempts: int = 7
     pause_seconds: float = 0.5
@@ -140,7 +140,7 @@ def activated_sockets() -> int:
 
 
 def applies(arguments: Sequence[str]) -> bool:
-    """Whether a command line is that of a server with a supervisor."""
+    """Whether a command line starts a server with a supervisor."""
     # Only Linux can end a process with its parent. A wrong number of sockets is an error of the server's.
     return (
         sys.platform == "linux"

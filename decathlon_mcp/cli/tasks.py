@@ -119,7 +119,7 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
         if isinstance(result, GraderFinding):
             for task, error in result.errors.items():
                 graders.setdefault(f"{result.suite}/{task}", []).append(error)
-    # Those of a task are among what it lacks.
+    # Findings about graders are among what their tasks lack.
     problems = [result for result in problems if not isinstance(result, GraderFinding)]
     names = [name for name, _, _ in filter_tasks(catalogue, filters)]
     missing = {name: [*_missing_requirements(catalogue, *catalogue.entry(name), graders)] for name in names}

@@ -31,8 +31,8 @@ SHARE_PER_TOKEN = 0.75
 DENSE_FLOOR_MIB = 1024
 """Floor with `--dense`: four set-ups at once, of four servers with 60 MiB each."""
 STALLED_SECONDS = 300.0
-"""How long nobody may pass before those who wait are refused. Merging looks at every page twice, which takes
-a minute or two with a thousand sandboxes."""
+"""Time without an admission after which waiting episodes are refused. Merging looks at every page twice,
+which takes a minute or two with a thousand sandboxes."""
 MEMORY_INTERVAL_SECONDS = 0.5
 """How often memory is looked at while it is low, and the time between two that pass then: what the first one
 takes must be seen before the second."""
@@ -76,7 +76,7 @@ class Ticket:
 
     @property
     def waiting_for(self) -> str | None:
-        """What the ticket is queued for, as text for people; None if it is not queued."""
+        """What the ticket is queued for, as text for people; None for a ticket that is not queued."""
         return self.admission.waiting_for(self)
 
 
@@ -110,9 +110,9 @@ class Admission:
         """The same for a grader's sandbox: a claimed attempt does not wait behind hundreds of openings."""
         self.captures = anyio.CapacityLimiter(CAPTURES_PER_OPENING * max_opening)
         """Hold it while a claimed attempt's processes are stopped and its workspace is copied, and until its
-        sandbox is removed. The first two have time limits that do not know how busy the machine is, and
-        beyond which the attempt may be forfeited. More removals would keep those of graders waiting, and with
-        them the verdicts."""
+        sandbox is removed. Stopping and copying have fixed time limits, even on a busy machine; beyond them
+        the attempt may be forfeited. More removals at once would delay the removal of graders' sandboxes, and
+        with it the verdicts."""
         self.starts_ahead = anyio.CapacityLimiter(max(1, max_opening // 2))
         """Hold it, and then `set_ups`, while a server starts ahead of its first call. So a set-up,
         for which a client waits, has at most this many of them before it."""

@@ -59,19 +59,19 @@ class AgentSandbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What the links of a beginning work with.
-
-    `scratch`: folder for the archives of the episode. `folder_of`: the folder of another episode, by its
-    public id; None if it is not known. `stack`: what the agent's sandbox lives on.
-    """
+    """What the links of a beginning work with."""
 
     episode: Episode
     resources: EpisodeResources
     admission: Admission
     offer: ToolOffer
+    """The tools that the episode offers."""
     scratch: Path
+    """Folder for the archives of the episode."""
     folder_of: Callable[[str], Path | None]
+    """Returns the folder of another episode by its public id; None for an unknown episode."""
     stack: AsyncExitStack
+    """Keeps the agent's sandbox open; closing the stack removes the sandbox."""
 
     @property
     def agent_name(self) -> str:
@@ -178,7 +178,7 @@ async def set_up(start: Start) -> AgentSandbox:
 
 
 async def _prepare(start: Start) -> PreparedTask:
-    """Open the agent's sandbox, after that of preprocess if it has one, and set it up."""
+    """Open the agent's sandbox, after the sandbox of preprocess if there is one, and set the task up."""
     episode, factory = start.episode, start.episode.sandbox_factory
 
     def note_revision() -> None:

@@ -1,4 +1,4 @@
-"""The calls of one episode: written to its trajectory, sent to its sandbox, and given to those who wait.
+"""The calls of one episode: written to its trajectory, sent to its sandbox, answered to waiting requests.
 
 A call needs no task of its own. Where its reply is read, it is written to the trajectory and ends the call. A
 task is started for a call that has to wait before it is sent.
@@ -162,7 +162,7 @@ class EpisodeCalls:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Calls can be sent in the body; those that run at its end are ended."""
+        """Calls can be sent in the body; calls that still run at its end are ended."""
         async with background_tasks() as self._tasks:
             try:
                 yield
@@ -234,7 +234,7 @@ class EpisodeCalls:
     async def restore(self, *, starts_over: bool = False) -> None:
         """Read the calls of a server that died from the trajectory, before the episode is READY again.
 
-        Those of another episode are removed there if the set-up starts over.
+        If the set-up starts over, calls copied from another episode are removed from the trajectory.
         """
         keys, unanswered = await self.log.read(starts_over=starts_over)
         for call in unanswered:
@@ -246,7 +246,7 @@ class EpisodeCalls:
         """The tools can be called: send what was accepted before, and get the replies that a dead server had
         not. Its calls are sent again under their old ids.
 
-        The driver ignores those that it has had, and its replies come anyway.
+        The driver ignores calls that it already has, and sends their replies anyway.
         """
         self._use(session)
         for call in self.unanswered:
@@ -267,7 +267,7 @@ class EpisodeCalls:
             asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._forget)
 
     def _forget(self) -> None:
-        """Free the memory of an episode that is over: nobody asks for a reply any more."""
+        """Free the memory of an episode that is over: no client asks for a reply any more."""
         self.log.trajectory.forget()
         self.operations = Operations()
 
@@ -417,7 +417,7 @@ class EpisodeCalls:
         if not session.driver.send_now(sending):
             self._start(call, partial(session.driver.send, sending))
 
-    # from the driver to those who wait
+    # from the driver to the waiting requests
 
     def _on_outcome(self, session: ToolSession, call: Call, outcome: Outcome | None) -> None:
         """A call has its reply, or an error; None if the connection to the driver has ended."""
@@ -431,7 +431,7 @@ class EpisodeCalls:
             self._end(call, outcome)
 
     def _on_absent(self, seconds: float) -> None:
-        """Answer those who wait, who may ask again: the sandbox has not been reached for so long."""
+        """Answer waiting requests, which may be sent again: the sandbox was out of reach for so long."""
         for call in self.unanswered:
             for waiter in call.waiters:
                 waiter.send_away(
@@ -451,9 +451,9 @@ class EpisodeCalls:
         self._end(call, DriverError(CANCELLED, reason=CANCELLED))
 
     def _end(self, call: Call, outcome: Outcome) -> None:
-        """Write a call's outcome, and give it to those who wait. No effect on one that has ended.
+        """Write a call's outcome, and give it to the waiting requests. No effect on a call that has ended.
 
-        They wait while the disk cannot be written: an evaluator must not judge a log that lacks replies.
+        Requests wait while the disk cannot be written: an evaluator must not judge a log that lacks replies.
         """
 
         async def end_later() -> None:

@@ -1,4 +1,4 @@
-"""A clock that nobody sets, for spans that may begin in one server and end in the next."""
+"""A clock that is never set, for spans that may begin in one server and end in the next."""
 
 from __future__ import annotations
 

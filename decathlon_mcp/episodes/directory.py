@@ -29,7 +29,7 @@ from decathlon_mcp.telemetry.spans import Spans
 MAX_ENDED_EPISODES = 2_000
 """Ended episodes whose state and verdict can still be requested; the oldest are dropped."""
 MAX_ENDED_IN_MEMORY = 200
-"""The same on a server with a store, which has those that are dropped. One takes 20 KB of memory."""
+"""The same on a server with a store, from which dropped episodes are read. One takes 20 KB of memory."""
 
 MAX_LOG_BYTES = 256 << 20
 """Limit on the calls in one episode's trajectory; evaluators get about the same again as `traj_log.json`."""
@@ -42,6 +42,7 @@ class RegistryOptions:
     reward_policy: RewardPolicy
     """The policy of an episode that is started without one."""
     limits: EpisodeLimits
+    """The defaults of the limits of an episode."""
     drain_seconds: float
     """How long a stopping server waits for gradings."""
     journals: Path
@@ -49,16 +50,17 @@ class RegistryOptions:
     scratch: Path
     """Folder for the archives of running episodes."""
     disk: DiskSpace
-    """The file system of both."""
+    """The file system of `journals` and `scratch`."""
     hooks: Sequence[EpisodeHooks] = ()
-    """What hangs on every episode."""
+    """The hooks that plug-ins add to every episode."""
 
 
 class EpisodeDirectory:
     """The episodes in memory, and the ended ones of the store.
 
-    `factories`: by the names of the catalogue's suites. `store`: has what the next server needs to continue;
-    None if everything is to end with this process. `archive`: gets the rows of ended episodes then.
+    `factories`: sandbox factories by the names of the catalogue's suites. `store`: keeps what the next server
+    needs to continue; None if all episodes end with this process. `archive`: without a store, gets the rows
+    of ended episodes.
     """
 
     def __init__(
@@ -164,7 +166,8 @@ class EpisodeDirectory:
         ended = [other for other in self._episodes.values() if other.state.phase is Phase.ENDED]
         limit = MAX_ENDED_EPISODES if self.store is None else MAX_ENDED_IN_MEMORY
         while len(ended) > limit:
-            # Of the token that has most of them, so that no token can have those of others dropped.
+            # The token with the most ended episodes loses one, so that no token can displace the episodes of
+            # another.
             ((token, _),) = Counter(other.spec.owner.token for other in ended).most_common(1)
             oldest = next(other for other in ended if other.spec.owner.token == token)
             ended.remove(oldest)

@@ -236,7 +236,7 @@ class EpisodeGrader:
     async def grade_in_place(self, sandbox: Sandbox, driver: DriverClient, sealed: Path | None) -> Verdict:
         """Grade in the agent's own sandbox, for tasks whose evaluator inspects running processes.
 
-        Every process is killed first, except those that the suite's settings spare.
+        Every process is killed first, except the processes that the suite's settings spare.
         """
         finder = self.episode.sandbox_factory.fault_finder(self.episode.public_id)
         async with self.admission.captures, finder.deciding(sandbox):

@@ -1,6 +1,6 @@
-"""What is written down of an episode while it is played: in its row, its trajectory and its folder.
+"""What the server writes about an episode during play: in its row, its trajectory and its folder.
 
-What changes before the episode is ready is in the row only then: until then, the set-up starts over if the
+Changes before the episode is ready reach the row when it is ready: until then, the set-up starts over if the
 server dies.
 """
 
@@ -19,7 +19,7 @@ from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.trajectory import Trajectory
 
 TRAJECTORY_VERSION = 1
-"""In the first line of a trajectory."""
+"""The version in the first line of a trajectory."""
 
 
 class EpisodeHistory:
@@ -61,7 +61,7 @@ class EpisodeHistory:
         )
 
     def note_opened(self, agent: str, image_digest: str | None, *, dense: bool = False) -> None:
-        """The agent's sandbox, or that of preprocess, is open under this name and will be set up now."""
+        """The agent's sandbox, or the sandbox of preprocess, is open under this name; set-up follows."""
         self._records.note_facts(image_digest=image_digest, dense=dense, **self._factory.suite_hooks.facts())
         self._records.update(self._state.phase, agent=agent)
 

@@ -40,7 +40,7 @@ class Hold:
 
 
 class Lease:
-    """The time limits of one episode. Times are those of `time.monotonic`, the event loop's clock."""
+    """The time limits of one episode. Times are by `time.monotonic`, the event loop's clock."""
 
     def __init__(self, limits: EpisodeLimits) -> None:
         self._limits = limits
@@ -64,7 +64,7 @@ class Lease:
 
     @property
     def ending(self) -> Ending:
-        """The ending of an episode whose lease has expired: that of the first limit to pass."""
+        """The ending of an episode whose lease has expired, by the limit that passed first."""
         return min(self._deadlines, key=itemgetter(0))[1]
 
     @property

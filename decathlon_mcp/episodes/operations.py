@@ -106,7 +106,7 @@ def check_operation(operation: object) -> str:
 
 
 async def never() -> bool:
-    """For a request whose connection cannot break without ending the server."""
+    """Return False, for a request whose connection cannot break without ending the server."""
     return False
 
 
@@ -114,14 +114,14 @@ class Waiter(msgspec.Struct, eq=False):
     """A request that waits for a call's reply, until its own response is over."""
 
     keys: RequestKeys = RequestKeys()
-    """By what its client comes back."""
+    """The keys by which a client that comes back finds the call."""
     detached: bool = False
     """Whether the call goes on for UNATTENDED_SECONDS when the request is cancelled."""
     is_gone: Callable[[], Awaitable[bool]] = never
     """Whether the connection to the client broke, so that nobody reads the response."""
     on_progress: NotificationHandler | None = None
     on_message: NotificationHandler | None = None
-    """Called, in order, with the call's notifications."""
+    """Called, as is `on_progress`, with the call's notifications, in order."""
     _queue: deque[Notification] | None = None
     _bytes: int = 0
     _failure: DecathlonError | None = None
@@ -173,30 +173,32 @@ class Waiter(msgspec.Struct, eq=False):
 
 
 class Call(msgspec.Struct, eq=False, kw_only=True):
-    """A call that was accepted. It ends with its outcome, whatever becomes of those who wait for it."""
+    """An accepted call. The call ends with its outcome, whether or not a request still waits for it."""
 
     seq: int
+    """Number of the call in its episode."""
     digest: str
-    """Of its name and arguments; empty for one that has ended and was found without them."""
+    """Digest of name and arguments; empty for an ended call that was found without them."""
     keys: RequestKeys = RequestKeys()
-    """Of the request that began it."""
+    """The keys of the request that began the call."""
     name: str = ""
     params: CallParams = CallParams()
     started_at: float = 0.0
-    """When it was accepted, in Unix seconds."""
+    """When the call was accepted, in Unix seconds."""
     replayed: bool = False
-    """Whether another episode had made it."""
+    """Whether another episode made the call."""
     route: ToolRoute | None = None
     request: int | None = None
-    """Id of the driver's request, once its line is written. Then this server or one that died has sent it."""
+    """Id of the driver's request, once the call's line is written. Then this server, or an earlier one, has
+    sent the call."""
     sent_at: float | None = None
-    """When this server sent it, as a time of `perf_counter`."""
+    """When this server sent the call, as a time of `perf_counter`."""
     is_ended: bool = False
     outcome: Outcome | None = None
-    """Once it has ended here. None too for one that ended before: then the trajectory has it."""
+    """Set when the call ends here. None for a call of an earlier server: the trajectory has its outcome."""
     on_cancel: Callable[[Call], object] | None = None
     is_cancelled: bool = False
-    """Whether all who waited for it have cancelled it."""
+    """Whether every waiting request was cancelled."""
     waiters: list[Waiter] = msgspec.field(default_factory=list[Waiter])
     """The requests whose responses are not over."""
     _deadline: asyncio.TimerHandle | None = None
@@ -265,7 +267,7 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
             waiter.notify(notification)
 
     def end(self, outcome: Outcome) -> None:
-        """End the call; those who wait get the outcome after the notifications that are queued for them."""
+        """End the call; each waiting request gets the outcome after its queued notifications."""
         self.outcome, self.is_ended = outcome, True
         self._stop_deadline()
         for waiter in self.waiters:
@@ -273,7 +275,7 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
 
 
 class Operations:
-    """The calls of one episode, by the keys of their requests, and those whose reply nobody has."""
+    """The calls of one episode, by the keys of their requests, and the calls whose reply no client has."""
 
     def __init__(self) -> None:
         # Digests of keys, with the number and the digest of each one's call; the oldest is first.
@@ -291,7 +293,7 @@ class Operations:
         """The call that a request repeats.
 
         Returns None for a new call; then nothing is awaited between the last check and the return. Raises
-        BadRequestError if an operation of the request is that of another call.
+        BadRequestError if another call has the same operation id.
         """
         if (known := self.known(keys, digest)) is not None or keys.session is None:
             return known

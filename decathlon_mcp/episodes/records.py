@@ -1,7 +1,7 @@
 """What the store has about an episode, and how an episode is made from it again.
 
-`EpisodeRecords` writes the row of one episode, `SandboxRecords` those of its sandboxes; without a store they
-write nothing.
+`EpisodeRecords` writes the row of one episode, `SandboxRecords` the rows of its sandboxes. Without a store,
+both write nothing.
 """
 
 from __future__ import annotations
@@ -37,29 +37,32 @@ SandboxRole = Literal["agent", "preprocess", "grader", "service"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What changes in the course of an episode, except for its phase. Times in Unix seconds.
-
-    `opened_at`: when the absolute time limit started. `ready_at`, `ready`: when the tools were ready, by two
-    clocks. `slots`: of the shared resources that the episode has.
-    `agent`: name of the agent's sandbox. `sealed`, `captured`: the archive of the task's folder after
-    preprocess, and that of the agent's workspace, are in the episode's scratch folder. `facts`: for the
-    verdict. `plugins`: what each plug-in keeps of the episode, by the plug-in's name; see
-    `EpisodeRecords.note_plugin`.
-    """
+    """What changes in the course of an episode, except for its phase."""
 
     opened_at: float | None = None
+    """When the absolute time limit started, in Unix seconds."""
     ready_at: datetime | None = None
+    """When the tools were ready, by the machine's clock."""
     ready: Instant | None = None
+    """When the tools were ready, by a clock that is never set."""
     slots: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The slots of shared resources that the episode uses."""
     agent: str | None = None
+    """Name of the agent's sandbox."""
     sealed: bool = False
+    """Whether the scratch folder has the archive of the task's folder as preprocess left it."""
     captured: bool = False
+    """Whether the scratch folder has the archive of the agent's workspace."""
     facts: Facts = field(default_factory=Facts)
+    """Facts for the verdict."""
     plugins: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
+    """What each plug-in keeps of the episode, by the plug-in's name; see `EpisodeRecords.note_plugin`."""
     claim: Claim | None = None
+    """How the attempt was closed; None before."""
     requested_ending: Ending | None = None
+    """The ending that was requested; None before."""
     closing_reason: str = ""
-    """Why the client has closed it, in its words."""
+    """The client's reason for closing the episode."""
 
     def to_json(self) -> JsonObject:
         values = {**_PROGRESS.dump_python(self, mode="json"), "facts": self.facts.noted()}
@@ -75,21 +78,26 @@ _SANDBOX = TypeAdapter(SandboxSpec)
 
 @dataclass(frozen=True, slots=True)
 class StoredEpisode:
-    """An episode of a dead server, as its rows describe it.
-
-    `obstacle`: why this server cannot continue it: its task is gone, or see `SandboxFactory.obstacle`.
-    """
+    """An episode of a dead server, as its rows in the store describe it."""
 
     spec: EpisodeSpec
     suite: str
+    """Name of the suite."""
     phase: Phase
+    """The episode's last stored phase."""
     started_at: float
+    """When the episode started, in Unix seconds."""
     progress: Progress
     tools: JsonObject | None
+    """The stored tools of the episode; None if there are none."""
     verdict: Verdict | None
+    """None before grading is over."""
     ending: Ending | None
+    """None for an episode that has not ended."""
     sandboxes: tuple[SandboxRow, ...] = ()
+    """The rows of the episode's sandboxes."""
     obstacle: str | None = None
+    """Why this server cannot continue the episode: its task is gone, or see `SandboxFactory.obstacle`."""
 
     @property
     def is_closed(self) -> bool:

@@ -42,7 +42,7 @@ log = logging.getLogger("decathlon.episodes")
 class Recovery:
     """Recovers the episodes of dead servers into a running registry.
 
-    `scratch`: folder for the archives of running episodes, `SCRATCH/LABEL`. That of a dead server is
+    `scratch`: folder for the archives of running episodes, `SCRATCH/LABEL`. The folder of a dead server is
     `PARENT/SERVER-*`, where PARENT is the parent of `scratch`.
     """
 
@@ -56,10 +56,10 @@ class Recovery:
     async def run(self) -> None:
         """Continue every episode that can be continued, and remove what else the dead servers left.
 
-        Those that cannot are in the log before anything is taken: their rows tell it. Returns when each of
-        the others can be found; their sandboxes are taken back in the background. Raises
-        ProviderUnavailableError, and SettingsError if the store cannot be used, before anything is done: an
-        episode that had been continued would end with this server.
+        Episodes that cannot be continued are logged before any sandbox is taken back: their rows say so.
+        Returns when clients can find every other episode; their sandboxes are taken back in the background.
+        Raises ProviderUnavailableError, and SettingsError if the store cannot be used, before anything is
+        done: an episode that had been continued would end with this server.
         """
         store = self.registry.store
         rows = [] if store is None else self._unfinished(store)
@@ -71,7 +71,7 @@ class Recovery:
         try:
             stored = [] if store is None else self._adopt(store, rows)
             await anyio.to_thread.run_sync(self._move_scratch, stored)
-            # Those that are in play first: removing the sandboxes and files of the others can take seconds.
+            # Episodes in play come first: removing the sandboxes and files of the others can take seconds.
             ready = [episode for episode in stored if episode.phase is Phase.READY]
             others = [episode for episode in stored if episode.phase is not Phase.READY]
             for episode in ready:
@@ -102,7 +102,7 @@ class Recovery:
                 log.warning("sandboxes could not be swept", extra=fields(why=str(error)))
 
     async def finish(self) -> None:
-        """Remove what the dead servers still have, at the end of this one, after that of its episodes.
+        """Remove what dead servers left, at the end of this server, once its episodes have ended.
 
         An episode that ends before its sandbox was taken back leaves it running, without a row. The next
         server removes what this one cannot remove in time.
@@ -120,7 +120,7 @@ class Recovery:
             self._forget_owners({row.owner for row in rows})
 
     def _forget_owners(self, in_use: Collection[str]) -> None:
-        """Remove the lock files of the swept dead servers, except those `in_use` when the sweep began.
+        """Remove the lock files of the swept dead servers, except lock files `in_use` when the sweep began.
 
         An episode that has ended since then may have left its sandbox, which the sweep still spared.
         """
@@ -129,12 +129,12 @@ class Recovery:
         self._owners.intersection_update(in_use)
 
     def _unfinished(self, store: Store) -> list[EpisodeRow]:
-        """The episodes that an earlier `serve` left, but those that wait for one with another provider."""
+        """The episodes that an earlier `serve` left, except episodes that wait for another provider."""
         others = self.lock.others()
         return [row for row in store.unfinished_episodes() if row.server not in others]
 
     def _adopt(self, store: Store, rows: Sequence[EpisodeRow]) -> list[StoredEpisode]:
-        """Make the episodes of these rows this server's own; those that cannot be read are ended."""
+        """Make the episodes of these rows this server's own; end episodes whose rows cannot be read."""
         stored: list[StoredEpisode] = []
         unreadable: list[EpisodeRow] = []
         for row in rows:

@@ -134,8 +134,8 @@ class EpisodeRegistry:
     async def known_tools(self, task_id: str) -> list[JsonObject] | None:
         """What a task's episodes offer an agent, from the cache; None if it has no list of the task.
 
-        Paths in them are as in the listed prompts: those of an episode can be others where prompts are
-        provisional. Raises UnknownTaskError, and SuiteError if the task has errors.
+        Paths are as in the listed prompts; where prompts are provisional, an episode can have other paths.
+        Raises UnknownTaskError, and SuiteError if the task has errors.
         """
         suite, task = self.catalogue.find(task_id)
         lists = self.directory.factory(suite.name).tool_lists
@@ -168,8 +168,8 @@ class EpisodeRegistry:
 
         Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
         for a policy that reveals more than the server's, SuiteError for a broken task, rubric or prompt,
-        BadRequestError for another launch time than that of the task's recording, what the hooks of
-        episodes raise to refuse it, and OSError.
+        BadRequestError for another launch time than the task's recording has, the error by which a hook
+        refuses the episode, and OSError.
         """
         operation = _operation_key(operation, principal)
         if (episode := self._started_by(operation, task_id, principal)) is not None:
@@ -216,7 +216,7 @@ class EpisodeRegistry:
     def recover(self, stored: StoredEpisode) -> None:
         """Continue an episode of a dead server in the background; one that cannot be continued ends there.
 
-        Its sandboxes must be those that it needs to continue, and no others.
+        `stored.sandboxes` must be exactly the sandboxes that the episode needs to continue.
         """
         shared = self.directory.factory(stored.suite).suite.shared_resources(stored.spec.task.id)
         was_admitted = stored.phase is not Phase.QUEUED
@@ -293,7 +293,7 @@ class EpisodeRegistry:
         episode = self.directory.find(episode_id)
         if episode is None or not principal.may_use(episode.spec.owner):
             raise UnknownEpisodeError(
-                "there is no such episode here: it was never started, belongs to somebody else, or ended so "
+                "there is no such episode here: it was never started, belongs to another client, or ended so "
                 "long ago that it is forgotten; start a new one"
             )
         return episode
@@ -308,9 +308,9 @@ class EpisodeRegistry:
         return None if episode is None else EpisodeAccess.by_agent_id(episode)
 
     async def drain(self) -> None:
-        """End every episode; wait at most `drain_seconds`, or until `hurry`, for those that are being graded.
+        """End every episode; wait at most `drain_seconds`, or until `hurry`, for gradings in progress.
 
-        They have ended then too, without a score, so that requests which wait for them can be answered.
+        A grading that takes longer ends without a score, so that waiting requests get an answer.
         """
 
         async def all_ended() -> None:
@@ -332,9 +332,9 @@ class EpisodeRegistry:
         self._runners.hurry()
 
     async def hand_over(self) -> None:
-        """Start no episode any more; those that run are left to the next server on the state folder.
+        """Start no further episode; leave running episodes to the next server on the state folder.
 
-        Returns when no sandbox is left that no episode has, after at most `HAND_OVER_SECONDS`.
+        Returns when every remaining sandbox belongs to an episode, after at most `HAND_OVER_SECONDS`.
         """
         self.closing = self.handing_over = True
         self._on_stop()
@@ -344,7 +344,7 @@ class EpisodeRegistry:
     def _started_by(self, operation: str | None, task_id: str, principal: Principal) -> Episode | None:
         """The episode that an earlier request with this operation id has started.
 
-        Raises BadRequestError if that request was another one, or somebody else's.
+        Raises BadRequestError if the earlier request was different, or came from another principal.
         """
         episode = self.directory.of_operation(operation)
         if episode is None:

@@ -118,7 +118,7 @@ def _open_services(episode: Episode) -> AbstractAsyncContextManager[Services]:
     factory, task = episode.sandbox_factory, episode.spec.task
     if not parts:
         names = ", ".join(factory.suite.services(task))
-        raise SetUpError(f"it needs {names}, and this server has no plug-in for services")
+        raise SetUpError(f"the task needs {names}, and this server has no plug-in for services")
     open_services: OpenServices = load(parts[0])
     return open_services(
         factory,
@@ -139,5 +139,7 @@ async def read_credentials(
     """
     credentials = await anyio.to_thread.run_sync(factory.suite.credentials, task, accounts)
     if factory.provider.isolation == "none" and any(folder.is_absolute() for folder, _ in credentials):
-        raise SetUpError("its credentials go to places outside of the suite, which only a container has")
+        raise SetUpError(
+            "the task's credentials go to paths outside of the suite, which only a container has"
+        )
     return credentials

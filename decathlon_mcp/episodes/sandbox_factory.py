@@ -54,14 +54,14 @@ class SandboxFactory:
     suite: Suite
     provider: Provider
     image: str | None
-    """None for a provider without images."""
+    """Image of the sandboxes; None for a provider without images."""
     tool_names: Names
     network: Literal["auto", "none", "outbound"]
     limits: Limits
     common: Path
     """Archive of the files that every sandbox of the suite needs."""
     common_digest: str
-    """Identifies these files."""
+    """Digest of the files in `common`."""
     cuts_overlong: bool = False
     """Whether overlong replies of tools are cut, as Toolathlon does."""
     grades_truncated: bool = True
@@ -77,11 +77,11 @@ class SandboxFactory:
     tool_lists: ToolLists | None = None
     """The suite's cached lists; None: every set-up starts all servers."""
     sources: SandboxSources = field(default_factory=SandboxSources)
-    """May have sandboxes that were opened ahead."""
+    """Sources of sandboxes that were opened ahead."""
     web: Web | None = None
     """What tasks get in place of a network; None: a network."""
     health: ProviderHealth = field(default_factory=ProviderHealth)
-    """Of the provider, for all suites that use it."""
+    """Health of the provider, shared by all suites that use the provider."""
 
     def network_for(self, task: Task) -> Network:
         """The network of the agent's sandbox; `auto` gives one only to tasks that need one."""
@@ -134,15 +134,15 @@ class SandboxFactory:
     ) -> AsyncGenerator[Opened]:
         """Open a sandbox and connect to its driver; both are gone on exit.
 
-        One that was opened ahead has a name of its own, so use that of its `spec`.
+        A sandbox that was opened ahead has a name of its own, so use the name in its `spec`.
 
         `image` and `root` replace the suite's. `forwards`: ports of the sandbox's `localhost` and what they
-        connect to; ignored if the sandbox shares the loopback interface of its machine. `records`: of the
-        episode to which the sandbox belongs; only for those, and not for services, the sources are asked.
-        `dense`: if the settings allow that, merge its memory with that of other sandboxes; never for one that
-        grades. `opening`: limits how many the provider creates at once; the place is free again before the
-        driver has started. `web`: the recorded web that the sandbox gets. `open_new`: what opens it, in place
-        of the sources and this factory.
+        connect to; ignored if the sandbox shares the loopback interface of its machine. `records`: the rows
+        of the episode to which the sandbox belongs; without them, and for services, no source is asked.
+        `dense`: merge the sandbox's memory with other sandboxes, if the settings allow merging; never for a
+        sandbox that grades. `opening`: limits how many sandboxes the provider creates at once; the place is
+        free again before the driver has started. `web`: the recorded web that the sandbox gets. `open_new`:
+        opens the sandbox in place of the sources and this factory.
         """
         spec = self.spec(name, network, image=image, root=root, dense=dense)
         async with AsyncExitStack() as stack:
@@ -272,7 +272,7 @@ class SandboxFactory:
             driver,
             role,
             shares_loopback=self.provider.shares_loopback(sandbox.spec),
-            # Elsewhere the files are those of the machine, or of an image that others use too.
+            # Elsewhere the files belong to the machine, or to an image that other sandboxes use too.
             has_own_files=self.provider.isolation == "container",
             taken_back=taken_back,
         )

@@ -16,7 +16,7 @@ OpenNew: TypeAlias = Callable[[SandboxSpec], AbstractAsyncContextManager[Opened]
 
 
 class ReadySandbox(Protocol):
-    """A sandbox that a source has opened, and that nobody else gets. `spec`: with a name of its own."""
+    """A sandbox that a source has opened, for one taker. `spec` has a name of its own."""
 
     spec: SandboxSpec
 
@@ -44,7 +44,7 @@ class SandboxSource(Protocol):
         ...
 
     def running(self) -> AbstractAsyncContextManager[object]:
-        """Sandboxes are opened ahead in the body; on exit all of the source are gone, also those taken."""
+        """Open sandboxes ahead in the body; on exit, remove all sandboxes of the source, taken ones too."""
         ...
 
     async def expect(self, provider: Provider, spec: SandboxSpec, open_new: OpenNew) -> None:

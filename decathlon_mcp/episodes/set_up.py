@@ -1,8 +1,8 @@
 """Set-up of a task: opens the agent's sandbox and prepares it in Toolathlon's order.
 
 As in `utils/roles/task_agent.py`: copy the initial workspace, run preprocess, make the folders that some
-servers need, read the suite's tokens, remove what only grading needs (sealing), and start those of the task's
-servers that have to run from the beginning.
+servers need, read the suite's tokens, remove what only grading needs (sealing), and start the task's servers
+that have to run from the beginning.
 
 Preprocess normally has a sandbox of its own, of which the agent's gets the workspace and part of the task's
 folder. Where that sandbox has to become the agent's, since processes run in it that belong to the task, what
@@ -101,23 +101,23 @@ class _TimeLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetUp:
-    """The set-up of one task.
-
-    `common`: archive of the files that every sandbox of the suite needs. `scratch`: a folder of the server
-    for temporary archives. `credentials`: archives that are unpacked over the suite's files, each with its
-    target folder. `isolated`: whether a sandbox has file systems of its own.
-    `before_reading` is called in a thread before the suite's files are read.
-    """
+    """The set-up of one task."""
 
     suite: Suite
     task: Task
     launch_time: datetime
+    """The current time as the task sees it."""
     common: Path
+    """Archive of the files that every sandbox of the suite needs."""
     scratch: Path
+    """A folder of the server for temporary archives."""
     limits: EpisodeLimits
     before_reading: Callable[[], object]
+    """Called in a thread before the suite's files are read."""
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
+    """Archives that are unpacked over the suite's files, each with its target folder."""
     isolated: bool = True
+    """Whether a sandbox has file systems of its own."""
 
     async def run(
         self,
@@ -370,7 +370,7 @@ class SetUp:
     async def _start_servers(
         self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], names: Collection[str]
     ) -> dict[str, ServerInfo]:
-        """Define all of the task's servers, and start those with these names."""
+        """Define all of the task's servers, and start the servers with these names."""
         specs = self.suite.server_specs(self.task, root=sandbox.root, values=values)
         if not specs:
             return {}

@@ -26,7 +26,8 @@ class Principal:
     """The sender of a request.
 
     `token` is the name of the token that was presented, None on a server without tokens. `session` is the id
-    of the MCP session, if there is one. `alone`: nobody else can use the server, as it has one token or none.
+    of the MCP session, if there is one. `alone`: the server has one token or none, so no other client can use
+    it.
     """
 
     token: str | None = None
@@ -36,7 +37,7 @@ class Principal:
 
     @property
     def share_key(self) -> str | None:
-        """Whose share of the server's capacity a request uses; None if there is nobody to share with."""
+        """The token whose share of the server's capacity a request uses; None if no other token shares it."""
         return None if self.alone else self.token
 
     @property
@@ -65,25 +66,29 @@ class Principal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
-    """The server's defaults or, after `for_task`, the limits of one episode.
-
-    `idle_seconds`: time without a request after which the episode ends. `first_use_seconds`: time from READY
-    to the first request. `grace_seconds`: time that a client whose connection broke has to come back.
-    `episode_seconds`: longest time from admission to the claim. `servers_seconds`: for the task's servers to
-    start. `set_up_seconds`: for the whole set-up, `preprocess_seconds` within it. `max_calls` None: no limit.
-    """
+    """The server's defaults or, after `for_task`, the limits of one episode."""
 
     idle_seconds: float
+    """Time without a request after which the episode ends."""
     first_use_seconds: float
+    """Time from READY to the first request."""
     grace_seconds: float
+    """Time that a client whose connection broke has to come back."""
     episode_seconds: float
+    """Longest time from admission to the claim."""
     servers_seconds: float
+    """Deadline for each of the task's servers to start."""
     set_up_seconds: float
+    """Deadline for the whole set-up."""
     evaluation_seconds: float
+    """Deadline for the task's evaluator."""
     workspace_bytes: int
+    """Largest workspace that is graded."""
     max_calls: int | None = None
+    """Maximum number of tool calls; None: no limit."""
     # Upstream's preprocess scripts take seconds; a suite.yaml can say more.
     preprocess_seconds: float = 600
+    """Deadline for the preprocess script, within `set_up_seconds`."""
 
     def for_task(self, task: Task, max_calls: int | None = None) -> Self:
         """These limits with the task's own deadlines; `max_calls` replaces the default if given."""
@@ -93,9 +98,9 @@ class EpisodeLimits:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Where an episode branches from another: it starts as that one stood after call `at`.
+    """Where an episode branches from another: the new episode starts as the other stood after call `at`.
 
-    `episode`: the other's public id. Calls until then are the other's, under their numbers.
+    `episode`: public id of the other episode. Calls 1 to `at` are copied from the other, with their numbers.
     """
 
     episode: str
@@ -104,53 +109,58 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSpec:
-    """What is fixed when an episode starts.
-
-    `id` (the handle) and `agent_id` are capabilities of 192 bits. `task_name` is the task's id as clients
-    spell it. `limits` are those of this episode. `operation`: id of the request that started it, by which a
-    repeated request finds it. `ends_with_response`:
-    it ends with the response to the request that started it. `labels`: what its client calls it, names to
-    short texts; only reports read them. `branch`: None for an episode that is played whole.
-    `shares_launch_time`: its client chose the launch time, so that other episodes may have the same.
-    `plugins`: what each plug-in was asked for, by its name; the episode's row has it, and nothing else looks
-    at it.
-    """
+    """What is fixed when an episode starts."""
 
     id: str
+    """The handle, a capability of 192 bits."""
     agent_id: str
+    """The agent's id, a capability of 192 bits that allows playing only."""
     task: Task
     task_name: str
+    """The task's id as clients spell it."""
     owner: Principal
+    """The sender of the request that started the episode."""
     launch_time: datetime
+    """The current time as the task sees it."""
     policy: RewardPolicy
     limits: EpisodeLimits
+    """The limits of this episode: the server's with the task's own deadlines."""
     operation: str | None = None
+    """Id of the request that started the episode; a repeated request finds the episode by this id."""
     ends_with_response: bool = False
+    """Whether the episode ends with the response to the request that started it."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The client's labels of the episode, names to short texts; only reports read them."""
     branch: Branch | None = None
+    """None for an episode that is played whole."""
     shares_launch_time: bool = False
+    """Whether the client chose the launch time, so that other episodes may have the same."""
     plugins: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
+    """What each plug-in was asked for, by the plug-in's name. Only the episode's row stores the values."""
 
     @property
     def public_id(self) -> str:
-        """What names the episode in verdicts, logs and the names of containers; it gives no access."""
+        """The episode's name in verdicts, logs and the names of containers; the public id gives no access."""
         return public_id(self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """How an attempt was closed: by its agent, by a limit, or by `evaluate`.
-
-    `truncated_by`: what cut the attempt short. `turns`: the agent's turns, if a controller reports them.
-    `operation`: id of the request that closed it, by which a client that comes back is known. `calls`: how
-    many had been sent. `at`, `instant`: when, by two clocks.
-    """
+    """How an attempt was closed: by its agent, by a limit, or by `evaluate`."""
 
     by_agent: bool
+    """Whether the agent called `claim_done`."""
     answer: str | None = None
+    """The agent's answer, if the claim has one."""
     truncated_by: TruncationCause | None = None
+    """What cut the attempt short."""
     turns: int | None = None
+    """The agent's turns, if a controller reports them."""
     operation: str | None = None
+    """Id of the request that closed the attempt; a client that comes back is known by this id."""
     calls: int = 0
+    """Number of calls that had been sent."""
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """Time of the claim, by the machine's clock, which may be set."""
     instant: Instant = field(default_factory=Instant.now)
+    """Time of the claim, by a clock that is never set."""

@@ -67,7 +67,7 @@ class State:
         self._cause: DecathlonError | None = None
         self._changed = Flag()
         self.on_move: Callable[[Phase], None] | None = None
-        """Called with the new phase, before those who wait for it go on."""
+        """Called with the new phase, before the tasks that wait for a phase go on."""
 
     @property
     def phase(self) -> Phase:

@@ -58,7 +58,7 @@ class Facts(BaseModel):
     image_digest: str | None = None
     """Identifies the image of the agent's sandbox; None if there was none."""
     dense: bool = False
-    """Memory of the agent's sandbox could be merged with that of others."""
+    """Memory of the agent's sandbox could be merged with other sandboxes."""
     coerced_arguments: bool = False
     """Arguments that were JSON in strings were replaced by what the schemas of their tools ask for."""
     prepared: bool = False
@@ -85,21 +85,24 @@ def without_surrogates(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One call of a tool of the task.
-
-    `name` is the tool's name as the agent sent it, `result` the raw MCP result or {"error": ...}.
-    `started_at` is in seconds since the epoch.
-    """
+    """One call of a tool of the task."""
 
     seq: int
+    """Number of the call in its episode."""
     server: str
+    """The task's server that has the tool."""
     tool: str
+    """The tool's name at its server."""
     name: str
+    """The tool's name as the agent sent it."""
     arguments: JsonObject
     result: JsonObject | None
+    """The raw MCP result, or {"error": ...}."""
     failed: bool
     started_at: float
+    """When the call began, in seconds since the epoch."""
     seconds: float
+    """Duration of the call; 0 for a call without a reply."""
 
     @classmethod
     def of_lines(cls, call: JsonObject, reply: JsonObject | None) -> CallRecord:
@@ -124,7 +127,7 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class CallCounts:
-    """Numbers of calls: all of them, those that failed, and different tools."""
+    """Counts: all calls, failed calls, and different tools."""
 
     calls: int = 0
     failed: int = 0
@@ -139,7 +142,7 @@ class Attempt:
     """The episode's public id."""
     task: str
     suite: str
-    """Task and suite as clients spell them."""
+    """Name of the suite; `task` and `suite` are spelled as clients spell them."""
     isolation: Isolation
     agent_network: Network
     grader_network: Network
@@ -149,7 +152,7 @@ class Attempt:
     calls: Iterable[CallRecord] = ()
     """Read from the disk one by one, in the order in which they began, any number of times, in a thread."""
     call_counts: CallCounts = CallCounts()
-    """Includes calls that the disk does not have."""
+    """Counts of all calls, also of calls that the disk does not have."""
     tools: Mapping[str, Sequence[JsonObject]] = field(default_factory=dict[str, Sequence[JsonObject]])
     """The tool definitions of each server, as the server sent them."""
     claimed: bool = False

@@ -6,7 +6,7 @@ silent because it is broken, or because of an agent's files. So evidence decides
 
 1. A budget of this sandbox is exceeded (entries, bytes, levels, seconds, memory), or its first process ended
    by itself or by what ran inside: the agent's, whatever else fails.
-2. Somebody outside ended it, or the machine's disk failed: lost.
+2. A process outside ended the sandbox, or the machine's disk failed: lost.
 3. A capture or an opening of another episode on the same provider succeeded meanwhile: the agent's.
 4. A control sandbox of the server's own works: the agent's. If it fails too, the agent's sandbox is measured:
    over its share of memory, processes or disk it is the agent's, else lost.
@@ -107,7 +107,7 @@ class ProviderHealth:
 
 
 async def _works(open_control: OpenControl) -> bool:
-    """Do with a new sandbox what is done with that of an agent."""
+    """Do with a new sandbox what is done with an agent's sandbox."""
     works = False
     with anyio.move_on_after(CONTROL_SECONDS):
         try:

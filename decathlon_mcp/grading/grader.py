@@ -114,7 +114,7 @@ CHECK_SECONDS = 60.0
 """How long the check of an evaluator's module may take."""
 MAX_CHECKED_MODULES = 10_000
 _checked_modules: set[tuple[str, ...]] = set()
-"""Those that Python can run; each is checked once for each revision of its files."""
+"""The modules that Python can run; each is checked once for each revision of its files."""
 _PROBLEMS = TypeAdapter(dict[str, str])
 
 log = logging.getLogger("decathlon.rewards")

@@ -23,7 +23,7 @@ Archive: TypeAlias = tuple[PurePosixPath, ArchiveSource]
 
 @dataclass(frozen=True, slots=True)
 class GradingInputs:
-    """The archives of one grading, in the order in which they are unpacked, then that of the workspace.
+    """The archives of one grading, in the order of unpacking; the workspace's archive comes last.
 
     `workspace` is unpacked in the root; None when grading in place. `evaluator_digest` identifies the
     evaluator's files.
@@ -48,7 +48,7 @@ def prepare_inputs(job: GradingJob, scratch: Path) -> GradingInputs:
 
 
 def _task_files(job: GradingJob, scratch: Path) -> tuple[Archive, str]:
-    """The task's folder with its evaluator and groundtruth, and the digest of those."""
+    """The task's folder with its evaluator and groundtruth, and the digest of evaluator and groundtruth."""
     names = job.suite.profile.grading
     if job.captured.sealed is not None:
         digest = evaluator_digest(job.captured.sealed, folder=PurePosixPath(), names=names)
@@ -74,7 +74,7 @@ def _workspace(job: GradingJob) -> CleanWorkspace | None:
 def evaluator_digest(archive: Path, *, folder: PurePosixPath, names: Collection[str]) -> str:
     """SHA-256 over the files that grade, as `sha256:` and 64 hexadecimal digits.
 
-    `archive` has the task's files below `folder`; those below one of `names` (evaluation, groundtruth,
+    `archive` has the task's files below `folder`; files below one of `names` (evaluation, groundtruth,
     rubric) count, except Python's caches. Each file or link is one line: its kind (`file`, `link`), a zero
     byte, its path, a zero byte, the SHA-256 of its content (of a link: the target), a line feed. The digest
     is over the sorted lines; modes and times do not count.

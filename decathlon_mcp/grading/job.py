@@ -43,14 +43,7 @@ class CapturedWorkspace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradingJob:
-    """One closed attempt to grade.
-
-    `common` is the suite's common archive; the archives of `credentials` are unpacked over it.
-    `deadline_seconds` is for all runs together, and counts while a sandbox is open. `in_place`: the evaluator
-    runs in the agent's own sandbox, on the workspace as it is there. `grades_truncated` False: an attempt
-    that a limit ended is forfeited instead. `fault_finder`: decides about failures of the provider; without
-    one they give no reward.
-    """
+    """One closed attempt to grade."""
 
     attempt: Attempt
     suite: Suite
@@ -58,9 +51,15 @@ class GradingJob:
     open_sandbox: OpenSandbox
     captured: CapturedWorkspace
     common: Path
+    """The suite's common archive."""
     deadline_seconds: float
+    """Deadline for all runs together; the time counts while a sandbox is open."""
     log: EvaluatorLog
     credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
+    """Archives that are unpacked over `common`, each with its target folder."""
     in_place: bool = False
+    """Whether the evaluator runs in the agent's own sandbox, on the workspace as it is there."""
     grades_truncated: bool = True
+    """Whether an attempt that a limit ended is graded; if not, it is forfeited."""
     fault_finder: FaultFinder | None = None
+    """Decides whose fault a failure of the provider is; without it such a failure gives no reward."""

@@ -110,7 +110,7 @@ class Rubric:
 
     @property
     def metrics(self) -> list[str] | None:
-        """The names of a verdict's metrics besides those that the server counts; None if unknown."""
+        """The names of a verdict's metrics without the server's own counts; None if unknown."""
         if self.returned is None:
             return None
         tools = TOOL_METRICS if self.by_name else ()
@@ -219,7 +219,7 @@ def _suite_rubrics(file: Path, _modified_ns: int, _size_bytes: int) -> _SuiteRub
 
 
 def metrics_of(catalogue: Catalogue, names: Iterable[str]) -> dict[str, list[str] | None]:
-    """The metrics that each task has besides those that the server counts. Blocks: it reads files.
+    """The metrics of each task without the server's own counts. Blocks: the function reads files.
 
     None for a task whose metrics its evaluator's text does not show, or whose rubric is broken.
     """

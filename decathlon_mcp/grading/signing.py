@@ -76,7 +76,7 @@ class PublicKey:
             raise BadSignatureError(f"it is not signed with {ALGORITHM}")
         # The signature does not cover its own member: whatever else is in there, anybody can have added.
         if extra := sorted(signature.keys() - Signature.model_fields.keys()):
-            raise BadSignatureError(f"its signature has members that nobody signed: {', '.join(extra)[:200]}")
+            raise BadSignatureError(f"its signature has unsigned members: {', '.join(extra)[:200]}")
         if signature.get("key") != self.id:
             raise BadSignatureError(f"it is signed with another key, {signature.get('key')}, not {self.id}")
         try:
@@ -121,7 +121,7 @@ def _signed_bytes(verdict: JsonObject) -> bytes:
 
 
 def _from_base64(text: object) -> bytes:
-    """Decode base64. Raises ValueError for anything but the one text that encodes the bytes."""
+    """Decode base64. Raises ValueError for a text other than the canonical encoding of the bytes."""
     # Decoders ignore the last bits of a text, so that one signature would have several.
     value = b64decode(str(text), validate=True)
     if b64encode(value).decode() != text:

@@ -69,8 +69,8 @@ class Regrading(_Document):
     """What a verdict that was made again refers to.
 
     `verdict` is the digest of the episode's own verdict, `sha256:` and 64 hexadecimal digits over its
-    canonical JSON (RFC 8785) with the signature; None if the episode has none. `suite_revision` is that of
-    the files with which the attempt was graded again.
+    canonical JSON (RFC 8785) with the signature; None if the episode has none. `suite_revision` is the
+    revision of the files with which the attempt was graded again.
     """
 
     verdict: str | None
@@ -125,7 +125,7 @@ class Verdict(Facts):
     episode: str
     """The episode's public id: 16 hexadecimal digits of its handle's SHA-256, which give no access."""
     labels: dict[str, str] = Field(default_factory=dict[str, str])
-    """Those that the episode's client gave it."""
+    """The labels that the client gave the episode."""
     task: str
     suite: str
     evaluator_digest: str | None = None
@@ -135,7 +135,7 @@ class Verdict(Facts):
     """The evaluator exited with 0 and, where the suite requires it, the agent claimed the task."""
     reward: Number | None = None
     metrics: dict[str, Number] = Field(default_factory=dict[str, Number])
-    """The values that the rubric's function returned, and those that the server counted."""
+    """The values that the rubric's function returned, and the server's own counts."""
     weights: dict[str, Number] = Field(default_factory=dict[str, Number])
     """The weights of the metrics that make up the reward."""
     claimed: bool
@@ -211,21 +211,23 @@ class Verdict(Facts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of an evaluation: a score, or the status that says why there is none.
-
-    `success` and `reward` are set if and only if the status is in `REWARDED`. `metrics` are those that the
-    attempt itself does not know; `output` is what the evaluator printed; `uncaught` the exception that ended
-    it; `detail` explains the status to people.
-    """
+    """The outcome of an evaluation: a score, or the status that says why there is none."""
 
     status: Status
     success: bool | None = None
+    """Set if and only if the status is in `REWARDED`."""
     reward: float | None = None
+    """Set if and only if the status is in `REWARDED`."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The metrics that the attempt itself does not know."""
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The weights of the metrics that make up the reward."""
     output: str = ""
+    """What the evaluator printed."""
     uncaught: str = ""
+    """The exception that ended the evaluator or the rubric's function."""
     detail: str = ""
+    """Explains the status to people."""
 
     @classmethod
     def forfeited(cls, detail: str, output: str = "") -> Self:

@@ -2,7 +2,7 @@
 
 The progress on one token must not decrease. A request that waits for its episode and then for a tool has
 notifications of both, and a request that is continued by another server process starts to wait again: this
-server's own progress and that of the task's server are one sequence.
+server's own progress and the progress of the task's server are one sequence.
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ async def _reply_again(episode: Episode, request: Request) -> Reply:
     waiter = _waiter(request)
     call = await episode.calls.find(waiter)
     if call is None:
-        raise UnansweredError("the reply to this call is not there any more, or the call was not made")
+        raise UnansweredError("the server no longer has the reply to this call, or the call was not made")
     if not call.is_ended and call.keys.texts[-1:] == request.keys.texts[-1:]:
-        # A client that comes back does not send it again. That of a call which it repeats is not its own.
+        # A client that comes back does not send `_meta` again. Another request has a `_meta` of its own.
         request.meta = call.params.meta
     return await _reply(episode, request, call, waiter)
 
@@ -232,7 +232,7 @@ def accepts_log_message(params: JsonObject, minimum: object) -> bool:
 
 
 def only_argument(arguments: JsonObject | None, tool: str, allowed: str | None = None) -> Any:
-    """The value of the one allowed argument, if given. Raises BadRequestError for any other argument."""
+    """The value of the allowed argument, if given. Raises BadRequestError for any other argument."""
     unknown = sorted(set(arguments or {}) - {allowed})
     if unknown:
         takes = f"takes only `{allowed}`" if allowed else "takes no arguments"

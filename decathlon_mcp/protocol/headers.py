@@ -33,7 +33,7 @@ _NAMED = {CALL: "name", "prompts/get": "name", "resources/read": "uri"}
 class Headers(dict[bytes, bytes]):
     """The headers of a request by their names, without surrounding spaces; of repeated ones the first."""
 
-    # RFC 9110, section 5.5: spaces around a value are not part of it. httptools keeps those after it.
+    # RFC 9110, section 5.5: spaces around a value are not part of it. httptools keeps trailing spaces.
     def __init__(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         super().__init__()
         self.repeated: set[bytes] = set()

@@ -183,7 +183,7 @@ class McpAddress:
         return session
 
     async def _initialize(self, message: Message, context: RequestContext, session: Session | None) -> None:
-        """Serve `initialize`. `session`: that of a client which sends it again."""
+        """Serve `initialize`. `session`: the session of a client that sends `initialize` again."""
         version, ends_with_session = message.handshake_version, self._service.ends_with_session
         if session is not None:
             request = self._request(message, context, session, version)

@@ -136,7 +136,7 @@ class Lobby(Service):
         return None if request.session is None else request.session.access
 
     def _current_tools(self, request: Request) -> list[JsonObject]:
-        """The tools of the current episode, except those with the name of a lobby tool."""
+        """The tools of the current episode, except tools with the name of a lobby tool."""
         access = self._current(request)
         offered = None if access is None else access.episode.tools.offered
         if access is None or offered is None or access.episode.records.progress.requested_ending is not None:

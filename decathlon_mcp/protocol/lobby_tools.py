@@ -1,7 +1,7 @@
 """The lobby's tools as pydantic models; their schemas, descriptions and argument errors come from these.
 
 Here is also how an episode starts as `start_episode` asks for it, and what its starter learns about it. A
-plug-in adds tools, and arguments of those that there are.
+plug-in adds tools, and arguments of tools of the lobby.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_PROMPTS = 1_000
 """Prompts in a `list_tasks` result; each has some kilobytes."""
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
 MAX_REASON_CHARACTERS = 500
-"""Of the reason for which an episode is closed: what the store keeps of a cause."""
+"""Limit on the reason for which an episode is closed: the store keeps as much of a cause."""
 MAX_USAGE_NAMES = 16
 UsageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 UsageCount = Annotated[int | float, Field(ge=0, le=MAX_COUNT, allow_inf_nan=False)]
@@ -228,8 +228,8 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
     ) -> Episode:
         """Start the episode, of a drawn task if none is named. Raises what `draw` and `start` raise.
 
-        `operation`: id of the request; one that is sent again gets the episode that the first one has
-        started. `labels`: those beside the call's.
+        `operation`: id of the request; a request that is sent again gets the episode that the first one
+        started. `labels`: labels beside the call's own.
         """
         # A request that is sent again does not draw again.
         task = self.task or registry.task_started_by(operation, principal)
@@ -361,7 +361,7 @@ class CloseEpisode(LobbyTool):
     reason: str | None = Field(
         None,
         max_length=MAX_REASON_CHARACTERS,
-        description="Why the attempt is left before it was graded, for people who look at it.",
+        description="The reason for closing before a grading, for people who look at the episode.",
     )
 
 
@@ -381,7 +381,7 @@ _CORE_TOOLS: tuple[type[LobbyTool], ...] = (
 
 @cache
 def lobby_tools() -> Mapping[str, type[LobbyTool]]:
-    """The tools of the lobby, those of plug-ins too, by name. Raises SettingsError."""
+    """The tools of the lobby and of plug-ins, by name. Raises SettingsError."""
     tools = {tool.tool: tool for tool in _CORE_TOOLS}
     for part in (part for plugin in plugins() for part in plugin.lobby_tools):
         tool: type[LobbyTool] = load(part)

@@ -62,8 +62,8 @@ RequestId: TypeAlias = int | str
 class McpError(Exception):
     """A JSON-RPC error.
 
-    `request_id`: of the request that it answers, where no request was made of it. `status`: of the response
-    over HTTP, where the code does not decide it.
+    `request_id`: id of the request that the error answers, if no request was made of the message. `status`:
+    HTTP status of the response, where the code does not decide the status.
     """
 
     def __init__(
@@ -299,9 +299,9 @@ class EventId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """The id of an event, which is URL-safe Base64 of its members as a JSON array."""
 
     generation: int
-    """Of the server that began the response."""
+    """Generation of the server that began the response."""
     number: int
-    """Of the response on that server; the two name the response."""
+    """Number of the response on that server; generation and number name the response."""
     kind: Kind
     request: Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS)] | int
     """The request's JSON-RPC id, for the answer."""
@@ -312,7 +312,7 @@ class EventId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     @property
     def key(self) -> str:
-        """What names the response, see `RequestKeys`."""
+        """The name of the response, see `RequestKeys`."""
         return f"{self.generation}.{self.number}"
 
     def __str__(self) -> str:

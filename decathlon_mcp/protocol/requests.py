@@ -71,15 +71,12 @@ Respond: TypeAlias = Callable[["Request"], Awaitable[Result]]
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """What is known of a request apart from its message.
-
-    Times are those of `perf_counter`, 0 without a call or reply.
-    """
+    """What is known of a request apart from its message."""
 
     principal: Principal = msgspec.field(default_factory=Principal)
     path: str = ""
     headers: Headers = msgspec.field(default_factory=Headers)
-    """Of the HTTP request; empty for a line."""
+    """The headers of the HTTP request; empty for a line."""
     asgi: tuple[Scope, Receive, Send] | None = None
     """The HTTP request, whose body has been read; None for a line."""
     public_url: str | None = None
@@ -90,7 +87,7 @@ class RequestContext(msgspec.Struct, eq=False):
     """The task that `initialize` at a task's address starts, with these labels."""
     labels: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     access: EpisodeAccess | None = None
-    """To the episode of the address, or that the session is."""
+    """Access to the episode of the address, or to the episode that the session is."""
     by_agent_id: bool = False
     """Whether the address has an agent's id, which needs no token."""
     started: list[Episode] = msgspec.field(default_factory=list[Episode])
@@ -102,11 +99,13 @@ class RequestContext(msgspec.Struct, eq=False):
     may_return: bool = False
     """Whether the client can come back for the reply."""
     called_at: float = 0.0
+    """When the call was made, by `perf_counter`; 0 without a call."""
     replied_at: float = 0.0
+    """When the reply came, by `perf_counter`; 0 without a reply."""
 
     @property
     def base_url(self) -> str | None:
-        """The server's public URL if configured, else the one that the client used; None without HTTP."""
+        """The server's public URL if configured, else the client's URL for the server; None without HTTP."""
         if self.public_url or self.asgi is None:
             return self.public_url
         scope = self.asgi[0]
@@ -199,7 +198,7 @@ class Request(ABC):
 
     @cached_property
     def keys(self) -> RequestKeys:
-        """By what the client comes back to the request's call. Raises BadRequestError."""
+        """The keys by which the client comes back to the request's call. Raises BadRequestError."""
         session_id = None if self.session is None else self.session.id
         return RequestKeys(self.operation, session_id, self.event_key)
 

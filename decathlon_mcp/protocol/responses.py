@@ -119,7 +119,7 @@ class HttpRequest(Request):
         self.starts_episode = False
         self._resumed = resumed
         self._event = resumed
-        """What its client comes back with. Its `kind` is not known before the request is `accepted`."""
+        """The event id with which the client comes back. Its `kind` is unknown until `accepted` is called."""
         if context.may_return and resumed is None and len(request_id_text(self.id)) <= MAX_REQUEST_ID_BYTES:
             self._event = EventId(generation, next(_numbers), Kind.OTHER, self.id)
         self._is_accepted = False

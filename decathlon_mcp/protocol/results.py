@@ -38,10 +38,10 @@ CODES = {
 """JSON-RPC codes by `DecathlonError.code`; all others are `INTERNAL_ERROR`."""
 
 RELAYED_CODES = frozenset({INVALID_PARAMS, INTERNAL_ERROR, MISSING_CLIENT_CAPABILITY})
-"""Codes that errors of a task's server keep; every other becomes INTERNAL_ERROR.
+"""Codes that errors of a task's server keep; every other code becomes INTERNAL_ERROR.
 
-The others have a meaning between client and server: this server's own, the SDK's for connections and sessions
-that ended, and most of those that the SDK turns into an HTTP status."""
+The other codes have a meaning between client and server: this server's own codes, the SDK's codes for
+connections and sessions that ended, and most codes that the SDK turns into an HTTP status."""
 RELAYED_MESSAGE_CHARACTERS = 4_000
 
 TOOL_FAILURES = frozenset({"episode_claimed", "call_timeout", "driver_error", "limit_exceeded"})
@@ -54,8 +54,8 @@ ARGUMENT_FAULTS = frozenset({"bad_request", "unknown_task", "unknown_episode", "
 
 def envelope_members(meta: JsonObject) -> JsonObject:
     """The members that 2026-07-28 requires of every result. `meta`: the result's `_meta` without them."""
-    # They replace those of a task's server: `input_required` would ask the client for sampling or
-    # elicitation.
+    # These replace the members that a task's server sends: its `input_required` would ask the client for
+    # sampling or elicitation.
     return {"resultType": "complete", "_meta": {**meta, SERVER_INFO_KEY: SERVER_INFO}}
 
 

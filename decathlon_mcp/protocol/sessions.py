@@ -93,17 +93,17 @@ class Session:
         self.path = path
         self.token = token
         self.access: EpisodeAccess | None = None
-        """To the episode that the session is, or has started last."""
+        """Access to the episode that the session is, or has started last."""
         self.share = share
-        """Whose sessions are counted together; None if nobody's."""
+        """Sessions with the same share are counted together; None: the session is not counted."""
         self.log_level = "debug"
         """The lowest level of log messages that the client gets."""
         self.generation = 0
-        """Of this server, if the session's client can come back for an answer; else 0."""
+        """Generation of this server, if the session's client can come back for an answer; else 0."""
         self.ends_stream = False
-        """Whether its next GET stream is ended soon, see `http.END_STREAM_SECONDS`."""
+        """Whether the session's next GET stream is ended soon, see `http.END_STREAM_SECONDS`."""
         self.is_open = False
-        """Whether requests can name it: `initialize` has succeeded."""
+        """Whether requests can name the session: `initialize` has succeeded."""
         self.used_at = time.monotonic()
         self.requests: dict[Request, None] = {}
         """The requests without an answer, the oldest first."""
@@ -115,7 +115,7 @@ class Session:
         return not self.requests and not self.streams
 
     def cancel(self, request_id: object) -> None:
-        """Cancel the newest request with this id, and those that wait for the same call under it."""
+        """Cancel the newest request with this id, and requests with this id that wait for the same call."""
         if type(request_id) not in (int, str):
             return
         same = [each for each in self.requests if each.id == request_id]

@@ -119,7 +119,7 @@ def batch_fault(items: Sequence[object], session: Session | None) -> str:
 
 
 class LineServer:
-    """Serves the messages of one client, or those of a batch over HTTP.
+    """Serves the messages of one client, or of one batch over HTTP.
 
     `write` writes a line, one at a time; it raises OSError once the client does not read any more.
     `new_context` makes the context of a request. `session`: the client's, if it has one already.
@@ -341,7 +341,7 @@ async def serve_stdio(
 
 
 async def _watch_reader(reader: asyncio.StreamReader, output: int, server: LineServer) -> None:
-    """Once the input has ended, notice that nobody reads the output: nobody waits for an answer then."""
+    """Notice, once the input has ended, that no process reads the output: no client waits for an answer."""
     poll = select.poll()
     poll.register(output, 0)
     while True:
@@ -370,5 +370,5 @@ def _write_all(output: int, data: bytes) -> None:
         try:
             view = view[os.write(output, view) :]
         except BlockingIOError:
-            # Whoever started this process shares the descriptor's flags.
+            # The process that started this one shares the descriptor's flags.
             select.select([], [output], [])

@@ -208,11 +208,11 @@ def test_steps_may_omit_optional_members() -> None:
         ("{", "line 2: not JSON: "),
         ("[]", 'line 2: a step is {"tool": NAME'),
         ('{"tool": "a", "claim_done": {}}', 'line 2: a step is {"tool": NAME'),
-        ('{"name": "a"}', "line 2: there is nothing called name in a step"),
-        ('{"tool": 5}', "line 2: a tool is named by a text"),
+        ('{"name": "a"}', "line 2: a step has no member name"),
+        ('{"tool": 5}', "line 2: `tool` must be a string"),
         ('{"tool": "a", "arguments": []}', None),
-        ('{"tool": "a", "arguments": [1]}', "line 2: a tool is named by a text, and its arguments are"),
-        ('{"tool": "a", "expect": 5}', "line 2: what is expected is a text"),
+        ('{"tool": "a", "arguments": [1]}', "line 2: `tool` must be a string, and `arguments` an object"),
+        ('{"tool": "a", "expect": 5}', "line 2: `expect` must be a string"),
     ],
 )
 def test_invalid_line_is_named(line: str, message: str | None) -> None:

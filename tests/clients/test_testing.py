@@ -120,5 +120,5 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     done = subprocess.run([*COMMAND, file], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(
-        ": line 1: a tool is named by a text, and its arguments are an object"
+        ": line 1: `tool` must be a string, and `arguments` an object"
     )

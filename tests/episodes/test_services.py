@@ -190,7 +190,7 @@ async def test_credentials_outside_of_the_suite_need_a_container(tmp_path: Path)
     (suite / "shop.key").write_text("secret")
     slots = {"shop": "one"}
     local = sandbox_factory(tmp_path, FakeProvider(isolation="none"), suite=suite)
-    with pytest.raises(SetUpError, match="its credentials go to places outside of the suite"):
+    with pytest.raises(SetUpError, match="the task's credentials go to paths outside of the suite"):
         await read_credentials(local, local.suite.tasks["dense"], slots)
     contained = sandbox_factory(tmp_path, FakeProvider(), suite=suite)
     ((folder, _),) = await read_credentials(contained, contained.suite.tasks["dense"], slots)

@@ -170,7 +170,7 @@ def test_member_added_to_the_signature_is_rejected(signer: Signer) -> None:
     """The signature covers all of the verdict but its own member."""
     verdict = signer.sign(scored()).to_json()
     verdict["signature"]["reward"] = 2.0
-    with pytest.raises(BadSignatureError, match="has members that nobody signed: reward"):
+    with pytest.raises(BadSignatureError, match="has unsigned members: reward"):
         signer.public.check(verdict)
 
 

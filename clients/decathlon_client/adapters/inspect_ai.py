@@ -72,12 +72,12 @@ def tool_decathlon(
     run: str | None = None,
     launch_time: date | str | None = None,
 ) -> Task:
-    """The tasks of a split (default: all), or those whose ids are in `tasks`.
+    """The tasks of a split (default: all), or the tasks whose ids are in `tasks`.
 
     `url` is the server [`DECATHLON_URL`, else http://127.0.0.1:8765]; its token is in `DECATHLON_TOKEN`.
     `missing`: what becomes of tasks that do not exist, or cannot run on the server: `error`, or `skip`, which
     logs their number. `agent`: an agent of inspect-ai by its registered name, such as `react`, that gets the
-    episode's tools; by default a plain loop. `labels` are those of the episodes (`-T labels='{team: a}'`).
+    episode's tools; by default a plain loop. `labels`: labels of the episodes (`-T labels='{team: a}'`).
     `run`, the label under which the server shows them, and `launch_time` are chosen once and kept in the log,
     so that `inspect eval-retry` continues the same run.
 

@@ -273,7 +273,7 @@ def rows(
     token: str | None = None,
     tasks: Sequence[str] | None = None,
 ) -> Iterable[JsonObject]:
-    """The rows of the data set: the runnable tasks of a split (default: all), or those in `tasks`.
+    """The rows of the data set: the runnable tasks of a split (default: all), or the tasks in `tasks`.
 
     Opens one episode for each distinct set of servers, to list its tools. Raises ValueError for tasks that
     cannot be played, and where the server's prompts are provisional: a row has its prompt before its episode.

@@ -77,7 +77,7 @@ class ToolDecathlonSession(ResourceSession):
 class ToolDecathlonFactory(ResourceSessionFactory[ToolDecathlonSession]):
     """Creates sessions; use it in a `with`. Sessions may be used from several threads at once.
 
-    `url` and `token` are as for `Decathlon`, `labels` those of the episodes.
+    `url` and `token` are as for `Decathlon`; `labels` are the labels of the episodes.
     """
 
     def __init__(

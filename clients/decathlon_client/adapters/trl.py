@@ -58,10 +58,10 @@ def environments(
     concurrency: int = 64,
     labels: Mapping[str, str] | None = None,
 ) -> Environments:
-    """Environments for the tasks of a split (default: all), or for those whose ids are in `tasks`.
+    """Environments for the tasks of a split (default: all), or for the tasks whose ids are in `tasks`.
 
-    `url` and `token` are as for `Decathlon`, `labels` those of the episodes. Opens one episode for each
-    distinct set of servers, to list its tools. The connection is closed when the program ends.
+    `url` and `token` are as for `Decathlon`; `labels` are the labels of the episodes. Opens one episode for
+    each distinct set of servers, to list its tools. The connection is closed when the program ends.
     """
     stack = ExitStack()
     atexit.register(stack.close)

@@ -285,12 +285,13 @@ def load_environment(
     harness: str = ID,
     labels: Mapping[str, str] | None = None,
 ) -> VerifiersEnv:
-    """The environment for the tasks of a split (default: all), or for those whose ids are in `tasks`.
+    """The environment for the tasks of a split (default: all), or for the tasks whose ids are in `tasks`.
 
     `rubric` has weights of the verdict's metrics, each recorded as a reward; without it the reward is the
     verdict's. A rollout past `max_turns` is truncated: see `Episode.truncate`. `harness` is the id of a
-    harness that supports MCP. `labels` are those of the episodes. Without `url`, and without `DECATHLON_URL`,
-    a server for `suite` is started for this process: the program `server`, by default the one installed here.
+    harness that supports MCP. `labels`: labels of the episodes. Without `url`, and without `DECATHLON_URL`, a
+    server for `suite` is started for this process: the program `server`, by default the program installed
+    here.
     """
     task = ToolDecathlonTaskConfig(
         url=url,

@@ -31,8 +31,8 @@ from decathlon_client.stdin import StdinPump, stop_on_signal
 async def bridge(url: str | None, task: str | None, labels: Mapping[str, str] | None = None) -> int:
     """Relay until stdin ends or SIGTERM or SIGINT arrives, then end the session with a DELETE.
 
-    `url` is a server's root or the address of a lobby, task or episode; the token is that of
-    `DECATHLON_TOKEN`. `labels`: of each episode that starts. Returns the exit status.
+    `url` is a server's root or the address of a lobby, task or episode; the token is in `DECATHLON_TOKEN`.
+    `labels`: labels of each episode that starts. Returns the exit status.
     """
     try:
         endpoint, token = address(url, task), server_token(None)

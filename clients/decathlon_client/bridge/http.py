@@ -173,9 +173,9 @@ class BridgeHttpClient(httpx2.AsyncClient):
         response: httpx2.Response,
         pending: _Pending,
     ) -> AsyncGenerator[bytes]:
-        """The events of a reply's stream; after a loss, those of the request that is sent again."""
-        # The SDK closes the stream once it has the reply, so that only a broken one, or that of a cancelled
-        # request, is read to its end.
+        """The events of a reply's stream; after a loss, the events of the request that is sent again."""
+        # The SDK closes the stream once it has the reply, so that only a broken stream, or the stream of a
+        # cancelled request, is read to its end.
         resends = Resends(self._policy)
         resends.connected()
         try:

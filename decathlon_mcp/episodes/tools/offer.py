@@ -1,9 +1,9 @@
 """Which tools an episode offers, and which of its servers start at set-up.
 
-If the cache has the task's list, the episode offers it from its first moment, in the queue too, and only
-those servers start at set-up that have to. A list that was given to a client stays the episode's. A server
-that has other tools, when it starts or later, is a note in the trajectory. If it starts with other tools
-than the cached ones, the cache forgets the list, and the next episode starts its servers at set-up again.
+If the cache has the task's list, the episode offers the list from its first moment, in the queue too, and
+set-up starts only the servers that have to run. The list stays the episode's once a client has it. A server
+with other tools, when it starts or later, is a note in the trajectory. If a server starts with other tools
+than the cache has, the cache forgets the list, and the next episode starts its servers at set-up again.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ class _Server:
 class ServerStarts:
     """Starts the defined servers of one episode; each has `start_seconds`.
 
-    `running`: names of servers that are known to run. Others may, too: those that an earlier server process
-    has started. `optional`: those whose end or failed start is only an error of the call; the next call
-    starts them again. `turn`: held while a server starts; it may raise AtCapacityError.
+    `running`: names of servers that are known to run. Servers that an earlier server process has started may
+    run too. `optional`: names of servers whose end or failed start is only an error of the call; the next
+    call starts them again. `turn`: held while a server starts; it may raise AtCapacityError.
     """
 
     def __init__(

@@ -92,34 +92,35 @@ def run(
     Parameters
     ----------
     words
-        The tasks; without any, all that fit the filters and can run here. After `--` the command:
-        `{prompt}`, `{mcp_config}`, `{address}` and `{prompt_file}` in its arguments are replaced.
+        Tasks to play. After `--` follows the agent's command, in whose arguments `{prompt}`, `{mcp_config}`,
+        `{address}` and `{prompt_file}` are replaced. [all tasks that fit the filters and can run here]
     agent
         A known program, which must be on the PATH.
     model
-        Model of `--agent`; alone, the model that plays, whose key is in `OPENAI_API_KEY`.
+        Model of `--agent`. Without `--agent`, this model plays; its key is in `OPENAI_API_KEY`.
     base_url
-        Without `--agent`: the model's endpoint. [that in `OPENAI_BASE_URL`, else OpenAI's]
+        Endpoint of a model without `--agent`. [`OPENAI_BASE_URL`, else OpenAI's]
     max_turns
-        Without `--agent`: answers of the model, after which an attempt is truncated.
+        Answers of a model without `--agent`, after which an attempt is truncated.
     attempts
         Attempts at each task.
     jobs
         Attempts at the same time.
     run
-        The run's name, by which `runs` and the page show it. [the agent's, with a digest of its command]
+        The run's name in `runs` and on the page. [the agent's name, with a digest of its command]
     url
         Let a model play on the server at this URL, which uses the same state folder; its token is read from
         `DECATHLON_TOKEN`.
     player_seconds
         Time limit of an attempt, after which a program is killed and the attempt truncated.
     model_url
-        Address of the model, which a program may reach. Can be repeated. [those in variables that end in
-        `_BASE_URL`, else that of `claude`, `codex` or `gemini`]
+        Address of the model, which a program may reach. Can be repeated. [the addresses in variables that end
+        in `_BASE_URL`, else the model's address of `claude`, `codex` or `gemini`]
     show
-        A folder that a program may read besides its own; none with a suite in it. Can be repeated.
+        A further folder that a program may read, without a suite in it. Can be repeated.
     env
-        A variable that a program gets besides those of known programs' models. Can be repeated.
+        A further variable for a program. Known programs get the variables of their models without it. Can be
+        repeated.
     trust_command
         Run the program as an ordinary process; the episodes' labels say so.
     again_without_calls
@@ -215,15 +216,15 @@ def serve_episode(
 ) -> int:
     """Serve one episode at an address where it can only be played, until a signal.
 
-    The address is `http://HOST:PORT/mcp`, for an agent that is started otherwise, as in a container; `run`
-    starts one itself. `episode verdict` grades the attempt.
+    The address is `http://HOST:PORT/mcp`, for an agent that you start yourself, as in a container; `run`
+    starts agents for you. `episode verdict` grades the attempt.
 
     Parameters
     ----------
     task
         The task.
     host
-        Address to listen on. Who reaches it can play, without a token.
+        Address to listen on. Anyone who reaches this address can play, without a token.
     port
         Port to listen on; 0 picks a free one.
     allowed_host
@@ -244,8 +245,8 @@ def serve_episode(
 def verdict(*, state: StateFolder = None) -> int:
     """Grade the episode that `serve-episode TASK` serves, and print its verdict.
 
-    Asked again, it prints the same. Exit status 0 if the attempt passed, 4 if it did not, 5 if it has no
-    verdict.
+    Later calls print the same verdict. Exit status 0 if the attempt passed, 4 if the attempt did not pass, 5
+    if there is no verdict.
     """
     from decathlon_mcp.plugins.agents.serve_episode import print_verdict
 

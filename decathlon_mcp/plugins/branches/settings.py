@@ -16,15 +16,15 @@ class BranchSettings(PluginSettings):
 
     prepared: bool = Field(
         False,
-        description="Save the sandbox of the first episode of a task and launch time once it is set up and "
-        "its servers run, and open those of the others as copies. For groups of attempts whose client "
+        description="Save the sandbox of the first episode of a task and launch time once the sandbox is set "
+        "up and its servers run; the other episodes begin with copies. For groups of attempts whose client "
         "chooses their launch time; requires `--kernel gvisor`.",
     )
     snapshot_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         8192,
-        description="Space for the saved states of all episodes, in MiB. Beyond it, the oldest of the token "
-        "that has most are deleted. 0: none is saved.",
+        description="Space for the saved states of all episodes, in MiB. Beyond it, the server deletes the "
+        "oldest states of the token that has most. 0: no state is saved.",
     )
     snapshots_kept: Count = Field(
-        8, description="Saved states of one episode. Beyond that, its oldest ones are deleted."
+        8, description="Maximum number of saved states of one episode. Beyond it, its oldest are deleted."
     )

@@ -42,12 +42,12 @@ def export(
 ) -> int:
     """Write episodes or tasks for other tools.
 
-    Episodes are written by public id, with their signed verdicts, those of a run or all.
+    The episodes of a run, or all, are written under their public ids, with their signed verdicts.
 
     Parameters
     ----------
     name
-        The run; for `html` the episode.
+        The run to write; with `--to html`, the episode.
     to
         `jsonl`: a file with an episode a line. `parquet`: a folder with tables. `inspect`: a folder with logs
         of inspect-ai. `html`: one episode's page as a file. `harbor`: a folder with tasks for Harbor, each

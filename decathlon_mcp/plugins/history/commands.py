@@ -40,8 +40,8 @@ def runs(
     run
         The run whose tasks, pass@k and reasons of lost episodes are shown.
     compare
-        Show by task what changed from RUN to this run. The difference of the success rates is paired: over
-        the tasks that both have, with its standard error.
+        Show by task what changed from RUN to this run. The difference of the success rates is paired: it is
+        over the tasks that both runs have, and has a standard error.
     leaderboard
         Show pass@1, pass@3, pass^3 and turns over all tasks of a split. Tasks that were not played are named,
         and count as no success.
@@ -87,7 +87,7 @@ def show(
     Parameters
     ----------
     name
-        The episode's public id or the beginning of it, or the handle.
+        The episode's public id, the beginning of its public id, or its handle.
     run
         List every episode of this run.
     task

@@ -156,7 +156,7 @@ def install(
     suite
         A checkout in Toolathlon's layout, or `starter`. Can be repeated. [starter]
     provider
-        What opens sandboxes. [the suite's default]
+        Sandbox backend. [the suite's default]
     config
         Settings file.
     url
@@ -164,7 +164,7 @@ def install(
     with_token
         Pass `DECATHLON_TOKEN` on from the program's environment; the token itself is not stored.
     project
-        Add it for the project in this folder only. [for the user]
+        Add the entry for the project in this folder only. [for the user]
     name
         The entry's name.
     print

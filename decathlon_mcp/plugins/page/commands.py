@@ -30,7 +30,7 @@ def view(
     states
         State folders of servers, read as one. [the default one]
     port
-        Port to listen on; 0 picks a free one. With `--address` that of the server. [8766; of a server 8765]
+        Port to listen on; 0 picks a free one. With `--address`, the server's port. [8766; the server's: 8765]
     open
         Open the page in this machine's browser.
     address

@@ -29,8 +29,8 @@ def play(
     task
         The task to play. [chosen from a list]
     url
-        A running server; its token is read from `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite is
-        named; else a server in this process]
+        A running server; its token is read from `DECATHLON_TOKEN`. [`DECATHLON_URL`, if no suite is named;
+        else a server in this process]
     script
         File with one JSON call per line, `-` for stdin; prints the verdict. Exit status 0 only on a pass.
     """

@@ -35,7 +35,7 @@ def replay(
     Parameters
     ----------
     name
-        The episode's id, as `show` lists it, or the beginning of it; or the handle.
+        The episode's public id, as `show` lists it, the beginning of its public id, or its handle.
     to
         Only calls 1 to N. [all]
     claim
@@ -43,12 +43,12 @@ def replay(
     stop
         Stop after the first difference.
     outside
-        Also if the task reaches what episodes share: the network, services, accounts.
+        Replay the episode also if its task reaches what episodes share: the network, services, accounts.
     json
         Print one JSON object, with the whole replies that differ.
     url
-        Replay on this server; its token is read from `DECATHLON_TOKEN`. [that of `DECATHLON_URL`, if no suite
-        is named; else a server in this process]
+        Replay on this server; its token is read from `DECATHLON_TOKEN`. [`DECATHLON_URL`, if no suite is
+        named; else a server in this process]
     """
     from decathlon_mcp.plugins.replay.replay import ReplayOptions, replay
 

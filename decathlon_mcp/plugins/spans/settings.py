@@ -17,5 +17,5 @@ class SpanSettings(PluginSettings):
     spans: bool = Field(
         False,
         description="Send spans of requests, calls, set-ups and gradings to an OpenTelemetry collector, by "
-        "OTLP over HTTP; its address and all else as the variables `OTEL_*` say. Requires the extra `otel`.",
+        "OTLP over HTTP. The variables `OTEL_*` set its address and all else. Requires the extra `otel`.",
     )

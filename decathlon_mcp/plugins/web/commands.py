@@ -50,7 +50,7 @@ def add_commands(app: App) -> None:
 
 @recordings.command(name="list")
 def list_recordings(*, as_json: AsJson = False, state: StateFolder = None) -> int:
-    """List the recordings, with the part of other rollouts' requests that they answered."""
+    """List the recordings, each with the share of other rollouts' requests that it answered."""
     folder = (state or default_state()) / FOLDER
     summaries = [_summary(path) for path in find_recordings(folder)]
     if as_json:

@@ -25,7 +25,7 @@ class WebSettings(PluginSettings):
         "`replay-or-record`: ask the sites for what the recording does not have.",
     )
     web_proxy: Path | None = Field(
-        None, description="The program `mitmdump`. [the one that `make mitmproxy` installs, else on the PATH]"
+        None, description="The program `mitmdump`. [installed by `make mitmproxy`, else on the PATH]"
     )
     web_address: tuple[str, ...] = Field(
         (),
@@ -38,6 +38,6 @@ class WebSettings(PluginSettings):
         "[mitmproxy's own list]",
     )
     web_response_mib: Count = Field(
-        32, description="Largest response that is recorded, in MiB. Larger ones are passed on, in `record`."
+        32, description="Largest response that is recorded, in MiB. `record` passes larger responses on."
     )
     web_recording_mib: Count = Field(1024, description="Largest recording of a task, in MiB.")
