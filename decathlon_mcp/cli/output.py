@@ -17,6 +17,8 @@ from pathlib import Path
 PROGRAM = "decathlon-mcp"
 _ESCAPED = re.compile("[\x7f-\x9f\ud800-\udfff]")
 """Control characters that JSON allows and a terminal obeys; lone surrogates, which UTF-8 does not have."""
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What a terminal obeys besides tabs and line feeds."""
 
 
 def print_table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
@@ -58,6 +60,11 @@ def printed(text: str) -> str:
         return text
     quoted = json.dumps(text, ensure_ascii=False)
     return quoted if quoted.isprintable() else json.dumps(text)
+
+
+def without_controls(text: str) -> str:
+    """The text on its lines, with a sign in the place of each other character that a terminal would obey."""
+    return _OBEYED.sub("\ufffd", text)
 
 
 def age(started_at: float) -> str:

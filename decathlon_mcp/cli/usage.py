@@ -21,6 +21,7 @@ from decathlon_client.address import is_http_url
 from pydantic import ValidationError
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.foreign_names import one_line
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.validation import find_problems
 
@@ -45,8 +46,8 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def report(message: str) -> None:
-    """Print a message on stderr, as one line."""
-    sys.stderr.write(f"decathlon-mcp: {' '.join(message.split())}\n")
+    """Print a message on stderr, as one line without control characters, which others may have written."""
+    sys.stderr.write(f"decathlon-mcp: {one_line(message)}\n")
 
 
 def check_token_name(kind: object, name: str) -> None:

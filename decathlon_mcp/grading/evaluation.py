@@ -90,7 +90,7 @@ def _check_truncation(job: GradingJob) -> None:
 async def evaluate(grader: Grader, rubric: Rubric | None) -> Outcome:
     """Run the evaluator and the rubric's function. Raises ForfeitedError if they give no score.
 
-    Raises SuiteError if the function says that the attempt succeeded and the evaluator that it failed, or the
+    They give none if the function says that the attempt succeeded and the evaluator that it failed, or the
     other way round.
     """
     attempt = grader.job.attempt
@@ -140,7 +140,9 @@ def _success(rubric: Rubric, returned: Mapping[str, float], exit_code_is_0: bool
     if rubric.decides:
         return own >= 1 if own is not None else bool(returned) and min(returned.values()) >= 1
     if own is not None and (own >= 1) is not exit_code_is_0:
-        raise SuiteError(
+        # No error of the suite: an evaluator may run programs of the agent, which can answer each of the two
+        # runs differently.
+        raise ForfeitedError(
             f"{rubric.function} returns success {own:g}, and the evaluator's exit code says "
             f"{'success' if exit_code_is_0 else 'failure'}: leave one of them out"
         )

@@ -25,6 +25,8 @@ _DEFINITION = re.compile(rb"\bdef\s+evaluate\b")
 _PREPARATIONS = frozenset({"path", "load_dotenv", "basicConfig", "filterwarnings", "simplefilter"})
 """Parts of calls that only prepare a module, such as `sys.path.insert`. With these alone it always exits
 with 0."""
+_EXITS = frozenset({"exit", "_exit", "quit", "abort"})
+"""Parts of calls that end the program, wherever they stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,11 @@ def _runs_code(module: ast.Module) -> bool:
             case ast.Raise() | ast.Assert():
                 return True
             case ast.Expr(value=ast.Call(func=called)) if _PREPARATIONS.isdisjoint(_names(called)):
+                return True
+            # `passed or sys.exit(1)`
+            case ast.Expr(value=ast.BoolOp() | ast.IfExp() | ast.ListComp()):
+                return True
+            case ast.Call(func=called) if not _EXITS.isdisjoint(_names(called)):
                 return True
             case _:
                 todo += ast.iter_child_nodes(node)

@@ -298,9 +298,12 @@ class Lobby(Service):
         raise UnknownEpisodeError("this session has started no episode; start one, or give `episode`")
 
     def _find_by_agent(self, request: Request, agent: str) -> EpisodeAccess:
-        """Access to the episode with this agent's id, as by its handle. Raises UnknownEpisodeError."""
+        """Access to the episode with this agent's id, as by its handle, for its owner alone.
+
+        An agent knows that id too, and can write it into an event's. Raises UnknownEpisodeError.
+        """
         access = self._registry.agent_access(agent)
-        if access is None:
+        if access is None or not self._principal(request).owns(access.episode.spec.owner):
             raise UnknownEpisodeError("there is no such episode")
         return self._find(request, access.episode.id)
 

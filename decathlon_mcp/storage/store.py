@@ -249,6 +249,9 @@ class Store:
                 if error_code(error) in _TRANSIENT:
                     self._note_failure(error)
                     return
+            except (UnicodeError, OverflowError) as error:
+                # SQLite has no such value. Kept, it would keep everything behind it from being written.
+                _log.error("the store could not be written", extra=fields(why=str(error)))
             self._unwritten.popleft()
 
     def why_unwritable(self) -> str | None:
@@ -334,7 +337,8 @@ class Store:
             "UPDATE episodes SET phase = ?, ending = ?, ended_at = ?, tools = NULL, cause = ?,"
             " calls = coalesce(?, calls), outcome = iif(status IS NULL, ?, outcome) WHERE id = ?"
         )
-        short = cause and cause[:MAX_CAUSE_CHARACTERS]
+        # It may name a file of a sandbox, whose bytes are no UTF-8.
+        short = cause and cause[:MAX_CAUSE_CHARACTERS].encode("utf-8", "replace").decode()
         self.write(
             (end, (ENDED, ending, time.time(), short, calls, Outcome.LOST, episode)),
             ("DELETE FROM sandboxes WHERE episode = ?", (episode,)),

@@ -400,6 +400,19 @@ def test_run_whose_attempts_all_end_before_a_call_says_so(
     assert "every attempt ended before a call; the program's output ends with: wrong key" in errors
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("fail",), ("call", "claim_done")])
+def test_terminal_does_not_obey_what_a_program_writes(
+    state: Path, capfd: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    # The first would set the clipboard, the second the window's title.
+    text = "\x1b]52;c;cm0gLXJm\x07 and \x9b2J\x1b]0;title\x07"
+    play("--trust-command", words=("say", text, *words))
+    errors = capfd.readouterr().err
+    assert "title" in errors
+    assert not [letter for letter in errors if letter != "\n" and not letter.isprintable()]
+
+
 def wrong_key_once(number: int) -> tuple[int, str] | None:
     return (401, f"wrong key {KEY}") if number == 0 else None
 

@@ -65,6 +65,9 @@ def test_module_with_a_main_block_keeps_its_exit_code(tmp_path: Path, main: str)
         "raise SystemExit(evaluate('.')['a'] < 1)\n",
         "for name in ('a', 'b'):\n    check(name)\n",
         "with open('x') as file:\n    print(file.read())\n",
+        "import sys\nevaluate('.')['a'] == 1 or sys.exit(1)\n",
+        "import sys\nsys.exit(0) if evaluate('.')['a'] else sys.exit(1)\n",
+        "import sys\nstatus = evaluate('.')['a'] and sys.exit(1)\n",
     ],
 )
 def test_function_whose_module_would_run_when_imported_is_not_called(tmp_path: Path, end: str) -> None:
@@ -186,7 +189,7 @@ async def test_success_that_agrees_with_the_exit_code_is_accepted(
 
 
 @pytest.mark.parametrize(("success", "code"), [(True, 1), (False, 0)])
-async def test_success_that_contradicts_the_exit_code_is_an_error_of_the_evaluator(
+async def test_success_that_contradicts_the_exit_code_forfeits_the_attempt(
     grader: SandboxGrader, tmp_path: Path, success: bool, code: int
 ) -> None:
     source = f"def evaluate(workspace):\n    return {{'success': {success}}}"
@@ -194,8 +197,33 @@ async def test_success_that_contradicts_the_exit_code_is_an_error_of_the_evaluat
     suite = write_suite(tmp_path / "checkout", evaluator(main, **{"evaluation/evaluator.py": source}))
     with anyio.fail_after(60):
         verdict = await grader.grade(make_attempt(), suite, {})
-    assert (verdict.status, verdict.reward) == ("evaluator_error", None), verdict
+    assert (verdict.status, verdict.reward) == ("forfeited", 0.0), verdict
     assert "evaluation/evaluator.py:evaluate returns success" in verdict.detail
+
+
+async def test_program_of_the_agent_that_answers_its_two_runs_differently_does_not_get_rid_of_the_reward(
+    grader: SandboxGrader, tmp_path: Path
+) -> None:
+    # It knows that the answer is yes or no, and not which.
+    program = """
+import os
+with open(f"/proc/{os.getppid()}/cmdline") as command:
+    print("yes" if "harness.py" in command.read() else "no")
+"""
+    source = """
+import subprocess, sys
+
+def evaluate(workspace):
+    run = subprocess.run([sys.executable, f"{workspace}/answer.py"], capture_output=True, text=True)
+    return {"success": run.stdout.strip() == "yes"}
+
+if __name__ == "__main__":
+    sys.exit(not evaluate(sys.argv[sys.argv.index("--agent_workspace") + 1])["success"])
+"""
+    suite = write_suite(tmp_path / "checkout", evaluator(source))
+    with anyio.fail_after(60):
+        verdict = await grader.grade(make_attempt(), suite, {"answer.py": program})
+    assert (verdict.status, verdict.reward) == ("forfeited", 0.0), verdict
 
 
 async def test_function_can_look_through_the_calls_of_each_tool(

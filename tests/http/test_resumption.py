@@ -238,6 +238,22 @@ async def test_event_ids_give_no_access_to_other_episodes(tmp_path: Path, http: 
         assert (await bob.resume(started[0]["id"])).status_code == 404
 
 
+@pytest.mark.parametrize("kind", [Kind.START, Kind.EVALUATE, Kind.CLAIM])
+async def test_agent_s_id_in_an_event_id_is_no_handle(
+    tmp_path: Path, http: httpx2.AsyncClient, kind: Kind
+) -> None:
+    async with restartable(tmp_path, FakeProvider(tools=TOOLS)) as server:
+        owner = await RawSession.open(http, server.served.lobby)
+        await owner.ask("tools/call", {"name": "start_episode", "arguments": {"task": TASK}}, request_id=4)
+        (episode,) = server.registry.live
+        forged = str(EventId(server.store.generation, 99, kind, 7, episode.spec.agent_id))
+        agent = await RawSession.open(http, server.served.lobby)
+        response = await agent.resume(forged)
+        assert episode.id not in response.text
+        assert "there is no such episode" in response.text
+        assert episode.state.phase is Phase.READY
+
+
 async def test_answers_can_be_fetched_for_a_while_after_the_end_of_the_episode(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

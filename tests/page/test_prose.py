@@ -100,3 +100,9 @@ def test_no_text_becomes_anything_else(text: str) -> None:
     html = prose(text)
     Elements(html)
     html.encode()
+
+
+def test_short_rows_of_a_wide_table_do_not_become_many_cells() -> None:
+    text = ("|a" * 1_500 + "|\n" + "|-" * 1_500 + "|\n" + "|\n" * 4_000)[:MAX_PROSE_CHARACTERS]
+    assert len(prose(text)) < 2 * len(text)
+    assert "<table>" in prose("|a" * 20 + "|\n" + "|-" * 20 + "|\n" + "|\n" * 100)

@@ -341,6 +341,24 @@ def test_changes_that_could_not_be_written_are_bounded(
         assert store.session("99") is not None
 
 
+@pytest.mark.parametrize("columns", [{"cause": "\ud800"}, {"calls": 2**70}])
+def test_change_that_can_never_be_written_holds_up_no_other(tmp_path: Path, columns: dict[str, Any]) -> None:
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(episode("one"))
+        store.update_episode("one", **columns)
+        store.update_episode("one", phase="ready")
+        store.insert_episode(episode("two"))
+        assert {row.id: row.phase for row in store.unfinished_episodes()} == {"one": "ready", "two": "queued"}
+        assert store.why_unwritable() is None
+
+
+def test_cause_with_bytes_of_a_sandbox_that_are_no_text_is_kept(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "me") as store:
+        store.insert_episode(episode("one"))
+        store.end_episode("one", "capture_failed", cause=f"it has {os.fsdecode(b'a' + bytes([255]))}")
+        assert store.query("SELECT phase, cause FROM episodes") == [(ENDED, "it has a?")]
+
+
 def test_adopting_fails_if_the_store_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

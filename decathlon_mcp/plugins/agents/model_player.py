@@ -120,14 +120,20 @@ class Endpoint:
         raise AssertionError("the last try has raised")
 
     async def _send(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and body of an answer. Raises TransportError; ModelFailedError for a long one."""
-        headers = {"Content-Type": "application/json"}
+        """Status, headers and body of an answer.
+
+        Raises TransportError, and ModelFailedError for an answer that is long or compressed.
+        """
+        # Not compressed: 400 KB of an answer can become 400 MiB before its length is known.
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         answer = bytearray()
         path = f"{self.url}/chat/completions"
         async with self._client.stream("POST", path, content=body, headers=headers) as response:
-            async for chunk in response.aiter_bytes():
+            if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+                raise ModelFailedError(f"the model at {self.url} compresses its answers, unasked")
+            async for chunk in response.aiter_raw():
                 answer += chunk
                 if len(answer) > MAX_ANSWER_BYTES:
                     raise ModelFailedError(

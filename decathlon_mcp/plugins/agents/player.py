@@ -14,6 +14,7 @@ from anyio.abc import ByteReceiveStream
 from decathlon_client import ClientError, Episode
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.cli.output import without_controls
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.agents.configuration import configure
@@ -49,7 +50,7 @@ class AgentPlayer:
     """Plays an attempt of a batch, see `Decathlon.batch`; returns the exit status, None if it was killed.
 
     `variables`: see `choose_variables`. `seconds`: what an attempt may take. `shows_output`: whether the
-    program's output is also written to stderr.
+    program's output is also written to stderr, without control characters.
     """
 
     server: EmbeddedServer
@@ -107,7 +108,7 @@ class AgentPlayer:
                 async for text in _texts(running.output):
                     output.add(text)
                     if self.shows_output:
-                        sys.stderr.write(text)
+                        sys.stderr.write(without_controls(text))
                         sys.stderr.flush()
                 return await running.wait()
 

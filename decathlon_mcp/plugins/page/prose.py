@@ -18,17 +18,26 @@ from decathlon_mcp.plugins.page.marks import marked
 
 MAX_PROSE_CHARACTERS: Final = 16 << 10
 """A longer text is shown as it is: Markdown that is made to take long takes half a second up to here."""
+MAX_CELLS: Final = 20_000
+"""Rows times columns of the tables that a text may have. A row of one sign gets cells for all columns: 16 KiB
+became 700 KB of HTML in two seconds."""
 MAX_NESTING = 20
 HEADING = "h4"
 """Every heading: those of the page are above it."""
 
 
 def prose(text: str) -> Markup:
-    """A text that a person or a model has written, as Markdown if it is not too long."""
-    if len(text) > MAX_PROSE_CHARACTERS:
+    """A text that a person or a model has written, as Markdown if that does not take too long."""
+    if len(text) > MAX_PROSE_CHARACTERS or _cells(text) > MAX_CELLS:
         return Markup('<pre class="words" tabindex="0">%s</pre>') % marked(text)
     # Once more behind: a reference such as `&#8238;` becomes its character.
     return Markup(f'<div class="prose" tabindex="0">{marked(_MARKDOWN.render(marked(text)))}</div>')
+
+
+def _cells(text: str) -> int:
+    """The most cells that tables in a text can have."""
+    lines = text.splitlines()
+    return len(lines) * max((line.count("|") for line in lines), default=0)
 
 
 class _Markdown(MarkdownIt):

@@ -235,8 +235,7 @@ def _pairs(visit: Visit, comparison: RunComparison) -> dict[tuple[str, str], tup
         # With equal rates these are the same run: then the first two.
         chosen = sorted({least[1], most[1]} if least[1] != most[1] else {rated[0][1], rated[1][1]})
         left, right = (found[number][key] for number in chosen)
-        best = [(x, y) for x in left for y in right if x.success is not y.success][:1] or [
-            (left[0], right[0])
-        ]
-        pairs[key] = (best[0][0].public_id, best[0][1].public_id)
+        differing = ((x, y) for x in left for y in right if x.success is not y.success)
+        best = next(differing, (left[0], right[0]))
+        pairs[key] = (best[0].public_id, best[1].public_id)
     return pairs
