@@ -13,6 +13,7 @@ from cyclopts import (
     ArgumentCollection,
     CoercionError,
     CycloptsError,
+    MissingArgumentError,
     UnknownCommandError,
     UnusedCliTokensError,
 )
@@ -109,6 +110,11 @@ def usage_message(error: CycloptsError) -> str:
             beginning, _, _ = str(error).partition(" Available commands: ")
             names = sorted(name for name in error.app or () if not name.startswith("-"))
             return f"{beginning} The commands are: {', '.join(names)}"
+        case MissingArgumentError(argument=argument, keyword=None) if (
+            argument is not None and not argument.tokens and not error.unused_tokens
+        ):
+            command = " ".join(error.command_chain or ())
+            return f"{argument.name} is missing; `decathlon-mcp {command} --help` says what it is"
         case CoercionError(token=token, target_type=kind) if token is not None and kind in _KINDS:
             source = _source(token.keyword or "", token.source)
             return f"{source}: {_KINDS[kind]} was expected, not {token.value!r}"

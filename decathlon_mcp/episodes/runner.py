@@ -140,7 +140,9 @@ class EpisodeRunner:
         if episode.records.progress.requested_ending is None:
             with episode.lease.limit():
                 await anyio.sleep_forever()
-        return episode.records.progress.requested_ending or Ending.SCORED
+        requested = episode.records.progress.requested_ending
+        # A client that leaves now has not left before the grading.
+        return Ending.SCORED if requested in (None, Ending.CLOSED) else requested
 
     async def _play(self) -> Verdict:
         """Open the agent's sandbox, wait for the claim, and grade; or continue with what was done before."""

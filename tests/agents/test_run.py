@@ -355,7 +355,7 @@ def test_run_that_was_killed_plays_only_what_is_missing(
     ]
     resumed = [one for one in played if one["resumed"]]
     assert len(resumed) == len(before)
-    assert f"4 attempts at 2 tasks, of which {len(before)} have a verdict already" in errors
+    assert f"4 attempts at 2 tasks, {len(before)} of them with a verdict already" in errors
     # All of a task got the same prompt.
     history = EpisodeHistory([state])
     of_task = [history.episode(one["episode"]) for one in played if one["task"] == tasks[0]]

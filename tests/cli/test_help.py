@@ -179,6 +179,15 @@ def test_an_unexpected_argument_is_named(shell: Shell) -> None:
     )
 
 
+def test_a_missing_argument_is_named(shell: Shell) -> None:
+    missing = "is missing; `decathlon-mcp export --help` says what it is"
+    assert shell.error("export", "a", "--to", "jsonl", status=2) == f"--output {missing}"
+    assert shell.error("init", status=2).startswith("FOLDER is missing")
+    # Given without a value, or spelled otherwise, it is not missing.
+    assert "--output requires an argument" in shell.error("export", "--to", "jsonl", "--output", status=2)
+    assert "Did you mean --output" in shell.error("export", "--to", "jsonl", "--otput", "a", status=2)
+
+
 def test_a_task_given_to_a_command_of_options_gets_the_command_that_takes_it(shell: Shell) -> None:
     assert "`decathlon-mcp play TASK`" in shell.error("tasks", "tune-reactor", status=2)
     assert "`decathlon-mcp demo --task TASK`" in shell.error("demo", "nope", status=2)

@@ -82,7 +82,7 @@ async def test_an_episode_goes_from_queued_to_scored_in_two_sandboxes(tmp_path: 
         assert sandbox_roles(provider) == ["agent", "grader1"]
         episode.close()
         await ended(episode)
-        assert episode.state.ending is Ending.CLOSED
+        assert episode.state.ending is Ending.SCORED
 
 
 async def test_second_evaluate_returns_the_first_verdict(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ async def test_the_trajectory_stays_on_disk(tmp_path: Path) -> None:
     assert (call["event"], call["name"], call["arguments"]) == ("call", "probe__echo", {"text": "kept"})
     assert (reply["event"], reply["result"]["content"][0]["text"]) == ("reply", "kept")
     assert (claim["event"], claim["answer"]) == ("claim", "the answer")
-    assert (end["event"], end["ending"]) == ("end", "its client left before grading")
+    assert (end["event"], end["ending"]) == ("end", "scored")
     folder = tmp_path / "state" / "episodes" / episode.id
     assert json.loads((folder / "verdict.json").read_text())["reward"] == 1.0
 
@@ -430,7 +430,7 @@ async def test_an_episode_closed_while_it_is_graded_ends_with_its_verdict(tmp_pa
         assert episode.state.phase is Phase.CLAIMED
         finish.set()
         await ended(episode)
-        assert episode.state.ending is Ending.CLOSED
+        assert episode.state.ending is Ending.SCORED
         assert (await episode.evaluate()).reward == 1.0
 
 

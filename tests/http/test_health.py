@@ -119,8 +119,8 @@ async def test_an_episode_changes_the_metrics(tmp_path: Path, http: httpx2.Async
     assert after.total("evaluations_total") == 1
     assert after.total("evaluations_total", suite="probe", status=episode.verdict.status) == 1
     assert after.total("episodes_ended_total") == after.total("episodes_started_total") == 1
-    assert episode.state.ending is Ending.CLOSED
-    assert after.total("episodes_ended_total", ending="closed") == 1
+    assert episode.state.ending is Ending.SCORED
+    assert after.total("episodes_ended_total", ending="scored") == 1
     assert after.total("episodes") == after.total("sandboxes") == 0
     assert after.total("http_request_bytes_total") > before.total("http_request_bytes_total")
     assert after.total("http_response_bytes_total") > len(str(before))

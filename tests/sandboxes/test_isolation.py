@@ -17,6 +17,7 @@ from decathlon_client import Decathlon
 
 from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
 from decathlon_mcp.sandboxes.host import isolation as host_isolation
+from decathlon_mcp.sandboxes.host.host_files import HostFiles
 from decathlon_mcp.sandboxes.host.isolation import (
     FILE_NAME,
     HostIsolation,
@@ -115,6 +116,16 @@ def test_a_kernel_that_cannot_isolate_means_none_at_the_first_start_alone(
     with pytest.raises(SettingsError, match=f"served with sandboxes in namespaces.*remove .*{FILE_NAME}"):
         decide_isolation("auto", tmp_path, list)
     assert decide_isolation("none", tmp_path, list) == HostIsolation("none")
+
+
+def test_a_python_that_was_named_by_a_relative_path_is_found_in_the_namespaces(tmp_path: Path) -> None:
+    # The folder before `..` is not there inside.
+    python = Path(os.path.relpath(sys.executable, tmp_path))
+    imported = f"from {HostFiles.__module__} import HostFiles"
+    code = f"{imported}; print(HostFiles.of_this_server().environment)"
+    shown = subprocess.run([python, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert f"{Path(sys.executable).parent}:" in shown.stdout
+    assert ".." not in shown.stdout
 
 
 @contextmanager

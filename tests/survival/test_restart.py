@@ -173,7 +173,7 @@ async def test_verdict_is_the_same_after_a_restart(tmp_path: Path) -> None:
                 await server.kill()
                 assert await episode.evaluate() == verdict
             await server.kill()
-            with pytest.raises(EpisodeEndedError, match="its client left before grading"):
+            with pytest.raises(EpisodeEndedError, match="has ended: scored"):
                 async with client.attach(episode.id):
                     pass
 

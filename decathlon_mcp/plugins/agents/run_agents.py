@@ -321,7 +321,7 @@ def _announce(run: str, tasks: list[str], options: RunOptions, record: StoredAtt
         what = "attempts that made no call are played again"
         report(f"{record.discarded} {what}; the label `{AGAIN_LABEL}` says so")
     done, total = record.count(tasks, options.attempts), len(tasks) * options.attempts
-    have = f", of which {done} have a verdict already" if done else ""
+    have = f", {done} of them with a verdict already" if done else ""
     hint = "; --run NAME begins another run" if done == total else ""
     report(f"run {printed(run)}: {_number(total, 'attempt')} at {_number(len(tasks), 'task')}{have}{hint}")
 

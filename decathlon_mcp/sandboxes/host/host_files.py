@@ -107,8 +107,8 @@ class HostFiles:
         Blocks: it searches them for traces of those. Raises ProviderUnavailableError.
         """
         prefixes = (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
-        # `python3` is the server's own. Not resolved: a virtual environment is recognized by the path.
-        environment = {**_language_variables(), "PATH": f"{Path(sys.executable).parent}:{DEFAULT_PATH}"}
+        # `python3` is the server's own.
+        environment = {**_language_variables(), "PATH": f"{_absolute(sys.executable).parent}:{DEFAULT_PATH}"}
         return cls(*_view(list(map(Path, prefixes)), (), hidden), environment)
 
     @classmethod
@@ -269,8 +269,17 @@ def _view(
 
 def _both_paths(folders: Iterable[Path]) -> tuple[Path, ...]:
     """The absolute paths, each also without links: the program of a virtual environment is a link."""
-    absolute = [Path(os.path.abspath(folder)) for folder in folders]  # noqa: PTH100  (links are kept)
-    return tuple(dict.fromkeys(path for folder in absolute for path in (folder, folder.resolve())))
+    return tuple(
+        dict.fromkeys(path for folder in map(_absolute, folders) for path in (folder, folder.resolve()))
+    )
+
+
+def _absolute(path: str | Path) -> Path:
+    """The path without `..`, whose folders need not be there inside.
+
+    Links are kept: a virtual environment is recognized by the path of its Python.
+    """
+    return Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
