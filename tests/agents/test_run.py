@@ -208,6 +208,12 @@ def test_whatever_a_program_has_done_is_graded_with_its_exit_status(
 
 
 @pytest.mark.usefixtures("namespaces")
+def test_a_program_may_need_no_model(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert play("--model-url", "none", words=("call", "lab__describe_reactor")) == 0
+    assert verdict_of(capfd.readouterr().out)["reward"] == 0.0
+
+
+@pytest.mark.usefixtures("namespaces")
 def test_program_whose_model_is_away_has_no_verdict(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert play(*NO_MODEL, words=("tools", "post", "http://127.0.0.1:9/", "fail")) == 1
     output, errors = capfd.readouterr()

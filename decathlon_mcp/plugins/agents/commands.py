@@ -114,8 +114,9 @@ def run(
     player_seconds
         Time limit of an attempt, after which a program is killed and the attempt truncated.
     model_url
-        Address of the model, which a program may reach. Can be repeated. [the addresses in variables that end
-        in `_BASE_URL`, else the model's address of `claude`, `codex` or `gemini`]
+        Address of the model, which a program may reach; `none` without a model. Can be repeated. [the
+        addresses in variables that end in `_BASE_URL`, else the model's address of `claude`, `codex` or
+        `gemini`]
     show
         A further folder that a program may read, without a suite in it. Can be repeated.
     env

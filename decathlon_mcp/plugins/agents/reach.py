@@ -35,6 +35,7 @@ DIAL_SECONDS = 20.0
 """As for connections out of a sandbox."""
 MAX_CONNECTIONS = 64
 """Of a program to one endpoint, at once. More wait in the listener's queue."""
+NO_MODEL = "none"
 ACCEPT_SECONDS = 0.5
 """Time until the next attempt to accept a connection, if one has failed."""
 OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -53,14 +54,17 @@ class Endpoint:
 def read_endpoints(urls: Sequence[str], program: str, environment: Mapping[str, str]) -> list[Endpoint]:
     """The endpoints of these URLs; without any, those of the program's variables, or else of a known one.
 
-    Raises BadRequestError for a URL that cannot be reached from the namespaces, and if there is none.
+    The only URL `none` is for a program without a model. Raises BadRequestError for a URL that cannot be
+    reached from the namespaces, and without any URL.
     """
+    if tuple(urls) == (NO_MODEL,):
+        return []
     set_urls = [value for name, value in environment.items() if name.endswith(BASE_URL_ENDING) and value]
     chosen = urls or set_urls or ([KNOWN_URLS[program]] if program in KNOWN_URLS else [])
     if not chosen:
         raise BadRequestError(
             f"the program can reach no model: name its address with --model-url, or in a variable that ends "
-            f"in {BASE_URL_ENDING}"
+            f"in {BASE_URL_ENDING}; --model-url {NO_MODEL} is for a program without a model"
         )
     places = dict.fromkeys(map(_read_url, chosen))
     if len(places) > MAX_ENDPOINTS:
