@@ -102,7 +102,8 @@ async def test_process_gets_the_requested_environment(peer: DriverPeer) -> None:
     assert names <= {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "X", "DECATHLON_MARK"}
     assert {"TERM=none", "X=1", f"PATH={os.environ['PATH']}"} <= set(minimal.splitlines())
     everything = (await peer.request(wire.RUN, **process("env", inherit="all", output_bytes=10**6)))["stdout"]
-    assert {f"{name}=" in everything for name in os.environ} == {True}
+    # The tests' drivers have no TMPDIR.
+    assert [name for name in os.environ if f"{name}=" not in everything] in ([], ["TMPDIR"])
 
 
 async def test_program_is_looked_up_in_the_path_of_the_process(peer: DriverPeer, tmp_path: Path) -> None:
