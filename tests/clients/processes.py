@@ -29,9 +29,15 @@ async def server_process(state: Path) -> AsyncGenerator[tuple[Process, str]]:
         entry: dict[str, Any] = {}
         while entry.get("message") != "listening":
             entry = json.loads(await log.receive_until(b"\n", 1 << 16))
-        yield process, entry["url"]
-        if process.returncode is None:
-            process.kill()
+        try:
+            yield process, entry["url"]
+        finally:
+            if process.returncode is None:
+                process.kill()
+            # A sandbox that was paused when its server was killed has the pipe of its log, and the end of the
+            # process is noticed only with the end of its pipes.
+            with anyio.CancelScope(shield=True):
+                await collect_garbage(state)
 
 
 async def collect_garbage(state: Path) -> None:

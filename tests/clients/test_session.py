@@ -30,7 +30,7 @@ from decathlon_client.values import JsonObject
 from decathlon_mcp.episodes import admission
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.http.authentication import Tokens, new_token
-from tests.clients.processes import collect_garbage, server_process
+from tests.clients.processes import server_process
 from tests.clients.relay import port_of, relayed
 from tests.probe.serving import Served, serving
 
@@ -281,7 +281,6 @@ async def test_killing_the_server_while_grading_fails_evaluate(tmp_path: Path) -
             tasks.start_soon(kill)
             with pytest.raises(ConnectionLostError):
                 await e.evaluate()
-    await collect_garbage(tmp_path)
 
 
 @pytest.fixture
