@@ -811,11 +811,21 @@ async def engine_over_tcp() -> AsyncGenerator[int]:
                 await sink.drain()
             sink.write_eof()
 
+    connections = set[asyncio.Task[None]]()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
         from_engine, to_engine = await asyncio.open_unix_connection(real)
         with closing(writer), closing(to_engine):
             await asyncio.gather(copy(reader, to_engine), copy(from_engine, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1")
     async with server:
-        yield server.sockets[0].getsockname()[1]
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            for task in connections:
+                task.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
