@@ -23,7 +23,6 @@ from decathlon_client.script import Step
 from decathlon_client.testing import scripted_model
 
 from decathlon_mcp.cli.app import run
-from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.plugins.agents.presets import PRESETS
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.sandboxes.host import isolation as host_isolation
@@ -34,18 +33,6 @@ PROGRAM = Path(__file__).with_name("scripted_agent.py")
 NO_MODEL = ("--model-url", "http://127.0.0.1:9")
 """For programs that need none."""
 KEY = "sk-secret-of-a-test"
-
-
-@pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state folder of the command, whose other settings are the default ones."""
-    for name in os.environ:
-        if name.startswith(PREFIX) or name.endswith("_BASE_URL"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "state"
-    monkeypatch.setenv("DECATHLON_STATE", str(folder))
-    return folder
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -19,21 +18,8 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.cli.app import run
-from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.plugins.agents.verdict_socket import SOCKET
 from tests.agents.scripted_agent import HEADERS, RECIPE, Client, answer_of
-
-
-@pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state folder of the command, whose other settings are the default ones."""
-    for name in os.environ:
-        if name.startswith(PREFIX) or name.endswith("_BASE_URL"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "state"
-    monkeypatch.setenv("DECATHLON_STATE", str(folder))
-    return folder
 
 
 @contextmanager

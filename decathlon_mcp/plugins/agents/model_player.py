@@ -184,7 +184,7 @@ def _message_of(completion: JsonObject) -> JsonObject:
 
 
 async def _note(episode: Episode, message: JsonObject, completion: JsonObject) -> None:
-    """Keep what the model said, and its tokens, for people who read the episode."""
+    """Note the model's words and its tokens in the episode's record."""
     counted: Mapping[str, Any] = as_object(completion.get("usage")) or {}
     names = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
     usage = {

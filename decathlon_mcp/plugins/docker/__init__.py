@@ -6,5 +6,5 @@ PLUGIN = Plugin(
     name="docker",
     providers={"docker": "decathlon_mcp.plugins.docker.plugin:PROVIDER"},
     image_provider="docker",
-    unpack_image="decathlon_mcp.plugins.docker.unpack:unpack_image",
+    unpack_image="decathlon_mcp.plugins.docker.unpacking:unpack_for_host",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,3 +140,12 @@ def _write_hosts(root: Path, owner: tuple[int, int] | None) -> None:
     file.chmod(0o644)
     if owner is not None:
         os.chown(file, *owner)
+
+
+async def unpack_for_host(image: str, folder: Path) -> int:
+    """`doctor --unpack`: write an image into a folder, and print how to use it. Raises DecathlonError."""
+    unpacked = await unpack_image(Engine(), image, folder)
+    sys.stdout.write(
+        f"{image} ({unpacked.digest}) is unpacked in {folder}; use it with --provider host --image {folder}\n"
+    )
+    return 0

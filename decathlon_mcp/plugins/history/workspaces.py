@@ -67,7 +67,7 @@ def list_workspace(folder: Path) -> Workspace | None:
 def read_left_file(folder: Path, number: int) -> tuple[LeftFile, Iterator[bytes]] | None:
     """One of the listed files with its content in chunks; None if there is no file with this number.
 
-    Whoever reads the chunks gets BrokenArchiveError where the archive is damaged.
+    Reading the chunks raises BrokenArchiveError where the archive is damaged.
     """
     workspace = list_workspace(folder)
     if workspace is None or not 0 <= number < len(workspace.files):

@@ -19,7 +19,7 @@ class Sorting:
     address: str
     """The page's, without a query."""
     parameters: Mapping[str, str | list[str]]
-    """What else the query has. Pages of a list begin anew in another order, so no cursor."""
+    """The other parameters of the query. A new order starts at the first page, so the cursor is left out."""
     columns: Mapping[str, str]
     """What can be sorted by, each with its order at the first click: with `-` the greatest first."""
     column: str

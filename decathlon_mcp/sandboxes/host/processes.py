@@ -1,9 +1,9 @@
 """The processes of sandboxes: which of this machine's they are, and how they are stopped and killed.
 
 They are a sandbox's first process and its descendants. Of other processes nothing is read. A first process
-that is one of a PID namespace, or a child subreaper (`payloads.subreaper`), adopts whoever loses its parent,
-so that a process of the sandbox cannot leave its descendants. Ancestry comes from the kernel: an environment,
-a name or a command line is text that any process can choose, and that can be of any length.
+that is one of a PID namespace, or a child subreaper (`payloads.subreaper`), adopts every process that loses
+its parent, so that a process of the sandbox cannot leave its descendants. Ancestry comes from the kernel: an
+environment, a name or a command line is text that any process can choose, and that can be of any length.
 """
 
 from __future__ import annotations
