@@ -53,7 +53,7 @@ PRESETS: Mapping[str, Preset] = {
             "--tools",
             "",
         ),
-        version="2.1.197",
+        version="2.1.332",
         package="@anthropic-ai/claude-code",
         variables=("ANTHROPIC_", "CLAUDE_CODE_"),
     ),
