@@ -14,7 +14,6 @@ from mcp.client.streamable_http import streamable_http_client
 from benchmarks.figures import Figures, Target
 from benchmarks.floors import AttachedServer, attached, docker_exec
 from benchmarks.load import TEXT
-from benchmarks.metering import measure_metering
 from benchmarks.running import Run, decathlon, tool_server
 from benchmarks.samples import Measurement, Samples, measure_in_turns, timed
 from benchmarks.spans import measure_spans
@@ -65,9 +64,6 @@ async def measure_calls(run: Run, figures: Figures) -> None:
             samples = await measure_in_turns(measurements, rounds=rounds, warm_up=max(1, rounds // 10))
             _add_calls(figures, samples)
         await _measure_processes(run, figures, stream_server, measurements["task address", "handshake"])
-    for _ in range(run.options.repeats):
-        metering = await measure_metering(rounds=min(50, rounds), warm_up=min(5, rounds // 5))
-        figures.add("metrics: CPU time for each call", "µs", metering.cost_seconds * 1e6)
     for _ in range(run.options.repeats):
         with_spans, without = await measure_spans(run)
         figures.add(

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import socket
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import PurePosixPath
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import docker
 from anyio import CapacityLimiter
-from anyio.abc import ByteStream
 
 from benchmarks.load import for_each
 from benchmarks.running import RUN_LABEL, SUITE, Run
-from decathlon_mcp.driver.client import BOOT_COMMAND, connect
-from decathlon_mcp.plugins.docker.sandbox import AttachedStream
-from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.streams import LogTail, SocketStream
 
 OPENING = 4
 """Containers opened at the same time: `--max-opening` by default, above which the engine gets no faster."""
@@ -192,50 +184,6 @@ async def attached(run: Run, count: int, server: str = "echo") -> AsyncGenerator
         finally:
             for one in servers:
                 one.close()
-
-
-class _BareSandbox:
-    """The part of a sandbox that a driver's client needs: its stream."""
-
-    spec = SandboxSpec("bare", BOOT_COMMAND, PurePosixPath("/"))
-    log_tail = ""
-
-    def __init__(self, stream: socket.socket) -> None:
-        self.stream: ByteStream = AttachedStream(SocketStream(stream), LogTail())
-
-    async def cause_of_end(self) -> None:
-        return None
-
-    async def is_running(self) -> bool:
-        return False
-
-
-async def open_drivers(run: Run, count: int) -> float:
-    """Open bare containers with a driver each, all at once; the seconds until all drivers have answered.
-
-    Creates, attaches and starts a container and sends the driver into it; nothing else.
-    """
-    all_ready = anyio.Event()
-    seconds = math.nan
-
-    async def hold(api: Engine) -> None:
-        nonlocal seconds
-        container, stream = await api.start(BOOT_COMMAND)
-        sandbox: Any = _BareSandbox(stream)
-        async with connect(sandbox) as driver:
-            await driver.ping()
-            ready.append(container)
-            if len(ready) == count:
-                seconds = time.perf_counter() - start
-                all_ready.set()
-            await all_ready.wait()
-        await sandbox.stream.aclose()
-
-    ready: list[str] = []
-    start = time.perf_counter()
-    async with engine(run) as api:
-        await for_each([partial(hold, api)] * count)
-    return seconds
 
 
 async def docker_run(run: Run) -> None:

@@ -28,18 +28,6 @@ def machine() -> dict[str, str]:
     }
 
 
-def busy_cpu_seconds() -> float:
-    """CPU time that the whole machine has used since it started, of all cores.
-
-    It contains what no process of ours accounts for: the engine, its shims, and the kernel's work for
-    namespaces and file systems. What else runs on the machine is in it too.
-    """
-    user, nice, system, _idle, _wait, irq, soft_irq = map(
-        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
-    )
-    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
-
-
 def process_cpu_seconds(pid: int) -> float:
     """User and system time that a process has used, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -10,16 +10,12 @@ from typing import cast
 
 from benchmarks.calls import measure_calls
 from benchmarks.figures import Figures, SectionResult
-from benchmarks.lazy import measure_lazy
 from benchmarks.machine import machine
 from benchmarks.memory import measure_density, measure_memory
 from benchmarks.openings import measure_gradings, measure_openings
 from benchmarks.proxies import measure_proxies
 from benchmarks.running import Options, Run, UnavailableError
 from benchmarks.sizes import measure_sizes
-from benchmarks.stalls import measure_stalls
-from benchmarks.store import measure_store
-from benchmarks.warm import measure_warm
 from benchmarks.watching import measure_watching
 
 
@@ -43,41 +39,12 @@ The client is the SDK's, one for each path, all in one process. With `--spans` a
 collector that keeps nothing; its CPU time is compared with that of another server in the same run.""",
         measure_calls,
     ),
-    "stalls": Section(
-        "Long replies of other episodes",
-        """\
-One episode calls without pause while another gets replies of 4 MiB, whose client is in another process.
-Then the same calls go over a bare attached stream to a container of its own, which shares nothing with the
-episodes but the processors and the engine.""",
-        measure_stalls,
-    ),
-    "store": Section(
-        "The store",
-        """\
-Calls to a server whose sandboxes survive it, in turns with calls to one with `--survive-seconds 0`.""",
-        measure_store,
-    ),
     "openings": Section(
         "Opening a sandbox",
         """\
 Episodes without MCP servers, one after another, without sandboxes that were opened ahead, in turns with
 `docker run` of the same image.""",
         measure_openings,
-    ),
-    "lazy": Section(
-        "Servers that start when they are called",
-        """\
-A task with four MCP servers, three of them on the MCP SDK, whose tool lists are known, against the same
-with `--servers eager`. CPU time is that of the whole machine, with the engine's and the kernel's part, for
-each episode of a batch.""",
-        measure_lazy,
-    ),
-    "warm": Section(
-        "Sandboxes opened ahead",
-        """\
-From `initialize` to the first result of a tool, with `--warm` and without. The tool server starts with its
-first call in both.""",
-        measure_warm,
     ),
     "grading": Section(
         "Gradings",

@@ -31,7 +31,6 @@ FIRST_PAGE = "docs/index"
 PAGES_ELSEWHERE = (
     "CHANGELOG.md",
     "benchmarks/ATTACKS.md",
-    "benchmarks/ISOLATION.md",
     "benchmarks/SURVIVAL.md",
     "decathlon_mcp/starter/suite/README.md",
 )
@@ -59,7 +58,6 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "reward-integrity",
         "regrading",
         "/benchmarks/ATTACKS",
-        "/benchmarks/ISOLATION",
         "/benchmarks/SURVIVAL",
     ),
     "Reference": ("reference/settings", "reference/*", "protocol", "architecture", "/CHANGELOG"),

@@ -44,7 +44,6 @@ PARTS: dict[str, tuple[str, ...]] = {
     "kills": ("-m", "benchmarks.survival", "kills"),
     "deaths": ("-m", "benchmarks.survival", "deaths", "--count", "50"),
     "attacks": ("-m", "benchmarks.attacks"),
-    "replays": ("-m", "benchmarks.replays"),
     "benchmarks": ("-m", "benchmarks", "--short"),
 }
 """Arguments of Python for each part. Its own docstring says what it needs beyond the tests' environment."""

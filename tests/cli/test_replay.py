@@ -12,12 +12,10 @@ import anyio
 import pytest
 from decathlon_client import Decathlon, Episode
 
-from benchmarks.replays import PAGE, measure, page_with, read_rows
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.plugins.replay.replay import DIFFERENT, EQUAL, NOT_PLAYED, ReplayOptions, replay
 from decathlon_mcp.settings import read_settings
-from decathlon_mcp.starter import oracle_ids
 from tests.probe.serving import SUITE, Served, folder_of, serving
 
 pytestmark = pytest.mark.anyio
@@ -186,18 +184,3 @@ async def test_without_a_server_it_plays_in_its_own_process(
 def e_workspace(e: Episode) -> str:
     (path,) = re.findall(r"(/\S+/workspace)\b", e.prompt)
     return path
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.long
-async def test_the_bundled_tasks_differ_as_the_page_says() -> None:
-    rows = await measure("starter", "local")
-    assert [row["task"] for row in rows] == oracle_ids()
-    assert not [row for row in rows if row not in read_rows()]
-
-
-def test_the_page_has_the_table_of_the_results() -> None:
-    page = PAGE.read_text("utf-8")
-    assert page_with(read_rows(), page) == page
-    assert page_with([], page) != page
