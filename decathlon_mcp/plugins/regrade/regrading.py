@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,9 +112,15 @@ class Regrader:
         self._registry = registry
         self._other_image = other_image
 
-    async def regrade(self, folder: Path, kept_attempt: KeptAttempt) -> Regraded:
+    async def regrade(
+        self,
+        folder: Path,
+        kept_attempt: KeptAttempt,
+        vary: Callable[[Suite], Suite] = lambda suite: suite,
+    ) -> Regraded:
         """Make a new verdict for the kept attempt in this episode's folder. Writes nothing there.
 
+        `vary`: makes the suite that it is graded with of its own.
         The verdict's status says if the attempt could not be graded. Raises UnknownTaskError or SuiteError if
         the suites do not have its task, BadRequestError if the attempt cannot be graded again or its files
         are damaged, SetUpError for its credentials, LimitExceededError if it is over the limits of today,
@@ -144,7 +150,7 @@ class Regrader:
                         grader_network=factory.grader_network_for(task),
                         facts=facts if revision == facts.suite_revision else facts.with_(suite_changed=True),
                     ),
-                    suite=suite,
+                    suite=vary(suite),
                     task=task,
                     open_sandbox=self._opener(factory, kept_attempt, images, web),
                     captured=captured,

@@ -1,0 +1,144 @@
+"""Answers of a task that no agent must see: the ground truth, and the constants of its evaluator."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from decathlon_mcp.storage.disk import open_regular
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+
+WINDOW = 32
+"""Characters of a ground truth that nobody finds by chance."""
+MIN_VARIETY = 10
+"""Different characters of such a part."""
+PARTS_OF_A_FILE = 24
+MAX_FILES, MAX_BYTES = 400, 4 << 20
+"""Files of a folder that are read, and what is read of each."""
+MIN_CONSTANT = 16
+_FILE_NAME = re.compile(r"[\w\-]{1,60}(?:/[\w\-]{1,60}){0,3}\.[A-Za-z0-9]{1,5}")
+_WORDLESS = re.compile(r"[A-Za-z_.:%/-]+")
+_OUTPUT_SUFFIXES = frozenset(
+    {
+        *("json", "jsonl", "csv", "tsv", "txt", "md", "yaml", "yml", "xml", "html", "tex", "bib"),
+        *("xlsx", "xls", "docx", "pptx", "pdf", "png", "svg", "db", "sqlite", "zip", "tar"),
+        *("py", "sh", "js", "ts"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers of one task, as far as its checkout has them.
+
+    `parts`: texts that no agent can know, each with where it stands. `outputs`: names of the files that the
+    evaluator probably reads. `files`: the ground truth's files, by their names.
+    """
+
+    parts: dict[str, str]
+    outputs: tuple[str, ...]
+    files: dict[str, Path]
+    workspace: tuple[str, ...]
+    """Names of the files that an agent finds."""
+
+    def seen_in(self, text: str) -> str | None:
+        """Where the answer stands that a text contains; None if it contains none."""
+        return next((where for part, where in self.parts.items() if part in text), None)
+
+
+def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:
+    """Read a task's answers from its checkout. Blocks."""
+    folder = suite.path / task.folder
+    given = dict(_files(folder / task.files.initial_workspace)) if task.files.initial_workspace else {}
+    truth = dict(_files(folder / task.files.groundtruth)) if task.files.groundtruth else {}
+    public = "\n".join((prompt, *(_text(path) for path in given.values())))
+    parts: dict[str, str] = {}
+    for name, path in truth.items():
+        found = (part for part in _windows(_text(path)) if part not in public)
+        parts |= dict.fromkeys(islice(found, PARTS_OF_A_FILE), f"the ground truth's {name}")
+    names: list[str] = [*truth]
+    evaluation = folder / task.files.evaluation.rpartition(".")[0].replace(".", "/")
+    for name, path in _files(evaluation):
+        if not name.endswith(".py"):
+            continue
+        for constant in _constants(_text(path)):
+            names += _FILE_NAME.findall(constant)
+            if _is_telling(constant) and constant not in public:
+                parts[constant] = f"a constant of the evaluator's {name}"
+    names += [
+        name for name in _FILE_NAME.findall(prompt) if name.rpartition(".")[2].lower() in _OUTPUT_SUFFIXES
+    ]
+    wanted = {name for name in names if name.rpartition(".")[2].lower() in _OUTPUT_SUFFIXES}
+    outputs = sorted(name for name in wanted if name not in given and not name.startswith("/"))
+    return Answers(parts, tuple(outputs[:40]), truth, tuple(given))
+
+
+def _is_telling(constant: str) -> bool:
+    """Whether nobody writes a text by chance: it is long enough, and no name or format."""
+    is_long = len(constant) >= MIN_CONSTANT and len(set(constant)) >= MIN_VARIETY
+    return is_long and _WORDLESS.fullmatch(constant) is None
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files below a folder, by their path in it; nothing if there is no such folder. Blocks."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+    for path in islice(found, MAX_FILES):
+        if "__pycache__" not in path.parts:
+            yield str(path.relative_to(folder)), path
+
+
+def _text(path: Path) -> str:
+    try:
+        with open_regular(path) as file:
+            return file.read(MAX_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _windows(text: str) -> Iterator[str]:
+    """Parts of a text's lines that nobody finds by chance, spread over the whole text."""
+    lines = [line.strip() for line in text.splitlines() if len(line.strip()) >= WINDOW]
+    step = max(1, len(lines) // (4 * PARTS_OF_A_FILE))
+    for line in lines[::step]:
+        middle = (len(line) - WINDOW) // 2
+        for start in {0, middle, len(line) - WINDOW}:
+            part = line[start : start + WINDOW]
+            if len(set(part)) >= MIN_VARIETY and part.isprintable() and "\ufffd" not in part:
+                yield part
+
+
+def _constants(source: str) -> Iterator[str]:
+    """The texts of a Python program that are no documentation and no part of a message."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    messages = {
+        id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in documentation | messages
+        ):
+            yield node.value
+
+
+def search_command(parts: Iterable[str], task: Task) -> str:
+    """A command of a shell that prints which files of a sandbox contain one of the texts, and their names."""
+    lines = " ".join("'" + part.replace("'", "'\\''") + "'" for part in parts)
+    places = '"$ROOT" "$HOME" /tmp /var/tmp /dev/shm /opt /srv /root /mnt'
+    contents = (
+        f"printf '%s\\n' {lines} | timeout 60 grep -rlaF -f - {places} 2>/dev/null | head -20; "
+        if lines
+        else ""
+    )
+    hidden = r"\( -path '*groundtruth*' -o -path '*/evaluation/*' \)"
+    return f"{contents}find {places} -path '*{task.id}*' {hidden} 2>/dev/null | head -20"

@@ -1,0 +1,102 @@
+"""Known ways to a reward that was not earned, and how a policy carries them out with a task's tools."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import PurePosixPath
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from decathlon_mcp.plugins.audit.abilities import Abilities, Need
+
+PREPARE_GIT = """\
+git init -q library; cd library
+git config user.email a@b; git config user.name a
+echo 0 > version; git add version; git commit -qm 'release 0.0'
+cat > .git/attack <<'END'
+{program}END
+chmod 755 .git/attack; sleep 0.01; touch version
+"""
+"""Before an attack that names the program `.git/attack`: the repository that has it."""
+COPY_ANSWER = '#!/bin/sh\ncp -r "{truth}/." "{workspace}" 2>/dev/null\n'
+"""What that program does: with the grader's rights it could take the answer."""
+
+
+class Attack(BaseModel):
+    """One attack, as `attacks.toml` describes it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    row: str
+    """The beginning of its row in docs/reward-integrity.md."""
+    needs: Need
+    command: str
+    """Of a POSIX shell, in the workspace."""
+    files: Mapping[str, str] = {}
+    """The same without a shell: contents by their path in the workspace."""
+    alone: bool = False
+    """Whether it excludes others in the same attempt."""
+
+    @property
+    def uses_git(self) -> bool:
+        """Whether it needs a repository with the program `.git/attack`."""
+        return ".git/attack" in self.command
+
+    def is_possible(self, abilities: Abilities) -> bool:
+        if self.needs == "file" and not self.files:
+            return abilities.runner is not None
+        return abilities.can(self.needs)
+
+
+@cache
+def attacks() -> tuple[Attack, ...]:
+    """All attacks, in the order of the file."""
+    content = resources.files(__package__ or "").joinpath("attacks.toml").read_text("utf-8")
+    return tuple(TypeAdapter(list[Attack]).validate_python(tomllib.loads(content)["attack"]))
+
+
+def named(beginning: str) -> dict[str, Attack]:
+    """The attacks whose name is this, or begins with it and a hyphen."""
+    return {
+        attack.name: attack
+        for attack in attacks()
+        if attack.name == beginning or attack.name.startswith(f"{beginning}-")
+    }
+
+
+def shell_command(
+    attack: Attack,
+    *,
+    root: str,
+    task: str,
+    workspace: str,
+    outputs: Sequence[str],
+    answers: Mapping[str, str] | None = None,
+    program: str | None = None,
+) -> str:
+    """An attack with the variables that it uses.
+
+    `task`: the task's folder. `outputs`: names of files that the evaluator probably reads. `answers`: where
+    the grader has the right content of a file, if not in `groundtruth_workspace` under its name.
+    `program`: what the repository's program is, if not one that takes the answer.
+    """
+    truth = str(PurePosixPath(task, "groundtruth_workspace"))
+    cases = "".join(f"{_quoted(name)}) echo {_quoted(path)};; " for name, path in (answers or {}).items())
+    before = PREPARE_GIT.format(program=program or COPY_ANSWER.format(truth=truth, workspace=workspace))
+    return "\n".join(
+        (
+            f"export ROOT={_quoted(root)} TASK={_quoted(task)} WORK={_quoted(workspace)}",
+            f"OUTPUTS={_quoted(' '.join(name for name in outputs if ' ' not in name))}",
+            f'answer() {{ case "$1" in {cases}*) echo {_quoted(truth)}/"$1";; esac; }}',
+            'cd "$WORK" || exit 1',
+            f"{before if attack.uses_git else ''}{attack.command}",
+        )
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"

@@ -1,0 +1,135 @@
+"""The attempts of an audit. Each is an episode; one that has a verdict already is not played again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from decathlon_client import ClientError, Decathlon, NoVerdictError
+from decathlon_client.values import JsonObject, Verdict
+
+from decathlon_mcp.plugins.audit.policies import Play
+from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
+from decathlon_mcp.plugins.history.recorded_calls import recorded_calls
+from decathlon_mcp.plugins.history.values import EpisodeQuery, EpisodeSummary
+from decathlon_mcp.storage.store import Store
+from decathlon_mcp.storage.trajectory import Trajectory
+from decathlon_mcp.types import public_id
+
+RUN_LABEL, POLICY_LABEL = "run", "policy"
+PLAY_SECONDS = 600.0
+"""What a policy may take; its attempt is graded as it is then."""
+EVALUATE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt. `episode`: its handle; empty if it was not opened. `failure`: why it has no verdict."""
+
+    policy: str
+    episode: str
+    verdict: Verdict | None
+    failure: str = ""
+
+    @property
+    def public_id(self) -> str:
+        return public_id(self.episode) if self.episode else ""
+
+    @property
+    def reward(self) -> float:
+        return 0.0 if self.verdict is None else self.verdict.reward
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Plays the attempts of one audit at an open server, at most `places` at once.
+
+    `launch_time`: of all attempts, so that they can be compared. `advance` is called after each.
+    """
+
+    d: Decathlon
+    state: Path
+    run: str
+    launch_time: str
+    stored: dict[tuple[str, str], Attempt]
+    places: anyio.CapacityLimiter
+    advance: Callable[[str], None]
+
+    async def play(self, task: str, policy: str, play: Play) -> Attempt:
+        """The attempt of a policy at a task, from the state folder if it is there."""
+        known = self.stored.get((task, policy))
+        if known is None:
+            async with self.places:
+                known = await self.play_now(task, policy, play)
+            if known.verdict is not None:
+                self.stored[task, policy] = known
+        self.advance(f"{task}: {policy}")
+        return known
+
+    async def play_now(
+        self, task: str, policy: str, play: Play, opened: Callable[[], None] = lambda: None
+    ) -> Attempt:
+        """Play it, whatever is known. `opened` is called when the episode is ready."""
+        labels, handle = {RUN_LABEL: self.run, POLICY_LABEL: policy}, ""
+        try:
+            async with self.d.episode(
+                task, launch_time=self.launch_time, labels=labels, patience_seconds=PLAY_SECONDS
+            ) as episode:
+                handle = episode.id
+                opened()
+                with anyio.move_on_after(PLAY_SECONDS):
+                    await play(episode)
+                return Attempt(policy, handle, await episode.evaluate(timeout=EVALUATE_SECONDS))
+        except NoVerdictError as error:
+            return Attempt(policy, handle, None, f"{error.status}: {error.message}")
+        except ClientError as error:
+            return Attempt(policy, handle, None, error.message)
+
+    async def replies(self, attempt: Attempt) -> list[tuple[str, JsonObject, bool, str]]:
+        """The calls of an attempt: tool, arguments, whether it failed, and its text. Empty if it has none."""
+        if not attempt.episode:
+            return []
+        return await anyio.to_thread.run_sync(_replies, self.state / "episodes" / attempt.episode)
+
+
+def _replies(folder: Path) -> list[tuple[str, JsonObject, bool, str]]:
+    try:
+        return [
+            (call.name, call.arguments or {}, call.reply.is_error, call.reply.text)
+            for call in recorded_calls(Trajectory(folder).update())
+            if call.reply is not None
+        ]
+    except OSError:
+        return []
+
+
+def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], str | None]:
+    """The attempts of a run that have a verdict, by task and policy, and their launch time. Blocks."""
+    history, found, launch_time = EpisodeHistory([state]), dict[tuple[str, str], Attempt](), None
+    with Store.open_read_only(state) as store:
+        if store is None:
+            return {}, None
+        handles = dict[str, str](store.query("SELECT public_id, id FROM episodes"))
+    for summary in _scored(history, run):
+        place = (summary.task, summary.labels.get(POLICY_LABEL, ""))
+        details = history.episode(summary.public_id)
+        if place in found or details is None or details.verdict is None:
+            continue
+        verdict = Verdict.read(details.verdict)
+        found[place] = Attempt(place[1], handles[summary.public_id], verdict)
+        launch_time = launch_time or details.launch_time
+    return found, launch_time
+
+
+def _scored(history: EpisodeHistory, run: str) -> Iterator[EpisodeSummary]:
+    cursor = None
+    while True:
+        page = history.episodes(
+            EpisodeQuery(run=run, live=False, lost=False), limit=MAX_PAGE_ITEMS, cursor=cursor
+        )
+        yield from page.items
+        if (cursor := page.cursor) is None:
+            return

@@ -1,0 +1,387 @@
+"""`audit`: plays each task with policies that do not solve it, and says what they earned.
+
+What every policy must not earn more than is what an empty attempt earns, which itself must be nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import anyio
+import anyio.to_thread
+from decathlon_client import ClientError, Decathlon
+from decathlon_client.embedded import EmbeddedEndpoint
+from decathlon_client.script import Step, read_steps
+from decathlon_client.shutdown import shutdown_on_signal
+from decathlon_client.values import CLAIM
+
+from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
+from decathlon_mcp.errors import DecathlonError, SuiteError
+from decathlon_mcp.plugins.audit import policies
+from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading
+from decathlon_mcp.plugins.audit.answers import read_answers
+from decathlon_mcp.plugins.audit.attacks import Attack, attacks
+from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, read_stored
+from decathlon_mcp.plugins.audit.commands import DEFAULT_POLICIES, Policy
+from decathlon_mcp.plugins.audit.cost import Cost, CostMeter
+from decathlon_mcp.plugins.audit.policies import Target
+from decathlon_mcp.plugins.audit.report import Finding, Report, TaskReport
+from decathlon_mcp.plugins.audit.steadiness import find_unsteady
+from decathlon_mcp.plugins.play.play import connect, redirect_logs
+from decathlon_mcp.plugins.regrade.regrading import Regrader
+from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.starter import oracle, oracle_ids, suite_path
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+
+RANDOM_ATTEMPTS = 2
+MAX_OMISSIONS = 30
+"""Steps of a solution that are left out one by one."""
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """What is audited. `tasks`: their ids; none for all of the `split`. `search`: attempts of the search."""
+
+    tasks: Sequence[str]
+    split: str | None = None
+    policies: tuple[Policy, ...] = DEFAULT_POLICIES
+    jobs: int = 2
+    search: int = 0
+    run: str | None = None
+
+
+async def audit(settings: Settings, options: AuditOptions, report: Report) -> int:
+    """Audit tasks, and return 1 if one has a finding, else 0; 128 and the number after a signal.
+
+    Raises DecathlonError.
+    """
+    raise_descriptor_limit()
+    settings = settings.model_copy(update={"keep": "workspace"})
+    d = connect(settings, None)
+    async with shutdown_on_signal() as watcher:
+        try:
+            with redirect_logs(settings):
+                async with d:
+                    await _Audit(settings, options, report, d).run()
+        except ClientError as error:
+            raise DecathlonError(error.message) from error
+    if watcher.status is not None:
+        return watcher.status
+    return report.finish()
+
+
+def default_run(suites: Sequence[Suite]) -> str:
+    """The name of an audit's run: another one as soon as a suite's files are others."""
+    digest = hashlib.sha256(json.dumps([(suite.name, suite.revision) for suite in suites]).encode())
+    return f"audit-{digest.hexdigest()[:8]}"
+
+
+@dataclass(slots=True)
+class _Audit:
+    settings: Settings
+    options: AuditOptions
+    report: Report
+    d: Decathlon
+    meter: CostMeter = field(default_factory=CostMeter)
+
+    async def run(self) -> None:
+        endpoint = self.d._server  # pyright: ignore[reportPrivateUsage]
+        assert isinstance(endpoint, EmbeddedEndpoint)
+        registry = endpoint.registry
+        catalogue, state = registry.catalogue, self.settings.state
+        run = self.options.run or await anyio.to_thread.run_sync(default_run, catalogue.suites)
+        stored, launch_time = await anyio.to_thread.run_sync(read_stored, state, run)
+        names = [*dict.fromkeys(self.options.tasks)]
+        if not names:
+            names = runnable_tasks(catalogue, Filters.model_validate({"split": self.options.split}))
+        attempts = Attempts(
+            self.d,
+            state,
+            run,
+            launch_time or datetime.now(UTC).replace(microsecond=0).isoformat(),
+            stored,
+            anyio.CapacityLimiter(self.options.jobs),
+            self.report.advance,
+        )
+        self.report.begin(run, len(names), len(stored))
+        regrader = Regrader(registry)
+        audits = [
+            _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, self.report)
+            for name in names
+        ]
+        for each in audits:
+            # One at a time, so that what the machine did meanwhile is this task's.
+            await each.begin(self.d, self.meter)
+        async with anyio.create_task_group() as tasks:
+            places = anyio.CapacityLimiter(self.options.jobs)
+            for each in audits:
+                tasks.start_soon(each.finish_in, places)
+
+
+@dataclass(slots=True)
+class _TaskAudit:
+    """The audit of one task."""
+
+    name: str
+    suite: Suite
+    task: Task
+    options: AuditOptions
+    attempts: Attempts
+    regrader: Regrader
+    report: Report
+    found: list[Finding] = field(default_factory=list[Finding])
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
+    notes: list[str] = field(default_factory=list[str])
+    rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    cost: Cost | None = None
+    target: Target | None = None
+    empty: Attempt | None = None
+    unplayable: str = ""
+
+    async def begin(self, d: Decathlon, meter: CostMeter) -> None:
+        """Play the empty attempt, whose cost is measured."""
+        (listed,) = [task for task in await d.tasks() if task.id == self.name]
+        if not listed.runnable:
+            self.unplayable = "; ".join(listed.missing) or "it cannot run here"
+            return
+        with meter.measuring() as measured:
+            self.empty = await self.attempts.play_now(self.name, "null", policies.null, measured.opened)
+            self.rewards["null"] = None if self.empty.verdict is None else self.empty.reward
+            self.attempts.advance(f"{self.name}: null")
+        if self.empty.verdict is None:
+            self.unplayable = self.empty.failure
+            return
+        self.cost = measured.cost(self.empty.verdict)
+        try:
+            tools = tuple(await d.tools(listed))
+            answers = await anyio.to_thread.run_sync(read_answers, self.suite, self.task, listed.prompt or "")
+            self.target = Target(self.name, self.suite, self.task, tools, answers)
+        except (ClientError, DecathlonError) as error:
+            self.unplayable = error.message
+
+    async def finish_in(self, places: anyio.CapacityLimiter) -> None:
+        async with places:
+            try:
+                await self._finish()
+            except DecathlonError as error:
+                self.unplayable = error.message
+        self.report.add(
+            TaskReport(
+                task=self.name,
+                findings=tuple(self.found),
+                skipped=dict(self.skipped),
+                notes=tuple(self.notes),
+                rewards=dict(self.rewards),
+                cost=self.cost,
+                unplayable=self.unplayable,
+            )
+        )
+
+    async def _finish(self) -> None:
+        if self.target is None or self.empty is None:
+            return
+        if self.empty.reward > 0:
+            self._find("pays for nothing", f"an empty attempt earns {self.empty.reward:g}", self.empty)
+        probed = await self._play("probe", policies.probe(self.target))
+        replies = await self.attempts.replies(probed)
+        abilities = policies.abilities_in(self.target, replies)
+        chosen = self.options.policies
+        best = self.empty
+        if "idle" in chosen:
+            await self._must_not_earn("idle calls", await self._play("idle", policies.idle(self.target)))
+        if "random" in chosen:
+            for seed in range(RANDOM_ATTEMPTS if self.target.usable else 0):
+                attempt = await self._play(f"random-{seed}", policies.random_calls(self.target, seed))
+                await self._must_not_earn("random calls", attempt)
+        if "vandal" in chosen:
+            await self._vandal(self.target, abilities)
+        if "forgers" in chosen:
+            await self._forgers(self.target, abilities)
+        if "leaks" in chosen:
+            await self._leaks(self.target, [probed])
+        if "oracle" in chosen:
+            best = await self._oracle(self.target, abilities) or best
+        if "steadiness" in chosen:
+            await self._steadiness(best)
+        if "search" in chosen or self.options.search:
+            await self._search(self.target)
+
+    async def _play(self, policy: str, play: policies.Play) -> Attempt:
+        attempt = await self.attempts.play(self.name, policy, play)
+        self.rewards[policy] = None if attempt.verdict is None else attempt.reward
+        return attempt
+
+    def _find(self, kind: str, what: str, attempt: Attempt | None) -> None:
+        self.found.append(Finding(kind, what, "" if attempt is None else attempt.public_id))
+
+    async def _must_not_earn(self, what: str, attempt: Attempt, kind: str = "pays for nothing") -> bool:
+        """Note a finding for an attempt that earned something or has no verdict; whether there is none."""
+        assert self.empty is not None
+        if attempt.verdict is None:
+            if attempt.episode:
+                self._find("no reward instead of 0", f"{what}: {attempt.failure}", attempt)
+            else:
+                self.skipped[what] = attempt.failure
+            return False
+        if attempt.reward > self.empty.reward + TOLERANCE:
+            self._find(kind, f"{what} earn {attempt.reward:g}", attempt)
+            return False
+        return True
+
+    async def _vandal(self, target: Target, abilities: Abilities) -> None:
+        if not policies.can_destroy(target, abilities):
+            self.skipped["vandal"] = "no tool deletes or writes files"
+            return
+        await self._must_not_earn(
+            "deleted and emptied files", await self._play("vandal", policies.vandal(target, abilities))
+        )
+
+    async def _forgers(self, target: Target, abilities: Abilities) -> None:
+        possible = [attack for attack in attacks() if attack.is_possible(abilities)]
+        self.skipped |= {
+            f"forger {attack.name}": f"no tool gives a {attack.needs}"
+            if attack.needs != "root"
+            else "no tool runs as root"
+            for attack in attacks()
+            if attack not in possible
+        }
+        await self._forge(target, abilities, [attack for attack in possible if not attack.alone])
+        for attack in possible:
+            if attack.alone:
+                await self._forge(target, abilities, [attack])
+
+    async def _forge(self, target: Target, abilities: Abilities, together: Sequence[Attack]) -> None:
+        """Carry out attacks in one attempt; if it earns, in two of half of them."""
+        if not together:
+            return
+        names = [attack.name for attack in together]
+        policy = f"forger {names[0]}" if len(names) == 1 else f"forgers {names[0]} to {names[-1]}"
+        attempt = await self._play(policy, policies.forger(target, abilities, together))
+        assert self.empty is not None
+        earned = attempt.verdict is None or attempt.reward > self.empty.reward + TOLERANCE
+        if earned and len(together) > 1:
+            middle = len(together) // 2
+            await self._forge(target, abilities, together[:middle])
+            await self._forge(target, abilities, together[middle:])
+        else:
+            await self._must_not_earn(f"forged results ({', '.join(names)})", attempt, "can be forged")
+
+    async def _leaks(self, target: Target, probed: Sequence[Attempt]) -> None:
+        """Look for answers in the replies of those that only looked."""
+        if not target.answers.parts:
+            self.skipped["leaks"] = "its checkout has no answer of 32 characters that is not in the prompt"
+        looked = [*probed]
+        readers = ("idle", *(f"random-{seed}" for seed in range(RANDOM_ATTEMPTS)))
+        stored = (self.attempts.stored.get((self.name, policy)) for policy in readers)
+        looked += [attempt for attempt in stored if attempt is not None]
+        for attempt in looked:
+            for tool, _, _, text in await self.attempts.replies(attempt):
+                if policies.FOUND in text:
+                    paths = [line for line in text.splitlines() if line.startswith("/")]
+                    if paths:
+                        self._find("leaks", f"the sandbox has {paths[0]}", attempt)
+                        return
+                elif (where := target.answers.seen_in(text)) is not None:
+                    self._find("leaks", f"a reply of {tool} has {where}", attempt)
+                    return
+
+    async def _oracle(self, target: Target, abilities: Abilities) -> Attempt | None:
+        """Play a solution, and without each of its steps; the attempt that came closest."""
+        steps = await anyio.to_thread.run_sync(find_oracle, target)
+        if steps is None:
+            laid = policies.truth_laid(target, abilities)
+            if laid is None:
+                self.skipped["oracle"] = (
+                    "it has no solution, and its tools cannot lay the ground truth's files"
+                )
+                return None
+            attempt = await self._play("oracle", laid)
+            if attempt.verdict is None or not attempt.verdict.success:
+                self.skipped["oracle"] = (
+                    f"its ground truth, laid into the workspace, earns {attempt.reward:g}"
+                )
+            return attempt if attempt.verdict else None
+        attempt = await self._play("oracle", policies.played(steps))
+        if attempt.verdict is None or not attempt.verdict.success:
+            said = attempt.failure or f"earns {attempt.reward:g}"
+            self._find("cannot be solved", f"its solution {said}", attempt)
+            return None
+        await self._omissions(target, steps, attempt)
+        return attempt
+
+    async def _omissions(self, target: Target, steps: Sequence[Step], whole: Attempt) -> None:
+        """At least one step that changes something must be needed."""
+        reading = {tool.name for tool in target.tools if is_reading(tool)}
+        left_out: list[tuple[str, list[Step]]] = []
+        for number, step in enumerate(steps):
+            if step.tool == CLAIM:
+                if step.arguments.get("answer"):
+                    left_out.append(("the answer", [*steps[:number], replace(step, arguments={})]))
+            elif step.tool not in reading:
+                left_out.append((f"step {number + 1}, {step.tool}", [*steps[:number], *steps[number + 1 :]]))
+        if len(left_out) > MAX_OMISSIONS:
+            self.notes.append(
+                f"of {len(left_out)} steps that change something, {MAX_OMISSIONS} were left out"
+            )
+        free: list[str] = []
+        for name, rest in left_out[:MAX_OMISSIONS]:
+            attempt = await self._play(f"without {name}", policies.played(rest))
+            if attempt.verdict is not None and attempt.reward >= whole.reward - TOLERANCE:
+                free.append(name)
+        if left_out and len(free) == len(left_out[:MAX_OMISSIONS]):
+            self._find("pays for nothing", "no step of its solution is needed for its reward", whole)
+        elif free:
+            self.notes.append(f"of its solution these cost nothing: {'; '.join(free)}")
+
+    async def _steadiness(self, attempt: Attempt) -> None:
+        folder = self.attempts.state / "episodes" / attempt.episode
+        try:
+            unsteady = await find_unsteady(self.regrader, folder)
+        except DecathlonError as error:
+            self.skipped["steadiness"] = error.message
+            return
+        if unsteady is not None:
+            what = f"the same attempt, graded again{unsteady.how}, earns {unsteady.after} instead of"
+            self._find("unsteady", f"{what} {unsteady.before}", attempt)
+
+    async def _search(self, target: Target) -> None:
+        """Climb from random calls to neighbours that earn more, as far as the attempts go."""
+        assert self.empty is not None
+        if not self.empty.verdict or not self.empty.verdict.raw.get("weights"):
+            self.skipped["search"] = "its reward is not dense"
+            return
+        steps, best = list[Step](), self.empty
+        for number in range(self.options.search):
+            neighbour = policies.changed_steps(target, steps, f"search-{number}")
+            attempt = await self._play(f"search-{number}", policies.played(neighbour))
+            if attempt.verdict is not None and attempt.reward >= best.reward:
+                steps, best = neighbour, attempt
+        if best.verdict is not None and best.verdict.success:
+            self._find("pays for nothing", f"a search of {self.options.search} attempts solved it", best)
+        elif best.reward > self.empty.reward + TOLERANCE:
+            self.notes.append(f"a search of {self.options.search} attempts earned {best.reward:g}")
+
+
+def find_oracle(target: Target) -> list[Step] | None:
+    """The script that solves a task: a bundled one, or `oracles/TASK.jsonl` in or beside its suite. Blocks.
+
+    Raises SuiteError for one that cannot be read.
+    """
+    suite, task = target.suite, target.task.id
+    if suite.path == suite_path():
+        return oracle(task) if task in oracle_ids() else None
+    for folder in (suite.path, suite.path.parent):
+        file = folder / "oracles" / f"{task}.jsonl"
+        if file.is_file():
+            try:
+                return read_steps(file.read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                raise SuiteError(f"{file}: {error}") from None
+    return None

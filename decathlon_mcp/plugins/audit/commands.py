@@ -1,0 +1,86 @@
+"""`audit`, as the command line has it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from cyclopts import App, Parameter
+
+from decathlon_mcp.cli.options import (
+    EPILOGUE,
+    SANDBOX_SETTINGS,
+    settings_model,
+)
+from decathlon_mcp.cli.running import run_async
+from decathlon_mcp.cli.usage import check_positive, check_run
+from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.settings import default_state
+
+AuditSettings_ = settings_model(
+    "AuditSettings", (*SANDBOX_SETTINGS, "network", "language", "memory_mib", "max_sandboxes")
+)
+AuditSettings = Annotated[AuditSettings_, Parameter(name="*")]
+AUDIT_DEFAULTS = AuditSettings_.model_validate({})
+
+
+Policy: TypeAlias = Literal["idle", "random", "vandal", "forgers", "oracle", "steadiness", "leaks", "search"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+DEFAULT_POLICIES: tuple[Policy, ...] = POLICIES[:-1]
+"""All but the search."""
+
+
+def add_commands(app: App) -> None:
+    app.command(audit, help_epilogue=EPILOGUE)
+
+
+def audit(
+    words: Annotated[tuple[str, ...], Parameter(name="TASK", negative=())] = (),
+    /,
+    *,
+    policies: Annotated[
+        tuple[Policy, ...],
+        Parameter(negative=(), show_default=False, consume_multiple=False, env_var=()),
+    ] = (),
+    search: Annotated[int, Parameter(metavar="N", env_var=())] = 0,
+    jobs: Annotated[int, Parameter(metavar="N", validator=check_positive, env_var=())] = 2,
+    run: Annotated[str | None, Parameter(metavar="NAME", validator=check_run, env_var=())] = None,
+    json: Annotated[Path | None, Parameter(metavar="FILE", env_var=())] = None,
+    split: Annotated[str | None, Parameter(metavar="NAME", env_var=())] = None,
+    settings: AuditSettings = AUDIT_DEFAULTS,
+) -> int:
+    """Play tasks without solving them, and say which pay for nothing, can be forged, leak or are unsteady.
+
+    Exit status 1 if a task has a finding. What was played before an interrupt is not played again.
+
+    Parameters
+    ----------
+    words
+        Tasks by their ids; without one, all that can run here.
+    split
+        Only tasks of this split.
+    policies
+        What is tried. Can be repeated. [all but search]
+    search
+        Also climb from random calls to better ones, where the reward is dense, with so many attempts.
+    jobs
+        Attempts at once.
+    run
+        Name of the run that the attempts belong to. [one for these files of the suites]
+    json
+        File that gets everything that was found, as JSON.
+    """
+    from decathlon_mcp.plugins.audit.audit import AuditOptions, audit
+    from decathlon_mcp.plugins.audit.report import Report
+
+    named: list[Policy] = [name for name in POLICIES if name in policies]
+    chosen = tuple(named) if policies else DEFAULT_POLICIES
+    if search < 0 or ("search" in chosen and not search):
+        raise BadRequestError("--search N: a number of attempts above 0 was expected")
+    options = AuditOptions(tasks=words, split=split, policies=chosen, jobs=jobs, search=search, run=run)
+    suites = [str(where) for where in settings.suite] if "suite" in settings.model_fields_set else []
+    again = "".join(f" --suite {shlex.quote(where)}" for where in suites)
+    state = f" --state {shlex.quote(str(settings.state))}" if settings.state != default_state() else ""
+    report = Report(again, state, json)
+    return run_async(audit, settings, options, report)

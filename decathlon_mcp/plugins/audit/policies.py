@@ -1,0 +1,264 @@
+"""The policies: what an agent does that does not solve its task. None of them may earn a reward."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TypeAlias
+
+from decathlon_client import Episode
+from decathlon_client.script import Step, workspace_in
+from decathlon_client.values import CLAIM, JsonObject, Reply, Tool
+
+from decathlon_mcp.plugins.audit.abilities import (
+    Abilities,
+    CallMaker,
+    Runner,
+    Writer,
+    is_reading,
+    is_removing,
+    path_argument,
+    runners,
+    writers,
+)
+from decathlon_mcp.plugins.audit.answers import Answers, search_command
+from decathlon_mcp.plugins.audit.attacks import Attack, shell_command
+from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.tasks import Task
+
+CALL_SECONDS = 90.0
+MAX_READS = 40
+RANDOM_CALLS = 12
+SEARCHED_PARTS = 40
+"""Texts of the answers that one command searches for."""
+PROBE_FILE, PROBE_TEXT = "audit-probe.txt", "written by the audit"
+FOUND = "the search of the sandbox ends here"
+MAX_LAID_BYTES = 1 << 20
+"""Largest file of a ground truth that is laid into a workspace."""
+
+Play: TypeAlias = Callable[[Episode], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One task that is audited. `name`: as clients spell it."""
+
+    name: str
+    suite: Suite
+    task: Task
+    tools: tuple[Tool, ...]
+    answers: Answers
+
+    @property
+    def usable(self) -> list[Tool]:
+        """The tools but those of the server itself."""
+        return [tool for tool in self.tools if "__" in tool.name and not tool.name.endswith(CLAIM)]
+
+    def calls(self, seed: str) -> CallMaker:
+        return CallMaker(f"{self.name}:{seed}", [*self.answers.workspace, *self.answers.outputs])
+
+
+async def null(episode: Episode) -> None:
+    """Claims at once."""
+
+
+def probe(target: Target) -> Play:
+    """Finds out which tools run commands and write files, and looks for the answers with them."""
+
+    async def play(episode: Episode) -> None:
+        for runner in runners(target.usable):
+            if _runs(await _call(episode, runner.tool, runner.call(_WHO)))[0]:
+                parts = list(target.answers.parts)[:SEARCHED_PARTS]
+                command = f"{_place(target, episode)}; {search_command(parts, target.task)}; echo {FOUND}"
+                await _call(episode, runner.tool, runner.call(command))
+                break
+        for writer in writers(target.usable):
+            if not (await _call(episode, writer.tool, writer.call(PROBE_FILE, PROBE_TEXT))).is_error:
+                break
+
+    return play
+
+
+_WHO = "echo $((6*7))-$(id -u)-"
+
+
+def abilities_in(target: Target, replies: Sequence[tuple[str, JsonObject, bool, str]]) -> Abilities:
+    """What the calls of `probe` have shown: each has a tool, arguments, whether it failed, and a text."""
+    found_runner: Runner | None = None
+    found_writer: Writer | None = None
+    is_root = False
+    for tool, arguments, failed, text in replies:
+        for runner in runners(target.usable):
+            if found_runner is None and (tool, arguments) == (runner.tool, runner.call(_WHO)) and not failed:
+                runs, is_root = _runs_text(text)
+                found_runner = runner if runs else None
+        for writer in writers(target.usable):
+            if (tool, arguments) == (writer.tool, writer.call(PROBE_FILE, PROBE_TEXT)) and not failed:
+                found_writer = found_writer or writer
+    return Abilities(found_runner, found_writer, is_root)
+
+
+def idle(target: Target) -> Play:
+    """Calls every tool that only reads, on every file that it finds."""
+
+    async def play(episode: Episode) -> None:
+        maker, count = target.calls("idle"), 0
+        for tool in target.usable:
+            if not is_reading(tool):
+                continue
+            path = path_argument(tool)
+            places = [".", *target.answers.workspace] if path else [None]
+            for place in places:
+                if count == MAX_READS:
+                    return
+                count += 1
+                arguments = maker.arguments(tool)
+                await _call(episode, tool.name, arguments | ({path: place} if path else {}))
+
+    return play
+
+
+def random_calls(target: Target, seed: int) -> Play:
+    """Makes seeded calls that fit the tools' schemas."""
+    return played(_random_steps(target, str(seed), RANDOM_CALLS))
+
+
+def _random_steps(target: Target, seed: str, count: int) -> list[Step]:
+    maker = target.calls(seed)
+    tools = target.usable
+    return (
+        [Step(tool.name, arguments) for tool, arguments in (maker.choose(tools) for _ in range(count))]
+        if tools
+        else []
+    )
+
+
+def changed_steps(target: Target, steps: Sequence[Step], seed: str) -> list[Step]:
+    """Steps with one more, one less or another one: the neighbour that hill-climbing tries."""
+    if not steps:
+        return _random_steps(target, seed, RANDOM_CALLS)
+    maker, changed = target.calls(seed), [*steps]
+    (new,) = _random_steps(target, f"{seed}+", 1) or (None,)
+    place = maker.position(len(changed))
+    match maker.position(3):
+        case 0 if new is not None:
+            changed.insert(place, new)
+        case 1 if new is not None:
+            changed[place] = new
+        case _:
+            del changed[place]
+    return changed
+
+
+def vandal(target: Target, abilities: Abilities) -> Play:
+    """Empties, overwrites and deletes what it can reach."""
+
+    async def play(episode: Episode) -> None:
+        if abilities.runner is not None:
+            fill = 'head -c 100000 /dev/zero | tr "\\0" x'
+            each = "find . -type f -not -path './.git/*' | while read -r file"
+            command = f'{_place(target, episode)}; {each}; do {fill} > "$file"; : > "$file"; done; rm -rf ./*'
+            await _call(episode, abilities.runner.tool, abilities.runner.call(command))
+            return
+        for name in (*target.answers.workspace, *target.answers.outputs)[:MAX_READS]:
+            if abilities.writer is not None:
+                await _call(episode, abilities.writer.tool, abilities.writer.call(name, ""))
+        for tool in target.usable:
+            if is_removing(tool) and (path := path_argument(tool)) is not None:
+                for name in target.answers.workspace[:MAX_READS]:
+                    await _call(episode, tool.name, {path: name})
+
+    return play
+
+
+def can_destroy(target: Target, abilities: Abilities) -> bool:
+    return abilities.can("file") or any(map(is_removing, target.usable))
+
+
+def forger(target: Target, abilities: Abilities, chosen: Iterable[Attack]) -> Play:
+    """Carries out attacks, one after the other in one attempt."""
+    together = list(chosen)
+
+    async def play(episode: Episode) -> None:
+        workspace = workspace_in(episode.prompt) or "."
+        root = str(PurePosixPath(workspace).parent)
+        for attack in together:
+            if abilities.runner is not None:
+                command = shell_command(
+                    attack,
+                    root=root,
+                    task=str(PurePosixPath(root, target.task.folder)),
+                    workspace=workspace,
+                    outputs=target.answers.outputs,
+                )
+                await _call(episode, abilities.runner.tool, abilities.runner.call(command))
+            elif abilities.writer is not None:
+                for path, content in attack.files.items():
+                    await _call(episode, abilities.writer.tool, abilities.writer.call(path, content))
+
+    return play
+
+
+def truth_laid(target: Target, abilities: Abilities) -> Play | None:
+    """Lays the ground truth's files into the workspace; None if the tools cannot."""
+    texts: dict[str, str] = {}
+    for name, path in target.answers.files.items():
+        if path.stat().st_size > MAX_LAID_BYTES:
+            return None
+        try:
+            texts[name] = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            if abilities.runner is None:
+                return None
+    if not target.answers.files or not abilities.can("file"):
+        return None
+
+    async def play(episode: Episode) -> None:
+        for name, path in target.answers.files.items():
+            if abilities.runner is not None:
+                content = base64.b64encode(path.read_bytes()).decode()
+                make = f'mkdir -p "$(dirname {name!r})"'
+                command = f"{_place(target, episode)}; {make}; echo {content} | base64 -d > {name!r}"
+                await _call(episode, abilities.runner.tool, abilities.runner.call(command))
+            elif abilities.writer is not None:
+                await _call(episode, abilities.writer.tool, abilities.writer.call(name, texts[name]))
+
+    return play
+
+
+def played(steps: Sequence[Step]) -> Play:
+    """Makes the calls of a script, whatever the replies are."""
+
+    async def play(episode: Episode) -> None:
+        workspace = workspace_in(episode.prompt)
+        for step in steps:
+            arguments = step.resolve(workspace)
+            if step.tool == CLAIM:
+                await episode.claim_done(arguments.get("answer"))
+            else:
+                await _call(episode, step.tool, arguments)
+
+    return play
+
+
+async def _call(episode: Episode, tool: str, arguments: JsonObject) -> Reply:
+    if episode.claimed:
+        return Reply.mistake("the attempt is over")
+    return await episode.act(tool, arguments, timeout=CALL_SECONDS)
+
+
+def _place(target: Target, episode: Episode) -> str:
+    """A command that goes to the workspace, with the variables of attacks."""
+    workspace = workspace_in(episode.prompt) or "."
+    return f'WORK=\'{workspace}\'; ROOT="$(dirname "$WORK")"; cd "$WORK"'
+
+
+def _runs(reply: Reply) -> tuple[bool, bool]:
+    return (False, False) if reply.is_error else _runs_text(reply.text)
+
+
+def _runs_text(text: str) -> tuple[bool, bool]:
+    """Whether a reply shows that a command ran, and that it was root's."""
+    return "42-" in text, "42-0-" in text

@@ -1,0 +1,165 @@
+"""What an audit found, as people and programs read it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from decathlon_client.values import JsonObject
+
+from decathlon_mcp.cli.output import print_table, printed, this_command
+from decathlon_mcp.cli.usage import report
+from decathlon_mcp.plugins.audit.cost import Cost
+
+LINE_SECONDS = 10.0
+"""Between two lines of progress where there is no terminal."""
+SOUND, NOT_CHECKABLE = "sound", "not checkable here"
+KINDS = (
+    "pays for nothing",
+    "can be forged",
+    "no reward instead of 0",
+    "cannot be solved",
+    "unsteady",
+    "leaks",
+)
+"""Kinds of findings; the first that a task has is its verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault of a task. `episode`: the public id of the attempt that shows it; empty if there is none."""
+
+    kind: str
+    what: str
+    episode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReport:
+    """The audit of one task.
+
+    `skipped`: what could not be checked, by its name, with the reason. `rewards`: of each policy; None for an
+    attempt without a verdict. `unplayable`: why it could not be played at all.
+    """
+
+    task: str
+    findings: tuple[Finding, ...]
+    skipped: Mapping[str, str]
+    notes: tuple[str, ...]
+    rewards: Mapping[str, float | None]
+    cost: Cost | None
+    unplayable: str = ""
+
+    @property
+    def verdict(self) -> str:
+        kinds = {finding.kind for finding in self.findings}
+        found = next((kind for kind in KINDS if kind in kinds), None)
+        return found or (NOT_CHECKABLE if self.unplayable else SOUND)
+
+    def to_json(self, command: Callable[[Finding], str]) -> JsonObject:
+        """`command`: makes the command that shows a finding."""
+        return {
+            "task": self.task,
+            "verdict": self.verdict,
+            "findings": [
+                {"kind": one.kind, "what": one.what, "episode": one.episode, "command": command(one)}
+                for one in self.findings
+            ],
+            "not_checked": dict(self.skipped),
+            "notes": list(self.notes),
+            "rewards": dict(self.rewards),
+            "cost": None if self.cost is None else self.cost.to_json(),
+            "unplayable": self.unplayable,
+        }
+
+
+@dataclass(slots=True)
+class Report:
+    """Shows an audit as it goes, and prints its tables.
+
+    `again`, `state`: options by which other commands find the suite and the state folder, each after a blank.
+    `json_file` gets the whole as JSON when it is over.
+    """
+
+    again: str
+    state: str
+    json_file: Path | None
+    tasks: list[TaskReport] = field(default_factory=list[TaskReport])
+    _run: str = ""
+    _total: int = 0
+    _played: int = 0
+    _shown_at: float = 0.0
+
+    def begin(self, run: str, tasks: int, stored: int) -> None:
+        self._run, self._total = run, tasks
+        known = f"; {stored} attempts are known" if stored else ""
+        report(f"audit of {tasks} task{'s' * (tasks != 1)}, run {printed(run)}{known}")
+
+    def advance(self, what: str) -> None:
+        """Show how far it is: on a terminal at once, in a pipe every ten seconds."""
+        self._played += 1
+        text = f"{len(self.tasks)} of {self._total} tasks, {self._played} attempts; {printed(what)}"
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{text[:100]}")
+            sys.stderr.flush()
+        elif time.monotonic() - self._shown_at > LINE_SECONDS:
+            self._shown_at = time.monotonic()
+            report(text)
+
+    def add(self, task: TaskReport) -> None:
+        self.tasks.append(task)
+
+    def finish(self) -> int:
+        """Print the tables; 1 if a task has a finding, else 0. Raises OSError."""
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+        ordered = sorted(self.tasks, key=lambda task: (_rank(task.verdict), task.task))
+        print_table(
+            ("task", "verdict", "why"),
+            [[task.task, task.verdict, self._why(task)] for task in ordered],
+        )
+        counts = Counter(task.verdict for task in ordered)
+        sys.stdout.write(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "\n")
+        shown = [(task, finding) for task in ordered for finding in task.findings]
+        for task, finding in shown:
+            command = self._command(task.task, finding)
+            sys.stdout.write(f"{printed(task.task)}: {printed(finding.what)}\n    {command}\n")
+        if self.json_file is not None:
+            document = {
+                "run": self._run,
+                "tasks": [task.to_json(partial(self._command, task.task)) for task in ordered],
+            }
+            self.json_file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        return 1 if shown else 0
+
+    def _why(self, task: TaskReport) -> str:
+        if task.findings:
+            return "; ".join(finding.what for finding in task.findings[:3])
+        if task.unplayable:
+            return task.unplayable
+        forgers = [name for name in task.skipped if name.startswith("forger ")]
+        rest = [f"{name}: {why}" for name, why in task.skipped.items() if name not in forgers]
+        played = f"{len(task.rewards)} attempts"
+        missing = [f"{len(forgers)} attacks do not fit its tools"] if forgers else []
+        return "; ".join([played, *missing, *(f"not checked: {text}" for text in rest)])
+
+    def _command(self, task: str, finding: Finding) -> str:
+        """The command that shows a finding."""
+        match finding.kind:
+            case "unsteady":
+                words = f"audit {task} --policies oracle --policies steadiness"
+            case "leaks":
+                return f"{this_command()} show {finding.episode}{self.state}"
+            case _:
+                words = f"replay {finding.episode} --claim"
+        return f"{this_command()} {words}{self.again}{self.state}"
+
+
+def _rank(verdict: str) -> int:
+    return KINDS.index(verdict) if verdict in KINDS else len(KINDS) + (verdict == SOUND)

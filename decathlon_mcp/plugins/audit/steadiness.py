@@ -1,0 +1,95 @@
+"""The same attempt graded again: as it was, in another language and zone, on one processor, and later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import anyio.to_thread
+
+from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.payloads import source
+from decathlon_mcp.plugins.regrade.regrading import Regrader, read_kept
+from decathlon_mcp.suites.suite import Suite
+
+CLOCK_AHEAD_SECONDS = 400 * 86_400.0
+SEED = "2718281828"
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """One way in which a grading differs. `shim`: what `inside.py` changes, empty for nothing."""
+
+    how: str
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    shim: Mapping[str, float | bool] = field(default_factory=dict[str, float | bool])
+
+    def of(self, suite: Suite) -> Suite:
+        """The suite with an evaluator that runs in this way."""
+        profile = suite.profile
+        commands: dict[str, tuple[str, ...]] = {}
+        if self.shim:
+            before = ("-c", source("inside", __package__ or ""), json.dumps(dict(self.shim)))
+            # Before a module's name in place of `-m`, and before the file of the rubric's harness.
+            commands = dict.fromkeys(("python", "run_module"), (*profile.python, *before))
+        environment = (*dict(profile.environment).items(), *self.environment.items())
+        return replace(
+            suite, profile=replace(profile, environment=tuple(dict(environment).items()), **commands)
+        )
+
+
+VARIATIONS = (
+    Variation(""),
+    Variation(
+        " in another language, time zone and hash seed",
+        {
+            "LC_ALL": "tr_TR.UTF-8",
+            "LANG": "tr_TR.UTF-8",
+            "TZ": "Pacific/Kiritimati",
+            "PYTHONHASHSEED": SEED,
+        },
+    ),
+    Variation(" on one processor, with folders in the order of names", shim={"cpu": True, "files": 1}),
+    Variation(" with folders in the reverse order of names", shim={"files": -1}),
+    Variation(" with a clock that is 400 days ahead", shim={"seconds": CLOCK_AHEAD_SECONDS}),
+)
+"""Beside the attempt's own grading. The clock is changed for Python evaluators only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsteady:
+    """A verdict that changed. `how`: how the attempt was graded again."""
+
+    how: str
+    before: str
+    after: str
+
+
+async def find_unsteady(regrader: Regrader, folder: Path) -> Unsteady | None:
+    """Grade a kept attempt in each way; the first that gives another verdict.
+
+    Raises as `Regrader.regrade`.
+    """
+    kept = await anyio.to_thread.run_sync(read_kept, folder)
+    before: str | None = None
+    for variation in VARIATIONS:
+        try:
+            regraded = await regrader.regrade(folder, kept, variation.of)
+        except OSError as error:
+            raise DecathlonError(f"{error.filename or folder}: {error.strerror}") from error
+        before = before or (None if regraded.before is None else _said(regraded.before))
+        after = _said(regraded.after)
+        if before is not None and before != after:
+            return Unsteady(variation.how, before, after)
+        before = after
+    return None
+
+
+def _said(verdict: Verdict) -> str:
+    """What of a verdict must not change; metrics of the attempt itself never do."""
+    if verdict.reward is None:
+        return f"no verdict ({verdict.status})"
+    return f"{verdict.reward:g}{'' if verdict.success else ', failed'}"

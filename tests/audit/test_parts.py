@@ -1,0 +1,122 @@
+"""Parts of the audit: what tools can do, calls that fit schemas, answers, and the table of attacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from decathlon_client.values import Tool
+
+from decathlon_mcp.plugins.audit.abilities import (
+    CallMaker,
+    is_reading,
+    is_removing,
+    runners,
+    writers,
+)
+from decathlon_mcp.plugins.audit.answers import read_answers
+from decathlon_mcp.plugins.audit.attacks import attacks, shell_command
+from decathlon_mcp.suites.loading import load_suite
+
+SUITE = Path(__file__).parent / "suite"
+DOCUMENT = Path(__file__).parents[2] / "docs/reward-integrity.md"
+TEXT = {"type": "string"}
+
+
+def tool(name: str, *, annotations: dict[str, Any] | None = None, **properties: dict[str, Any]) -> Tool:
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    return Tool.read({"name": name, "inputSchema": schema, "annotations": annotations or {}})
+
+
+@pytest.mark.parametrize(
+    ("name", "properties", "call"),
+    [
+        ("terminal__run_command", {"command": TEXT}, {"command": "id"}),
+        ("box__bash", {"cmd": {"anyOf": [TEXT, {"type": "null"}]}}, {"cmd": "id"}),
+    ],
+)
+def test_a_tool_that_runs_commands_is_found(name: str, properties: dict[str, Any], call: object) -> None:
+    (runner,) = runners([tool("files__read_file", path=TEXT), tool(name, **properties)])
+    assert (runner.tool, runner.call("id")) == (name, call)
+
+
+def test_python_runs_commands_too(capfd: pytest.CaptureFixture[str]) -> None:
+    (runner,) = runners([tool("local__python_execute", code=TEXT)])
+    exec(runner.call("echo $((6*7))")["code"], {})
+    assert capfd.readouterr().out.strip() == "42"
+
+
+def test_tools_that_write_read_and_remove_are_told_apart() -> None:
+    write, read, remove = (
+        tool("files__write_file", path=TEXT, content=TEXT),
+        tool("files__list_directory", path=TEXT),
+        tool("files__delete_file", path=TEXT),
+    )
+    assert [writer.tool for writer in writers([read, write, remove])] == ["files__write_file"]
+    assert list(map(is_reading, (write, read, remove))) == [False, True, False]
+    assert list(map(is_removing, (write, read, remove))) == [False, False, True]
+
+
+def test_what_a_tool_says_of_itself_counts_more_than_its_name() -> None:
+    assert not is_reading(tool("shop__get_order", annotations={"readOnlyHint": False}))
+    assert is_reading(tool("shop__order", annotations={"readOnlyHint": True}))
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+    "properties": {
+        "at": {"$ref": "#/$defs/Point"},
+        "count": {"type": "integer", "minimum": 3, "maximum": 5},
+        "kind": {"enum": ["a", "b"]},
+        "names": {"type": "array", "items": TEXT, "minItems": 2},
+        "maybe": {"anyOf": [TEXT, {"type": "null"}]},
+        "flag": {"type": ["boolean", "null"]},
+    },
+    "required": ["at", "count", "kind", "names", "maybe", "flag"],
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_calls_fit_the_schema_and_are_the_same_for_the_same_seed(seed: int) -> None:
+    described = Tool.read({"name": "a__b", "inputSchema": SCHEMA})
+    arguments = CallMaker(str(seed), ["a.csv"]).arguments(described)
+    jsonschema.validate(arguments, SCHEMA)
+    assert CallMaker(str(seed), ["a.csv"]).arguments(described) == arguments
+
+
+def test_a_schema_that_names_itself_ends() -> None:
+    schema = {"type": "object", "properties": {"child": {"$ref": "#"}}, "required": ["child"]}
+    assert CallMaker("1", []).arguments(Tool.read({"name": "a__b", "inputSchema": schema}))
+
+
+def test_answers_are_what_nobody_can_know() -> None:
+    suite = load_suite(str(SUITE), "en")
+    answers = read_answers(suite, suite.task("leaky"), "Write into `answer.txt` how the story ends.")
+    assert answers.outputs == ("answer.txt",)
+    assert answers.seen_in("… the 7th of the 9 lamps in the harbour is the green one …") == (
+        "the ground truth's answer.txt"
+    )
+    assert answers.seen_in("It was dark. Nine lamps, three colours; count them yourself.") is None
+
+
+def test_what_the_prompt_says_is_no_answer() -> None:
+    suite = load_suite(str(SUITE), "en")
+    prompt = "Copy: the 7th of the 9 lamps in the harbour is the green one"
+    assert not read_answers(suite, suite.task("leaky"), prompt).parts
+
+
+def test_each_attack_has_a_name_of_its_own_and_a_row_of_the_page() -> None:
+    names = [attack.name for attack in attacks()]
+    assert len(names) == len(set(names))
+    rows = [line[2:] for line in DOCUMENT.read_text("utf-8").splitlines() if line.startswith("| ")]
+    assert [attack.row for attack in attacks() if not any(row.startswith(attack.row) for row in rows)] == []
+
+
+def test_names_in_an_attack_cannot_leave_their_quotes() -> None:
+    (first, *_) = attacks()
+    text = shell_command(first, root="/r", task="/r/it's", workspace="/r/w", outputs=["a'; touch x; '"])
+    assert "TASK='/r/it'\\''s'" in text
+    assert "touch x" not in text  # a name with a blank is left out
