@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import anyio
 from mcp import Client
 
+from decathlon_mcp.plugins.audit.attacks import Attack, shell_command
 from decathlon_mcp.plugins.conformance import paths
 from decathlon_mcp.types import public_id
 from tests.probe.clients import connected
@@ -57,6 +58,27 @@ class Agent:
     async def python(self, code: str) -> str:
         """Run a Python program; returns stdout and stderr."""
         return await self._text("root__python", code=code)
+
+    async def attack(
+        self,
+        attack: Attack,
+        task: str,
+        *,
+        outputs: Sequence[str],
+        answers: Mapping[str, str] | None = None,
+        program: str | None = None,
+    ) -> str:
+        """Carry out one of the attacks that the audit knows, see `shell_command`."""
+        command = shell_command(
+            attack,
+            root="/episode",
+            task=f"/episode/tasks/cheats/{task}",
+            workspace="/episode/workspace",
+            outputs=outputs,
+            answers=answers,
+            program=program,
+        )
+        return await self.shell(command)
 
     async def claim(self, answer: str | None = None) -> str:
         return await self._text("claim_done", **({} if answer is None else {"answer": answer}))
