@@ -26,8 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver.link import DriverLink, Heartbeat
-from decathlon_mcp.driver.mcp_repair import valid_notification
-from decathlon_mcp.driver.mcp_schema import LogParams, ProgressParams
+from decathlon_mcp.driver.mcp_schema import LogParams, ProgressParams, valid_notification
 from decathlon_mcp.driver.messages import Notification
 from decathlon_mcp.driver.pending import NO_SURVIVAL, Request, Survival
 from decathlon_mcp.driver.replies import Cut, Reply, read_reply, without_own_keys

@@ -16,8 +16,12 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from decathlon_mcp.driver.mcp_repair import MAX_FAULT_CHARACTERS, repaired_result
-from decathlon_mcp.driver.mcp_schema import read_result, readable_text
+from decathlon_mcp.driver.mcp_schema import (
+    MAX_FAULT_CHARACTERS,
+    read_result,
+    readable_text,
+    repaired_result,
+)
 from decathlon_mcp.driver.messages import Message, decode_bounded
 from decathlon_mcp.errors import DriverError, LimitExceededError
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError
