@@ -146,7 +146,7 @@ class Sandboxes:
             at=0,
             provider=self.factory.provider.name,
             wire_version=wire.VERSION,
-            generation=driver.generation,
+            generation=driver.reconnect.generation,
             size_bytes=snapshot.size_bytes,
             sealed=False,
         )
