@@ -27,7 +27,7 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
 from decathlon_mcp.catalogue.requirements import HostInfo
-from decathlon_mcp.driver.client import Survival
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.episodes.admission import DENSE_FLOOR_MIB, Admission, MemoryFloor
 from decathlon_mcp.episodes.directory import RegistryOptions
 from decathlon_mcp.episodes.recovery import Recovery
@@ -188,8 +188,10 @@ async def bootstrap(
         lock = stack.enter_context(instance_lock(settings.state, server))
         database = stack.enter_context(Store.open(settings.state, lock.name))
         store = database if survives else None
-        survival = (
-            Survival() if store is None else Survival.of_server(settings.survive_seconds, store.generation)
+        reconnect = (
+            ReconnectPolicy()
+            if store is None
+            else ReconnectPolicy.of_server(settings.survive_seconds, store.generation)
         )
         parent = settings.state / "scratch"
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{lock.name}-", dir=parent)))
@@ -203,7 +205,7 @@ async def bootstrap(
             tool_lists = create_tool_lists(factory, settings.state)
             factories[name] = replace(
                 factory,
-                survival=_survival(kinds[provider_for(factory.suite, settings)], survival),
+                reconnect=_reconnect(kinds[provider_for(factory.suite, settings)], reconnect),
                 tool_lists=tool_lists,
                 web=web,
             )
@@ -233,9 +235,9 @@ async def bootstrap(
         yield registry
 
 
-def _survival(plugin: ProviderPlugin, survival: Survival) -> Survival:
+def _reconnect(plugin: ProviderPlugin, policy: ReconnectPolicy) -> ReconnectPolicy:
     """How connections to sandboxes of that provider continue, on a server with this setting."""
-    return replace(survival, seconds=max(survival.seconds, plugin.reopen_seconds))
+    return replace(policy, seconds=max(policy.seconds, plugin.reopen_seconds))
 
 
 @asynccontextmanager

@@ -5,9 +5,9 @@ requests are pending; those that it has never received are sent again, and it se
 others again. So a request runs once and its response arrives, whatever happens to the stream.
 
 Whatever the driver sends is handled where it is read, without a task: a reply goes to its request's
-`on_outcome`, a notification to its `on_notification`. Nothing that it sends is trusted: the depth and the
-number of values of a message, and the rates, are bounded, and messages that belong to no pending request are
-ignored.
+`on_outcome`, a notification to its `on_notification`. Nothing that it sends is trusted: only the envelope of
+a message is decoded when it arrives, the depth and the number of values of what is in it, and the rates, are
+bounded, and messages that belong to no pending request are ignored.
 """
 
 from __future__ import annotations
@@ -15,38 +15,31 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
+from anyio import CancelScope
 from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
-from decathlon_sandbox.lines import MAX_NUMBER, ids_of_body
-from msgspec import Raw, UnsetType
+from decathlon_sandbox.lines import MAX_NUMBER, body_of_ids, ids_of_body
+from decathlon_sandbox.rates import TokenBucket
+from msgspec import UNSET, Raw, UnsetType
 
 from decathlon_mcp.background import Flag, name_event_loop
-from decathlon_mcp.driver.messages import (
-    MAX_SMALL_NODES,
-    Message,
-    decode_bounded,
-    integer_id,
-    raise_error,
-    read_message,
-    read_notification,
-    reply_id,
+from decathlon_mcp.driver.stream import (
+    NO_RECONNECTION,
+    DriverStream,
+    Loss,
+    ReconnectPolicy,
+    StreamSource,
+    ViolationError,
 )
-from decathlon_mcp.driver.pending import (
-    NO_SURVIVAL,
-    Handled,
-    NotificationLimit,
-    PendingRequests,
-    Request,
-    Survival,
-)
-from decathlon_mcp.driver.stream import DriverStream, Loss, StreamSource, ViolationError
 from decathlon_mcp.driver.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
 from decathlon_mcp.errors import (
     CallTimeoutError,
@@ -55,12 +48,30 @@ from decathlon_mcp.errors import (
     LimitExceededError,
     SandboxLostError,
 )
+from decathlon_mcp.json_limits import check_json
 from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
 
 READ_IN_THREAD_BYTES = 1 << 18
 """Replies from this length on are decoded and checked in a thread. In all, that takes up to 50 ms for 4 MiB,
 but no single step keeps the event loop waiting for longer than 10 ms."""
-
+MAX_ERROR_CHARACTERS = 4000
+MAX_ERROR_BYTES = 1 << 17
+"""Longest error object of a driver that is read; a longer one loses its message and its data."""
+MAX_SMALL_NODES = 1_000
+"""Values and keys in an error, and in the result of a method without a limit of its own."""
+MAX_NOTIFICATION_NODES = 10_000
+MAX_DEPTH = 128
+"""Depth of a result; the driver refuses replies of the task's servers that are deeper than 120."""
+NOTIFICATIONS_PER_SECOND = 2 * wire.NOTIFICATIONS_PER_SECOND
+NOTIFICATIONS_BURST = 2 * wire.NOTIFICATIONS_BURST
+"""Limits on the notifications of one sandbox that are passed on; the driver itself keeps half of it."""
+NOTIFICATION_BYTES_PER_SECOND = 1 << 20
+NOTIFICATION_BYTES_BURST = 8 << 20
+OVERHEAD_BYTES = 100
+"""Counted for every pending request in addition to its length, so that many short ones are bounded too."""
+DONE_AFTER_BYTES = 64 << 10
+"""Responses that were handled and that the driver keeps nevertheless. The next request names them without
+cost, at the latest a ping; a line of its own is written only for more than this."""
 UNKNOWN_ID_BYTES = len(b" %d" % MAX_NUMBER)
 """Of an id in the line with which the driver says which requests it never received."""
 MIN_BEAT_SECONDS = 0.1
@@ -69,10 +80,117 @@ MIN_BEAT_SECONDS = 0.1
 _log = logging.getLogger("decathlon.driver")
 
 
-class DriverLink:
-    """Sends requests and notifications to a driver. `run` must run in a task, and `attach` be called once.
+# Messages of a driver.
 
-    Any number of requests may be pending. `describe_loss` builds the error for a link that has closed.
+
+class Message(msgspec.Struct, frozen=True):
+    """The envelope of a message. `overlong` belongs to a reply that the driver has shortened."""
+
+    id: Raw | UnsetType = UNSET
+    method: str | UnsetType = UNSET
+    params: Raw | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+    overlong: Raw | UnsetType = UNSET
+
+
+class Notification(msgspec.Struct, frozen=True):
+    """A notification for one request, `wire.PROGRESS` or `wire.MESSAGE`. `params` is JSON."""
+
+    method: str
+    params: bytes
+
+    def decoded(self) -> JsonObject | None:
+        """Its params; None for what is no object, or exceeds a limit."""
+        try:
+            return as_object(decode_bounded(self.params, max_nodes=MAX_NOTIFICATION_NODES))
+        except ValueError:
+            return None
+
+
+class _CallParams(msgspec.Struct, frozen=True):
+    """The parameters of `progress` and `message`."""
+
+    id: int
+    params: Raw
+
+
+# The driver writes the id of a reply first.
+_REPLY_ID = re.compile(rb'\{"jsonrpc":"2\.0","id":(\d{1,18})[,}]')
+_decode_message = msgspec.json.Decoder(Message).decode
+_decode_call_params = msgspec.json.Decoder(_CallParams).decode
+# A Raw is not checked for valid UTF-8 and msgspec's errors are no ValueErrors.
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def read_message(payload: bytes) -> Message:
+    """The envelope of a message; empty for one that is no JSON object."""
+    try:
+        return _decode_message(payload)
+    except _UNREADABLE:
+        return Message()
+
+
+def decode_bounded(data: bytes | Raw, *, max_nodes: int = MAX_SMALL_NODES) -> Any:
+    """Decode JSON with at most that many values and keys and at most MAX_DEPTH levels.
+
+    Raises ValueError if it exceeds a limit (JsonLimitError) or is not valid.
+    """
+    data = bytes(data)
+    check_json(data, max_depth=MAX_DEPTH, max_nodes=max_nodes)
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _raise_error(reply: Message) -> None:
+    """Raise DriverError or CallTimeoutError for a reply that is not just a result."""
+    if isinstance(reply.error, UnsetType):
+        if isinstance(reply.result, UnsetType):
+            raise DriverError("the driver sent a reply that cannot be read", reason="invalid_reply")
+        return
+    error: JsonObject = {}
+    if len(raw := bytes(reply.error)) <= MAX_ERROR_BYTES:
+        with suppress(ValueError):
+            error = as_object(decode_bounded(raw)) or {}
+    code, text, data = error.get("code"), error.get("message"), as_object(error.get("data"))
+    # A bool is an int, and `true` would be code 1.
+    reason = wire.REASONS.get(code, "driver_fault") if type(code) is int else "driver_fault"
+    message = text[:MAX_ERROR_CHARACTERS] if isinstance(text, str) and text else reason
+    if reason == "timeout":
+        raise CallTimeoutError(message)
+    raise DriverError(message, reason=reason, **({"about": data} if data else {}))
+
+
+class _Request(msgspec.Struct, eq=False):
+    """A request without an outcome, see `DriverLink.send`. `is_read`: a thread reads its reply."""
+
+    id: int
+    message: bytes
+    read: Callable[[Message], Any]
+    on_outcome: Callable[[Any], object]
+    on_notification: Callable[[Notification], object] | None
+    is_read: bool = False
+
+    def outcome(self, payload: bytes) -> Any:
+        """What it makes of its reply: what `read` returns, or an error."""
+        try:
+            message = read_message(payload)
+            _raise_error(message)
+            return self.read(message)
+        except DecathlonError as error:
+            return error
+        except ValueError as error:
+            return DriverError(f"the driver sent an invalid reply: {error}", reason="invalid_reply")
+        except Exception as error:  # noqa: BLE001
+            _log.exception("a reply could not be read")
+            return DecathlonError(f"a fault of the server: {type(error).__name__}")
+
+
+class DriverLink(DriverStream):
+    """Sends requests and notifications to a driver, any number at a time.
+
     `max_read_bytes`: longest message of the driver. `taken_back`: the driver was started by an earlier server
     process. `unanswered`: ids of that process's requests that will be sent again. Replies to them are held
     until then; all others to that process are ignored.
@@ -81,34 +199,31 @@ class DriverLink:
     def __init__(
         self,
         source: StreamSource,
-        describe_loss: Callable[[Loss], Awaitable[SandboxLostError]],
         *,
         max_read_bytes: int = wire.MAX_RESPONSE_BYTES,
-        survival: Survival = NO_SURVIVAL,
+        reconnect: ReconnectPolicy = NO_RECONNECTION,
         taken_back: bool = False,
         unanswered: Collection[int] = (),
     ) -> None:
-        self.survival = survival
-        self._describe_loss = describe_loss
-        self.stream = DriverStream(
-            source,
-            self,
-            survival,
-            max_read_bytes=max_read_bytes,
-            was_attached=taken_back,
-        )
-        self._ids = itertools.count((survival.generation << wire.COUNTER_BITS) + 1)
-        self._pending = PendingRequests()
-        # The requests that the last `attach` named. A request goes when the driver answers that it never
-        # received it.
+        super().__init__(source, reconnect, max_read_bytes=max_read_bytes, was_attached=taken_back)
+        self._ids = itertools.count((reconnect.generation << wire.COUNTER_BITS) + 1)
+        self._pending: dict[int, _Request] = {}
+        self._pending_bytes = 0
+        self._queue: dict[int, _Request] = {}
+        """Requests for which there is no room yet."""
         self._named: set[int] = set()
-        # Replies to requests of an earlier server process; None until a reply has come.
+        """Requests that the last `attach` named and that the driver has not called unknown."""
         self._unanswered: dict[int, bytes | None] = dict.fromkeys(unanswered)
-        self._handled = Handled(self._write_handled)
-        self._notifications = NotificationLimit()
+        """Replies to requests of an earlier server process; None until a reply has come."""
+        self._done: list[int] = []
+        """Requests whose responses were handled, until the driver is told; their length is `_done_bytes`."""
+        self._done_bytes = 0
+        self._notifications = TokenBucket(per_second=NOTIFICATIONS_PER_SECOND, burst=NOTIFICATIONS_BURST)
+        self._notification_bytes = TokenBucket(
+            per_second=NOTIFICATION_BYTES_PER_SECOND, burst=NOTIFICATION_BYTES_BURST
+        )
         self._threads: TaskGroup  # while it runs
-        self.on_tools_changed: Callable[[str], object] = lambda server: None
-        """Called with the name of a server that announces other tools, which the agent may have chosen."""
+        self._on_tools_changed: Callable[[str], object] = lambda server: None
         self.tunnels = Tunnels(self.notify)
         self.ready_or_closed = Flag()
         """Set once the driver has been attached or never will."""
@@ -117,7 +232,7 @@ class DriverLink:
 
     # requests
 
-    def new_id(self) -> int:
+    def new_request_id(self) -> int:
         """The id of a new request. Never used twice: a late reply must not match a newer request."""
         return next(self._ids)
 
@@ -128,43 +243,32 @@ class DriverLink:
         *,
         timeout_seconds: float | None = None,
         max_nodes: int = MAX_SMALL_NODES,
-        read: Callable[[Message], Any] | None = None,
     ) -> Any:
         """Send a request and return its result, of at most `max_nodes` values and keys.
 
-        `read`: as for `Request`, instead of decoding the result. `timeout_seconds` does not count time in
-        which the driver is not attached. On a time-out or cancellation the request is cancelled in the driver
-        too. Raises DriverError (with reason `invalid_reply` for a result that exceeds a limit or is not
-        JSON), CallTimeoutError, SandboxLostError.
+        `timeout_seconds` does not count time in which the driver is not attached. On a time-out or
+        cancellation the request is cancelled in the driver too. Raises DriverError (with reason
+        `invalid_reply` for a result that exceeds a limit or is not JSON), CallTimeoutError, SandboxLostError.
         """
-
-        def decode(message: Message) -> Any:
-            assert not isinstance(message.result, UnsetType)
-            try:
-                return decode_bounded(message.result, max_nodes=max_nodes)
-            except ValueError as error:
-                raise DriverError(
-                    f"the driver sent an invalid reply to {method}: {error}", reason="invalid_reply"
-                ) from None
-
-        answered, outcomes = anyio.Event(), list[Any]()
+        answered, outcomes = Flag(), list[Any]()
 
         def settle(outcome: Any) -> None:
             outcomes.append(outcome)
             answered.set()
 
-        def read_result(message: Message) -> tuple[Any]:
-            return ((read or decode)(message),)  # in a tuple, as the result may be null
+        def read(message: Message) -> tuple[Any]:
+            assert not isinstance(message.result, UnsetType)
+            return (decode_bounded(message.result, max_nodes=max_nodes),)  # the result may be null
 
-        request = Request(self.new_id(), method, params, read_result, settle)
-        await self.send(request)
+        request_id = self.new_request_id()
+        self.send(request_id, method, params, read, settle)
         try:
-            if not await self.stream.clock.wait(answered, timeout_seconds):
+            if not await self.clock.wait(answered, timeout_seconds):
                 raise CallTimeoutError(
                     f"no answer to {method} within {timeout_seconds:g} s", seconds=timeout_seconds
                 )
         finally:
-            self.cancel(request.id)
+            self.cancel(request_id)
         outcome = outcomes[0]
         if outcome is None:
             raise await self.closed_error()
@@ -172,238 +276,247 @@ class DriverLink:
             raise outcome
         return outcome[0]
 
-    async def send(self, request: Request) -> None:
-        """Send a request, all of it or nothing. Waits while too much has no reply.
+    def send(
+        self,
+        request_id: int,
+        method: str,
+        params: JsonObject,
+        read: Callable[[Message], Any],
+        on_outcome: Callable[[Any], object],
+        on_notification: Callable[[Notification], object] | None = None,
+        *,
+        urgent: bool = False,
+    ) -> None:
+        """Send a request; while too much has no reply, it waits for room, unless it is `urgent`.
 
-        Its params may contain `msgspec.Raw` without line feeds. Raises LimitExceededError for one that is too
-        long, and SandboxLostError; then `on_outcome` is not called. One that is cancelled meanwhile is not
-        sent, and has no outcome. Of one that is not sent, no reply from the time of an earlier server process
-        is held any more.
+        `request_id`: from `new_request_id`, or that of a request of an earlier server process. `params` may
+        contain `msgspec.Raw` without line feeds. `read`: makes the outcome of a reply with a `result`, which
+        has not been checked; it runs in a thread if the reply is long. `on_outcome`: called once, with what
+        `read` has returned, or the DecathlonError that it or the driver has raised, LimitExceededError for a
+        request that is too long, or None if the link has closed. The driver keeps the reply until it has
+        returned. Neither it nor `on_notification` may raise.
         """
-        try:
-            message = request.message()
-            if len(message) > wire.MAX_LINE_BYTES:
-                raise LimitExceededError(
+        message = as_json_with_raw({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
+        request = _Request(request_id, message, read, on_outcome, on_notification)
+        if self.closed.is_set():
+            on_outcome(None)
+        elif len(message) > wire.MAX_LINE_BYTES:
+            self._forget_unanswered(request_id)
+            on_outcome(
+                LimitExceededError(
                     f"a message of {len(message)} bytes exceeds the limit of {wire.MAX_LINE_BYTES} bytes"
                 )
-            while not (self.closed.is_set() or self._pending.fits(message)):
-                if not await self._pending.wait(request.id):
-                    return
-            if self.closed.is_set():
-                raise await self.closed_error()
-            self._send_request(request, message)
-        finally:
-            self._forget_unanswered(request.id)
-
-    def send_now(self, request: Request, *, urgent: bool = False) -> bool:
-        """`send` without waiting; False if that is not possible now. `urgent`: see `pending.URGENT_BYTES`."""
-        message = request.message()
-        if self.closed.is_set() or not self._pending.fits(message, urgent=urgent):
-            return False
-        self._send_request(request, message)
-        return True
+            )
+        elif urgent or (not self._queue and self._has_room(request)):
+            self._begin(request)
+        else:
+            self._queue[request_id] = request
 
     def cancel(self, request_id: int) -> None:
         """Forget a request, and cancel it in the driver. No effect on one that has its outcome."""
-        self._pending.cancel_waiting(request_id)
-        may_run = self._forget_unanswered(request_id)
-        if (request := self._pending.take(request_id)) is not None:
-            may_run = not request.is_read  # else it has its reply
-        if may_run:
+        self._queue.pop(request_id, None)
+        request = self._take(request_id)
+        may_run = request is not None and not request.is_read  # else it has its reply
+        if self._forget_unanswered(request_id) or may_run:
             # While no driver is attached, the next attachment tells it.
-            self._write(wire.CANCEL, {"id": request_id})
+            self.notify(wire.CANCEL, {"id": request_id})
 
-    async def notify(self, method: str, params: JsonObject) -> None:
-        """Send a notification, which is lost if no driver is attached. Raises SandboxLostError."""
-        if self.closed.is_set():
-            raise await self.closed_error()
-        self._write(method, params)
+    def notify(self, method: str, params: JsonObject) -> None:
+        """Send a notification, which is lost if no driver is attached."""
+        self._write(as_json_with_raw({"jsonrpc": "2.0", "method": method, "params": params}))
+
+    def on_tools_changed(self, listener: Callable[[str], object]) -> None:
+        """Call `listener` with the name, which may be anything, of each server that announces other tools."""
+        self._on_tools_changed = listener
+
+    # the end of the link
 
     async def send_bytes(self, data: bytes) -> None:
         """Write bytes that are no message, such as the driver's source. Raises SandboxLostError."""
-        if not self.closed.is_set():
-            await self.stream.send_bytes(data)
-        if self.stream.loss is not None:
-            self._close(self.stream.loss)
+        with CancelScope() as scope:
+            self.closed.on_set(scope.cancel)
+            try:
+                await self._source.stream.send(data)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                self.close("the sandbox is gone")
         if self.closed.is_set():
             raise await self.closed_error()
 
     def close(self, reason: str | None = None, *, by_driver: bool = False) -> None:
-        """Close the link; pending requests and tunnels fail. Only the first reason counts.
-
-        `by_driver`: see `Loss`.
-        """
-        self._close(Loss(reason, by_driver))
-
-    async def closed_error(self) -> SandboxLostError:
-        """The error that says why the link has closed."""
-        return await self._describe_loss(self.stream.loss or Loss())
-
-    async def run(self) -> None:
-        """Receive until the link closes."""
-        name_event_loop()  # what arrives is handled in callbacks
-        async with anyio.create_task_group() as self._threads:
-            # Replies that came before the end are still read.
-            await self.stream.run()
-        self._close(Loss())
-
-    def _close(self, loss: Loss) -> None:
+        """Close the link; pending requests and tunnels fail. Only the first reason counts, see `Loss`."""
         if self.closed.is_set():
             return
-        self.stream.lose(loss)
-        self._handled.stop()
+        self._lose(Loss(reason, by_driver))
         self.closed.set()
         self.ready_or_closed.set()
-        self._pending.wake()
+        self._pending |= self._queue
+        self._queue.clear()
         for request in tuple(self._pending.values()):
             self._settle(request, None)
         self.tunnels.close()
 
+    async def closed_error(self) -> SandboxLostError:
+        """The error that says why the link has closed."""
+        loss = self._loss or Loss()
+        return SandboxLostError(loss.reason or "the stream ended", by_driver=loss.by_driver, cause=loss.cause)
+
+    async def receive(self) -> None:
+        """Receive until the link closes."""
+        name_event_loop()  # what arrives is handled in callbacks
+        async with anyio.create_task_group() as self._threads:
+            # Replies that came before the end are still read.
+            await super().receive()
+        self.close()
+
     # pending requests
 
-    def _send_request(self, request: Request, message: bytes) -> None:
-        self._pending.add(request, message)
+    def _has_room(self, request: _Request) -> bool:
+        return self._pending_bytes + len(request.message) + OVERHEAD_BYTES <= wire.REQUEST_BUFFER_BYTES
+
+    def _begin(self, request: _Request) -> None:
+        assert request.id not in self._pending, f"request {request.id} is pending already"
+        self._pending[request.id] = request
+        self._pending_bytes += len(request.message) + OVERHEAD_BYTES
         if (reply := self._unanswered.pop(request.id, None)) is not None:
             self._resolve(request, reply)
-        elif self.stream.is_attached:
-            self.stream.write(*self._handled.take(), message)
-
-    def _write(self, method: str, params: JsonObject) -> None:
-        self.stream.write(as_json_with_raw({"jsonrpc": "2.0", "method": method, "params": params}))
-
-    def _write_handled(self) -> None:
-        if self.stream.is_attached:
-            self.stream.write(*self._handled.take())
-
-    # what the stream reports
-
-    def pending_ids(self) -> list[int]:
-        self._handled.clear()  # the driver learns it from this list
-        pending = (request.id for request in self._pending.values() if not request.is_read)
-        self._named = {*pending, *self._unanswered}
-        return [*self._named]
-
-    def on_attached(self) -> None:
-        self.ready_or_closed.set()
-        for request_id in self._named - self._pending.keys() - self._unanswered.keys():
-            self._write(wire.CANCEL, {"id": request_id})
-        for request in self._pending.values():
-            if request.id not in self._named and not request.is_read:
-                self.stream.write(request.message())
-
-    def on_detached(self) -> None:
-        self.tunnels.close()
-
-    def on_line(self, body: bytes) -> None:
-        if body.startswith(b"unknown") and len(body) > UNKNOWN_ID_BYTES * (len(self._named) + 1):
-            # Reading 4 MiB of ids takes half a second of the event loop.
-            raise ViolationError("it has not received more requests than there are")
-        if (unknown := ids_of_body(body, b"unknown")) is None:
-            self._on_message(body)
-            return
-        for request_id in unknown:
-            # Once for each attachment, whose rate is limited: ten bytes can ask for a request of 64 MiB.
-            if request_id not in self._named:
-                continue
-            self._named.discard(request_id)
-            if (request := self._pending.get(request_id)) is not None:
-                self.stream.write(request.message(), again=True)
-
-    def _on_message(self, payload: bytes) -> None:
-        """Pass a message on."""
-        is_long = len(payload) >= READ_IN_THREAD_BYTES
-        if is_long and (request_id := reply_id(payload)) is not None:
-            self._on_reply(request_id, payload)
-            return
-        message = read_message(payload)
-        request_id = reply_id(payload) if message is None else integer_id(message.id)
-        if request_id is not None:
-            # Long ones come here too, if their id is not where the driver writes it.
-            self._on_reply(request_id, payload, None if is_long else message or Message())
-        elif message is None:
-            pass
-        elif isinstance(message.id, UnsetType):
-            if not isinstance(message.method, UnsetType) and not isinstance(message.params, UnsetType):
-                self._on_notification(message.method, message.params)
-        elif bytes(message.id) == b"null" and not isinstance(message.error, UnsetType):
-            # The driver could not read a request and does not know which one.
-            for request in tuple(self._pending.values()):
-                if not request.is_read:
-                    self._settle(request, _outcome(request, message))
-
-    def _on_reply(self, request_id: int, payload: bytes, message: Message | None = None) -> None:
-        """A reply. `message`: the payload as it was decoded, if it was."""
-        if (request := self._pending.get(request_id)) is not None:
-            if not request.is_read:  # only the first reply counts
-                self._resolve(request, payload, message)
-        elif request_id in self._unanswered:
-            self._unanswered[request_id] = payload
         else:
-            self._handled.add(request_id, len(payload))
+            self._write(*self._take_done(), request.message)
 
-    def _resolve(self, request: Request, payload: bytes, message: Message | None = None) -> None:
-        def read() -> Any:
-            return _outcome(request, message or read_message(payload) or Message())
+    def _take(self, request_id: int) -> _Request | None:
+        """Remove a pending request, and begin those for which there is room then."""
+        request = self._pending.pop(request_id, None)
+        if request is not None:
+            self._pending_bytes -= len(request.message) + OVERHEAD_BYTES
+            while self._queue and self._has_room(following := next(iter(self._queue.values()))):
+                self._begin(self._queue.pop(following.id))
+        return request
 
-        async def resolve_in_thread() -> None:
-            self._settle(request, await anyio.to_thread.run_sync(read))
-            self._handled.add(request.id, len(payload))
-
-        if len(payload) >= READ_IN_THREAD_BYTES:
-            request.is_read = True
-            self._threads.start_soon(resolve_in_thread)
-        else:
-            self._settle(request, read())
-            self._handled.add(request.id, len(payload))
-
-    def _settle(self, request: Request, outcome: Any) -> None:
+    def _settle(self, request: _Request, outcome: Any) -> None:
         """Give a request its outcome, unless it was cancelled or has had one."""
-        if self._pending.take(request.id) is not None:
+        if self._take(request.id) is not None:
             try:
                 request.on_outcome(outcome)
             except Exception:  # noqa: BLE001
                 # A fault of ours in one request must not end the others.
                 _log.exception("the outcome of a request could not be handled")
 
+    def _resolve(self, request: _Request, payload: bytes) -> None:
+        """Settle a request with its reply."""
+        if len(payload) >= READ_IN_THREAD_BYTES:
+            request.is_read = True
+            self._threads.start_soon(self._resolve_in_thread, request, payload)
+        else:
+            self._settle(request, request.outcome(payload))
+            self._note_done(request.id, payload)
+
+    async def _resolve_in_thread(self, request: _Request, payload: bytes) -> None:
+        self._settle(request, await anyio.to_thread.run_sync(request.outcome, payload))
+        self._note_done(request.id, payload)
+
     def _forget_unanswered(self, request_id: int) -> bool:
         """Hold no reply to a request of an earlier server process any more; whether none has come so far."""
         if request_id not in self._unanswered:
             return False
         if (reply := self._unanswered.pop(request_id)) is not None:
-            self._handled.add(request_id, len(reply))
+            self._note_done(request_id, reply)
         return reply is None
 
-    def _on_notification(self, method: str, params: Raw) -> None:
-        if method in (wire.PROGRESS, wire.MESSAGE):
-            if (read := read_notification(method, params)) is None:
-                return
-            request_id, notification = read
-            request = self._pending.get(request_id)
-            if (
-                request is not None
-                and request.on_notification is not None
-                and self._notifications.take(len(notification.params))
-            ):
-                request.on_notification(notification)
-        elif method == wire.CHANGED:
+    def _note_done(self, request_id: int, payload: bytes) -> None:
+        """The driver need not keep a response any more."""
+        self._done.append(request_id)
+        self._done_bytes += len(payload)
+        if self._done_bytes >= DONE_AFTER_BYTES:
+            self._write(*self._take_done())
+
+    def _take_done(self) -> list[bytes]:
+        """The body of the line that names the requests that are done; none if there are none."""
+        bodies = [body_of_ids(b"done", self._done)] if self._done else []
+        self._done, self._done_bytes = [], 0
+        return bodies
+
+    # what the stream reports
+
+    def _pending_ids(self) -> list[int]:
+        self._take_done()  # the driver learns it from this list
+        pending = (request.id for request in self._pending.values() if not request.is_read)
+        self._named = {*pending, *self._unanswered}
+        return [*self._named]
+
+    def _on_attached(self) -> None:
+        self.ready_or_closed.set()
+        for request_id in self._named - self._pending.keys() - self._unanswered.keys():
+            self.notify(wire.CANCEL, {"id": request_id})
+        for request in self._pending.values():
+            if request.id not in self._named and not request.is_read:
+                self._write(request.message)
+
+    def _on_detached(self) -> None:
+        self.tunnels.close()
+
+    def _on_line(self, body: bytes) -> None:
+        if (match := _REPLY_ID.match(body)) is not None:
+            self._on_reply(int(match.group(1)), body)
+        elif body.startswith(b"unknown"):
+            self._on_unknown(body)
+        elif len(body) < READ_IN_THREAD_BYTES:
+            self._on_message(body)
+
+    def _on_unknown(self, body: bytes) -> None:
+        """The driver has never received these requests."""
+        if len(body) > UNKNOWN_ID_BYTES * (len(self._named) + 1):
+            # Reading 4 MiB of ids takes half a second of the event loop.
+            raise ViolationError("it has not received more requests than there are")
+        for request_id in ids_of_body(body, b"unknown") or ():
+            # Once for each attachment, whose rate is limited: ten bytes can ask for a request of 64 MiB.
+            if request_id in self._named:
+                self._named.discard(request_id)
+                if (request := self._pending.get(request_id)) is not None:
+                    self._write(request.message, again=True)
+
+    def _on_reply(self, request_id: int, payload: bytes) -> None:
+        if (request := self._pending.get(request_id)) is not None:
+            if not request.is_read:  # only the first reply counts
+                self._resolve(request, payload)
+        elif request_id in self._unanswered:
+            self._unanswered[request_id] = payload
+        else:
+            self._note_done(request_id, payload)
+
+    def _on_message(self, payload: bytes) -> None:
+        """A message that is no reply to a request with an id."""
+        message = read_message(payload)
+        if isinstance(message.id, Raw):
+            if bytes(message.id) == b"null" and not isinstance(message.error, UnsetType):
+                # The driver could not read a request and does not know which one.
+                for request in tuple(self._pending.values()):
+                    if not request.is_read:
+                        self._settle(request, request.outcome(payload))
+        elif isinstance(message.method, UnsetType) or isinstance(message.params, UnsetType):
+            pass
+        elif message.method in TUNNEL_NOTIFICATIONS:
+            self.tunnels.handle(message.method, bytes(message.params))
+        elif message.method == wire.CHANGED:
             with suppress(ValueError):
-                server = (as_object(decode_bounded(bytes(params))) or {}).get("server")
+                server = (as_object(decode_bounded(message.params)) or {}).get("server")
                 if isinstance(server, str) and self._notifications.take():
-                    self.on_tools_changed(server)
-        elif method in TUNNEL_NOTIFICATIONS:
-            self.tunnels.handle(method, bytes(params))
+                    self._on_tools_changed(server)
+        elif message.method in (wire.PROGRESS, wire.MESSAGE):
+            self._on_notification(message.method, message.params)
 
-
-def _outcome(request: Request, message: Message) -> Any:
-    """What a request makes of its reply: what `read` returns, or an error."""
-    try:
-        raise_error(message)
-        return request.read(message)
-    except DecathlonError as error:
-        return error
-    except Exception as error:  # noqa: BLE001
-        _log.exception("a reply could not be read")
-        return DecathlonError(f"a fault of the server: {type(error).__name__}")
+    def _on_notification(self, method: str, params: Raw) -> None:
+        try:
+            call = _decode_call_params(params)
+        except _UNREADABLE:
+            return
+        request, size_bytes = self._pending.get(call.id), len(bytes(call.params))
+        if (
+            request is not None
+            and request.on_notification is not None
+            and size_bytes <= wire.MAX_NOTIFICATION_BYTES
+            and self._notifications.take()
+            and self._notification_bytes.take(size_bytes)
+        ):
+            request.on_notification(Notification(method, bytes(call.params)))
 
 
 class Heartbeat:
@@ -418,49 +531,45 @@ class Heartbeat:
     def __init__(self, link: DriverLink, *, boot_seconds: float | None) -> None:
         self._link = link
         self._lease_seconds = wire.LEASE_SECONDS
-        self._period_seconds = min(self._lease_seconds, link.survival.seconds or self._lease_seconds) / 3
+        self._period_seconds = min(self._lease_seconds, link.reconnect.seconds or self._lease_seconds) / 3
         self._boot_seconds = boot_seconds
-        self._boot_deadline = None if boot_seconds is None else time.monotonic() + boot_seconds
+        self._started_at = time.monotonic()
         # When the ping without an answer was sent, by a clock that stops while the driver is not attached.
         self._pinged_at: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Begin. `stop` must be called at the end."""
-        self._schedule(self._wait_for_boot())
+        self._schedule(min(boot_seconds or self._period_seconds, self._period_seconds))
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _beat(self) -> None:
-        if not self._link.closed.is_set():
-            self._schedule(self._ping() if self._link.stream.was_attached else self._wait_for_boot())
+        """No more pings; must be called at the end."""
+        self._timer.cancel()
 
     def _schedule(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._beat)
 
-    def _wait_for_boot(self) -> float:
-        """Check the time limit of the boot; returns the seconds until the next beat."""
-        if self._boot_deadline is None:
-            return self._period_seconds
-        remaining_seconds = self._boot_deadline - time.monotonic()
-        if remaining_seconds <= 0:
-            self._link.close(f"the driver did not come up within {self._boot_seconds:.0f} s")
-        return max(0.0, min(remaining_seconds, self._period_seconds))
+    def _beat(self) -> None:
+        if self._link.closed.is_set():
+            return
+        if self._link.was_attached:
+            seconds = self._ping()
+        elif self._boot_seconds is None:
+            seconds = self._period_seconds
+        else:
+            seconds = self._started_at + self._boot_seconds - time.monotonic()
+            if seconds <= 0:
+                self._link.close(f"the driver did not come up within {self._boot_seconds:.0f} s")
+        self._schedule(min(max(seconds, MIN_BEAT_SECONDS), self._period_seconds))
 
     def _ping(self) -> float:
-        """Send a ping unless one waits for its answer; returns the seconds until the next beat."""
-        now = self._link.stream.clock.time()
+        """Send a ping unless one waits for its answer; returns the seconds that the driver has for it."""
+        now = self._link.clock.time()
         if self._pinged_at is None:
-            ping = Request(self._link.new_id(), wire.PING, {}, lambda reply: None, self._on_answer)
-            if self._link.send_now(ping, urgent=True):
-                self._pinged_at = now
-            return self._period_seconds
-        remaining_seconds = self._pinged_at + self._lease_seconds - now
-        if remaining_seconds <= 0:
+            self._pinged_at = now
+            self._link.send(
+                self._link.new_request_id(), wire.PING, {}, lambda reply: None, self._on_answer, urgent=True
+            )
+        seconds = self._pinged_at + self._lease_seconds - now
+        if seconds <= 0:
             self._link.close(f"the driver has not answered for {self._lease_seconds:.0f} s", by_driver=True)
-        return min(max(remaining_seconds, MIN_BEAT_SECONDS), self._period_seconds)
+        return seconds
 
     def _on_answer(self, outcome: object) -> None:
         self._pinged_at = None

@@ -1,4 +1,5 @@
-"""Calls of the task's servers: their parameters, their replies, and what replies must not contain.
+"""Calls of the task's servers: their parameters, their replies and notifications, and what these must not
+contain.
 
 Arguments and results stay JSON text on their way through the server; only what the server needs is decoded.
 
@@ -8,17 +9,24 @@ server's own: keys of `_meta` with this server's prefix are removed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 import msgspec
+from decathlon_sandbox import wire
 from msgspec import UNSET, Raw, UnsetType
 
-from decathlon_mcp.driver.mcp_repair import MAX_FAULT_CHARACTERS, repaired_result
-from decathlon_mcp.driver.mcp_schema import read_result, readable_text
-from decathlon_mcp.driver.messages import Message, decode_bounded
+from decathlon_mcp.driver.link import Message, Notification, decode_bounded
+from decathlon_mcp.driver.mcp_schema import (
+    MAX_FAULT_CHARACTERS,
+    LogParams,
+    ProgressParams,
+    read_result,
+    readable_text,
+    repaired_result,
+    valid_notification,
+)
 from decathlon_mcp.errors import DriverError, LimitExceededError
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError
 from decathlon_mcp.types import JsonObject, as_json, as_json_with_raw, as_object
@@ -90,7 +98,7 @@ class Reply(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_result(cls, text: bytes | Raw, overlong: Raw | UnsetType = UNSET) -> Reply:
-        """A reply with the result that this JSON text has. `overlong`: see `_with_overlong`.
+        """A reply with the result that this JSON text has. `overlong`: what the driver reports of a long one.
 
         What MCP does not allow in it is left out. Raises what `repaired_result` and `read_result` raise:
         `msgspec.ValidationError` for one of which nothing valid is left.
@@ -105,11 +113,12 @@ class Reply(msgspec.Struct, frozen=True):
         # read, and the one that was not looked at could have keys of this server.
         members: dict[str, Raw] = _decode_members(data)
         if result.has_metas:
-            members["content"] = _content_without_own_keys(members["content"])
-        if (meta := without_own(result.meta)) is not result.meta:
-            members["_meta"] = Raw(as_json(meta))
-        if not isinstance(overlong, UnsetType) and (value := _read_overlong(overlong)) is not None:
-            meta = {**meta, OVERLONG_KEY: value}
+            items = [_without_own_keys(item) for item in _decode_items(members["content"])]
+            members["content"] = Raw(as_json_with_raw(items))
+        meta = without_own(result.meta)
+        if not isinstance(overlong, UnsetType):
+            meta = {**meta, **_read_overlong(overlong)}
+        if meta is not result.meta:
             members["_meta"] = Raw(as_json(meta))
         relayed = as_json_with_raw(members)
         if b"\r" in relayed:
@@ -119,7 +128,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """How the driver shortens a result: its text to `characters`, with the whole text in `folder`.
 
     Without `folder`, what is cut off is dropped.
@@ -133,11 +142,14 @@ class Cut:
         return {**folder, "characters": self.characters}
 
 
+_NULL = Raw(b"null")
+
+
 class _Envelope(msgspec.Struct, frozen=True):
     """The envelope of a reply of a task's server."""
 
-    result: Raw | UnsetType = UNSET
-    error: Raw | UnsetType = UNSET
+    result: Raw = _NULL
+    error: Raw = _NULL
 
 
 class _Overlong(msgspec.Struct, frozen=True):
@@ -169,32 +181,22 @@ def read_reply(message: Message, *, server: str, limit_bytes: int) -> Reply:
             f"the reply has {len(raw)} bytes, more than the limit of {limit_bytes} bytes",
             limit_bytes=limit_bytes,
         )
-    invalid = DriverError(
-        f"server {server} sent a reply that is neither a result nor an error", reason="server"
-    )
     try:
         reply = _decode_envelope(raw)
-        error = (
-            None if isinstance(reply.error, UnsetType) else decode_bounded(reply.error, max_nodes=MAX_NODES)
-        )
-        has_result = not isinstance(reply.result, UnsetType) and bytes(reply.result) != b"null"
-        if _is_error(error, has_result):
-            return Reply(None, as_object(error) or {})
-        if isinstance(reply.result, UnsetType):
-            raise invalid
-        return _read_tool_result(reply.result, message.overlong, server)
+        has_result = bytes(reply.result) != b"null"
+        error = None if reply.error is _NULL else decode_bounded(reply.error, max_nodes=MAX_NODES)
+        members = as_object(error) or {}
+        # As the SDKs and the driver (`mcp_session.is_error`) read it.
+        is_valid_error = type(members.get("code")) is int and isinstance(members.get("message"), str)
+        if is_valid_error or (error is not None and not has_result):
+            return Reply(None, members)
+        if has_result:
+            return _read_tool_result(reply.result, message.overlong, server)
     except JsonLimitError as error:
         raise LimitExceededError(f"the reply exceeds a limit: {error}") from None
     except _UNREADABLE:
-        raise invalid from None
-
-
-def _is_error(error: Any, has_result: bool) -> bool:
-    """Whether a reply is an error, as the SDKs and the driver (`mcp_session.is_error`) read it."""
-    if not has_result:
-        return error is not None
-    members = as_object(error) or {}
-    return type(members.get("code")) is int and isinstance(members.get("message"), str)
+        pass
+    raise DriverError(f"server {server} sent a reply that is neither a result nor an error", reason="server")
 
 
 def _read_tool_result(result: Raw, overlong: Raw | UnsetType, server: str) -> Reply:
@@ -207,63 +209,51 @@ def _read_tool_result(result: Raw, overlong: Raw | UnsetType, server: str) -> Re
         raise DriverError(message, reason="server") from None
 
 
-def without_own_keys(value: JsonObject) -> JsonObject:
-    """A result, definition or notification without this server's keys in its `_meta` and its content's."""
-    content = value.get("content")
-    if isinstance(content, list):
-        items = cast("list[Any]", content)
-        if any("_meta" in item for item in items if isinstance(item, dict)):
-            value = {**value, "content": _cleaned(items)}
-    return _without_own_meta(value)
+def relayed_notification(notification: Notification) -> tuple[bool, JsonObject] | None:
+    """Whether a call's notification is progress (else a log message), and its params for the client.
+
+    What MCP does not allow in them is left out, and keys that look like this server's own. None if a required
+    one is faulty.
+    """
+    is_progress = notification.method == wire.PROGRESS
+    params = notification.decoded()
+    if params is not None:
+        params = valid_notification(params, ProgressParams if is_progress else LogParams)
+    return None if params is None else (is_progress, without_own_meta(params))
+
+
+def without_own_meta(value: JsonObject) -> JsonObject:
+    """A definition or the params of a notification without this server's keys in its `_meta`."""
+    meta = as_object(value.get("_meta"))
+    return value if meta is None else {**value, "_meta": without_own(meta)}
 
 
 def without_own(meta: JsonObject) -> JsonObject:
     """The value of a `_meta` without this server's keys; the same object if there are none."""
-    if not any(_is_own(key) for key in meta):
-        return meta
-    return {key: item for key, item in meta.items() if not _is_own(key)}
+    own = [key for key in meta if key.casefold().startswith(OWN_PREFIX)]
+    return {key: item for key, item in meta.items() if key not in own} if own else meta
 
 
-def _cleaned(items: Sequence[Any]) -> list[Any]:
-    return [item if (known := as_object(item)) is None else _without_own_meta(known) for item in items]
-
-
-def _without_own_meta(value: JsonObject) -> JsonObject:
-    meta = as_object(value.get("_meta"))
-    if meta is None or (cleaned := without_own(meta)) is meta:
-        return value
-    return {**value, "_meta": cleaned}
-
-
-def _is_own(key: str) -> bool:
-    return key.casefold().startswith(OWN_PREFIX)
-
-
-def _content_without_own_keys(content: Raw) -> Raw:
-    """A result's content, whose items' members are written again as those of the result are."""
-    return Raw(as_json_with_raw([_members_without_own_keys(item) for item in _decode_items(content)]))
-
-
-def _members_without_own_keys(item: Raw) -> dict[str, Raw]:
-    """The members of a content item or of the resource in it."""
+def _without_own_keys(item: Raw) -> dict[str, Raw]:
+    """The members of a content item, or of the resource in it, written again as those of a result are."""
     members: dict[str, Raw] = _decode_members(item)
     if (resource := members.get("resource")) is not None and bytes(resource).startswith(b"{"):
-        members["resource"] = Raw(as_json_with_raw(_members_without_own_keys(resource)))
+        members["resource"] = Raw(as_json_with_raw(_without_own_keys(resource)))
     if (raw_meta := members.get("_meta")) is not None:
-        meta = as_object(msgspec.json.decode(raw_meta))
-        if meta is not None and (cleaned := without_own(meta)) is not meta:
+        meta = as_object(msgspec.json.decode(raw_meta)) or {}
+        if (cleaned := without_own(meta)) is not meta:
             members["_meta"] = Raw(as_json(cleaned))
     return members
 
 
-def _read_overlong(overlong: Raw) -> JsonObject | None:
-    """Where the whole text of a shortened result is, if it was saved, and its length.
+def _read_overlong(overlong: Raw) -> JsonObject:
+    """The member of `_meta` that says where the whole text of a shortened result is, and its length.
 
-    None if the driver sent nonsense.
+    None of it if the driver sent nonsense.
     """
     try:
-        read = _decode_overlong(overlong)
+        report = _decode_overlong(overlong)
     except _UNREADABLE:
-        return None
-    path: JsonObject = {} if read.path is None else {"path": read.path[:MAX_PATH_CHARACTERS]}
-    return {**path, "characters": read.characters}
+        return {}
+    path: JsonObject = {} if report.path is None else {"path": report.path[:MAX_PATH_CHARACTERS]}
+    return {OVERLONG_KEY: {**path, "characters": report.characters}}

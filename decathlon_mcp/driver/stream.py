@@ -2,19 +2,20 @@
 
 It carries the bodies of lines (`decathlon_sandbox.lines`) and knows nothing of requests. Whatever arrives is
 handled where it is read, without a task. What the driver sends is not trusted: the length of a line and the
-rate at which lines are read are bounded.
+rate at which lines are read are bounded. A driver that does not read what is written to it does not answer
+either: the heartbeat (`link.Heartbeat`) finds it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 import anyio
 from anyio import CancelScope
@@ -31,13 +32,10 @@ from decathlon_sandbox.lines import (
 )
 from decathlon_sandbox.rates import TokenBucket
 
-from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver.pending import Survival
+from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.streams import DirectStream
 
-SEND_SECONDS = 30.0
-"""Time limit for writing one chunk; a driver that does not read for so long is lost."""
 ATTACH_SECONDS = 0.2
 """Shortest time between two attachments, because a driver can demand them."""
 ANSWER_SECONDS = (2.0, 16.0)
@@ -56,39 +54,31 @@ LINE_COST_BYTES = 1 << 10
 """A driver that sends more than this is read slower, so that handling it takes a few per cent of the event
 loop's time at most. A line counts as its length and LINE_COST_BYTES, because short lines cost most; what is
 sent again at its demand counts too."""
+COPIES_OF_COPIES = 256
+"""Generations of one server process. A request's id is longer by so many bits."""
 
 _STREAM_ENDS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
-class StreamSource(Protocol):
-    """The part of a `Sandbox` that the stream needs."""
+@dataclass(frozen=True, slots=True)
+class ReconnectPolicy:
+    """How a link continues after the loss of a stream or of a server process.
 
-    @property
-    def stream(self) -> ByteStream: ...
+    `seconds`: how long the driver waits for a server, and a server for a new stream; with 0, the end of the
+    stream is the end. `generation`: higher than that of every server process before, from 1. To a driver, a
+    copy of its sandbox that is opened is another server process.
+    """
 
-    async def reopen(self) -> None:
-        """See `Sandbox.reopen`."""
-        ...
+    seconds: int = 0
+    generation: int = 1
+
+    @classmethod
+    def of_server(cls, seconds: int, start: int) -> Self:
+        """`start`: number of the server process, from 1. It has room for copies of copies."""
+        return cls(seconds, start * COPIES_OF_COPIES)
 
 
-class StreamHandler(Protocol):
-    """What uses the stream."""
-
-    def pending_ids(self) -> Iterable[int]:
-        """The requests whose responses are still needed. The driver is about to be attached."""
-        ...
-
-    def on_attached(self) -> None:
-        """The driver has been attached: lines can be written."""
-        ...
-
-    def on_detached(self) -> None:
-        """The driver is not attached any more: lines in both directions may have been lost."""
-        ...
-
-    def on_line(self, body: bytes) -> None:
-        """The body of a line. Raises ViolationError."""
-        ...
+NO_RECONNECTION = ReconnectPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +86,7 @@ class Loss:
     """Why a stream has ended for good.
 
     `reason`: None if the stream ended without one. `by_driver`: the stream was open, but the driver did not
-    read, did not answer or violated the protocol. `cause`: why the sandbox ended, if the provider knows.
+    answer or violated the protocol. `cause`: why the sandbox ended, if the provider knows.
     """
 
     reason: str | None = None
@@ -116,11 +106,11 @@ class AttachedClock:
     """
 
     def __init__(self) -> None:
+        self.on_absent: Callable[[float], object] = lambda seconds: None
         self._detached_at: float | None = time.monotonic()
         """Since when the clock has been stopped."""
         self._stopped_seconds = 0.0
         """For how long, in all, it was stopped before."""
-        self._on_absent: Callable[[float], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -132,19 +122,14 @@ class AttachedClock:
         """Seconds of this clock."""
         return time.monotonic() - self._stopped_seconds - self.absent_seconds
 
-    async def wait(self, event: anyio.Event, seconds: float | None) -> bool:
-        """Wait for an event; False if it has not come after so many seconds of this clock."""
+    async def wait(self, flag: Flag, seconds: float | None) -> bool:
+        """Wait for a flag; False if it was not set within so many seconds of this clock."""
         deadline = None if seconds is None else self.time() + seconds
-        while not event.is_set() and (deadline is None or self.time() < deadline):
+        while not flag.is_set() and (deadline is None or self.time() < deadline):
             # While the clock is stopped, the rest of the time does not get less.
             with anyio.move_on_after(None if deadline is None else max(deadline - self.time(), 0.01)):
-                await event.wait()
-        return event.is_set()
-
-    def on_absent(self, listener: Callable[[float], object]) -> None:
-        """Call `listener` each ABSENT_SECONDS without the driver, with the seconds since it was attached."""
-        self._on_absent = listener
-        self._watch()
+                await flag.wait()
+        return flag.is_set()
 
     def attach(self) -> None:
         self._stopped_seconds += self.absent_seconds
@@ -154,137 +139,88 @@ class AttachedClock:
     def detach(self) -> None:
         if self._detached_at is None:
             self._detached_at = time.monotonic()
-            self._watch()
+            self.watch()
+
+    def watch(self) -> None:
+        """Begin to report the absence of the driver, which is not attached."""
+        self._timer = asyncio.get_running_loop().call_later(ABSENT_SECONDS, self._report)
 
     def stop(self) -> None:
         """Report nothing any more, until the driver is detached again."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
 
-    def _watch(self) -> None:
-        if self._on_absent is not None and self._timer is None and self._detached_at is not None:
-            self._timer = asyncio.get_running_loop().call_later(ABSENT_SECONDS, self._report, self._on_absent)
-
-    def _report(self, listener: Callable[[float], object]) -> None:
-        self._timer = None
-        listener(self.absent_seconds)
-        self._watch()
+    def _report(self) -> None:
+        self.watch()
+        self.on_absent(self.absent_seconds)
 
 
-class Writer:
-    """Writes to one stream, in order. What the stream does not take at once, `flush` writes.
+class StreamSource(Protocol):
+    """The part of a `Sandbox` that the stream needs."""
 
-    `wake`: called when there is something to flush, or the stream is broken.
-    """
+    @property
+    def stream(self) -> ByteStream: ...
 
-    def __init__(self, stream: ByteStream, wake: Callable[[], object]) -> None:
-        self.stream = stream
-        self.is_broken = False
-        """Whether the stream cannot be written to; it may still be read."""
-        self.is_stalled = False
-        """Whether it is broken because it has taken nothing for SEND_SECONDS."""
-        self._wake = wake
-        self._unsent = bytearray()
-        self._scope: CancelScope | None = None
-        """Of a write in progress."""
-
-    def write(self, data: bytes, *, later: bool) -> None:
-        """Write what the stream takes now, unless it is to be written `later`."""
-        stream = self.stream
-        is_idle = not (self._unsent or self._scope or self.is_broken)
-        if is_idle and not later and isinstance(stream, DirectStream):
-            # Mostly there is room for all of it, and a task costs more than writing.
-            try:
-                data = data[stream.send_now(data) :]
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                self.is_broken = True
-                self._wake()
-                return
-        if data:
-            self._unsent += data
-            self._wake()
-
-    async def flush(self, data: bytes = b"") -> None:
-        """Write what there is, and this, unless another task does."""
-        self._unsent += data
-        while self._unsent and not (self._scope or self.is_broken):
-            data = bytes(self._unsent)
-            self._unsent.clear()
-            try:
-                # Shielded: after a part of a line, everything would have to be sent again.
-                with anyio.move_on_after(SEND_SECONDS, shield=True) as self._scope:
-                    await self.stream.send(data)
-                if self._scope.cancelled_caught and not self.is_broken:
-                    self.is_broken = self.is_stalled = True
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                self.is_broken = True
-                self._wake()
-            finally:
-                self._scope = None
-
-    def discard(self) -> None:
-        """Forget what has not been written."""
-        self._unsent.clear()
-
-    def close(self) -> None:
-        """Write nothing more; a write in progress ends."""
-        self.is_broken = True
-        if self._scope is not None:
-            self._scope.cancel()
+    async def reopen(self) -> None:
+        """See `Sandbox.reopen`."""
+        ...
 
 
 @dataclass(slots=True)
 class Attaching:
-    """The newest attachment, and when there may be another."""
+    """The newest attachment. `is_due`: the driver has not answered it, or there must be another."""
 
     nonce: bytes = b""
-    is_due: bool = True
-    began_at: float = -math.inf
-    unanswered_since: float = -math.inf
-    """When the first `attach` was sent that the driver has not answered on this stream."""
-    answer_seconds: float = field(default_factory=lambda: ANSWER_SECONDS[0])
+    is_due: bool = False
+    began_at: float = 0.0
     resent_bytes: int = 0
-    """What was sent again at the driver's demand since the last `attach`."""
+    """What was sent again at the driver's demand since."""
 
 
-class DriverStream:
-    """The stream of one sandbox. `run` must run in a task, and `attach` be called once.
+class DriverStream(ABC):
+    """The stream of one sandbox. `receive` must run in a task, and `attach` be called once.
 
-    `max_read_bytes`: longest message of the driver. `was_attached`: an earlier server process has started the
-    driver.
+    `max_read_bytes`: longest message of the driver. `was_attached`: the driver has been attached, also by an
+    earlier server process.
     """
 
     def __init__(
-        self,
-        source: StreamSource,
-        handler: StreamHandler,
-        survival: Survival,
-        *,
-        max_read_bytes: int,
-        was_attached: bool,
+        self, source: StreamSource, reconnect: ReconnectPolicy, *, max_read_bytes: int, was_attached: bool
     ) -> None:
-        self._source = source
-        self._handler = handler
-        self._survival = survival
+        self.reconnect = reconnect
         self.was_attached = was_attached
-        """Whether the driver has been attached, also by an earlier server process."""
         self.clock = AttachedClock()
-        self.loss: Loss | None = None
-        """Why the stream has ended for good; set before `run` returns."""
+        self._source = source
+        self._loss: Loss | None = None
+        """Why the stream has ended for good; set before `receive` returns."""
         self._lines = Lines(max_read_bytes)
         self._reading = TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
+        self._attaching = Attaching()
+        self._unsent = bytearray()
+        """What the stream did not take at once."""
+        self._is_writing = False
+        self._is_quiet = False
         self._work = anyio.Event()
         """Wakes `_maintain`."""
-        self._writer = Writer(source.stream, self._wake)
-        self._attaching: Attaching | None = None
-        """None until `attach`."""
         self._is_unanswered = False
         """Whether the stream was opened again, without an answer from the driver since."""
-        self._is_quiet = False
         self._scope: CancelScope | None = None
 
-    # what its users do
+    @abstractmethod
+    def _pending_ids(self) -> Iterable[int]:
+        """The requests whose responses are still needed. The driver is about to be attached."""
+
+    @abstractmethod
+    def _on_attached(self) -> None:
+        """The driver has been attached: lines can be written."""
+
+    @abstractmethod
+    def _on_detached(self) -> None:
+        """The driver is not attached any more: lines in both directions may have been lost."""
+
+    @abstractmethod
+    def _on_line(self, body: bytes) -> None:
+        """The body of a line. Raises ViolationError."""
 
     @property
     def is_attached(self) -> bool:
@@ -292,25 +228,12 @@ class DriverStream:
 
     def attach(self) -> None:
         """Begin to attach to the driver, whose source has been written."""
-        self._attaching = Attaching()
-        self._wake()
+        self._attaching.is_due = True
+        self._work.set()
 
-    def write(self, *bodies: bytes, again: bool = False) -> None:
-        """Write lines; dropped unless the driver is attached. `again`: at the driver's demand."""
-        if not self._lines.reads:
-            return
-        lines = [self._lines.frame(body) for body in bodies]
-        data = lines[0] if len(lines) == 1 else b"".join(lines)
-        if again and self._attaching is not None:
-            self._attaching.resent_bytes += len(data)
-        self._writer.write(data, later=self._is_quiet)
-
-    async def send_bytes(self, data: bytes) -> None:
-        """Write bytes that are no lines, such as the driver's source. `loss` is set if that fails."""
-        writer = self._writer
-        await writer.flush(data)
-        if writer.is_broken:
-            self.lose(_stall() if writer.is_stalled else Loss("the sandbox is gone"))
+    def on_absent(self, listener: Callable[[float], object]) -> None:
+        """Call `listener` each ABSENT_SECONDS without the driver, with the seconds since it was attached."""
+        self.clock.on_absent = listener
 
     @contextmanager
     def quiet(self) -> Generator[None]:
@@ -320,39 +243,114 @@ class DriverStream:
             yield
         finally:
             self._is_quiet = False
-            self._wake()
+            self._work.set()
 
-    def lose(self, loss: Loss) -> None:
+    async def receive(self) -> None:
+        """Receive until the stream has ended for good."""
+        self.clock.watch()
+        with CancelScope() as self._scope:
+            while self._loss is None:
+                async with background_tasks() as tasks:
+                    tasks.start_soon(self._maintain, tasks.cancel_scope)
+                    await self._receive_stream(self._source.stream)
+                if self._loss is None:
+                    await self._reopen()
+        self._lose(Loss())
+
+    def _lose(self, loss: Loss) -> None:
         """End the stream; only the first loss counts."""
-        self.loss = self.loss or loss
+        self._loss = self._loss or loss
         self.clock.stop()
         self._lines.stream_lost()
-        self._writer.close()
         if self._scope is not None:
             self._scope.cancel()
 
-    async def run(self) -> None:
-        """Receive until the stream has ended for good; then `loss` is set."""
-        with CancelScope() as self._scope:
-            while self.loss is None:
-                async with background_tasks() as tasks:
-                    tasks.start_soon(self._maintain, self._writer, tasks.cancel_scope)
-                    if (loss := await self._receive(self._writer.stream)) is not None:
-                        self.lose(loss)
-                    if self._attaching is not None:
-                        # Until then the driver's source is written, which is not sent again.
-                        self._writer.close()
-                if self.loss is None:
-                    await self._reopen()
-        self.lose(Loss())
+    # writing
 
-    def _wake(self) -> None:
-        self._work.set()
+    def _write(self, *bodies: bytes, again: bool = False) -> None:
+        """Write lines; dropped unless the driver is attached. `again`: at the driver's demand."""
+        if not self._lines.reads:
+            return
+        data = b"".join([self._lines.frame(body) for body in bodies])
+        if again:
+            self._attaching.resent_bytes += len(data)
+        stream = self._source.stream
+        if isinstance(stream, DirectStream) and not (self._unsent or self._is_writing or self._is_quiet):
+            # Mostly there is room for all of it, and a task costs more than writing.
+            with suppress(*_STREAM_ENDS):  # `_maintain` finds it too
+                data = data[stream.send_now(data) :]
+        if data:
+            self._unsent += data
+            self._work.set()
+
+    async def _maintain(self, stream_scope: CancelScope) -> None:
+        """Attach, and write what the stream did not take at once; end a stream that is broken."""
+        try:
+            while True:
+                if self._attaching.is_due:
+                    await self._attach()
+                await self._flush()
+                await self._next_work()
+        except _STREAM_ENDS:
+            # Its end, which says more, is still to be read.
+            await anyio.sleep(DRAIN_SECONDS)
+            stream_scope.cancel()
+
+    async def _flush(self) -> None:
+        while self._unsent and not self._is_quiet:
+            data = bytes(self._unsent)
+            self._unsent.clear()
+            self._is_writing = True
+            try:
+                await self._source.stream.send(data)
+            finally:
+                self._is_writing = False
+
+    async def _next_work(self) -> None:
+        await self._work.wait()
+        self._work = anyio.Event()
+
+    async def _attach(self) -> None:
+        """Attach until the driver has answered."""
+        attaching, answer_seconds = self._attaching, ANSWER_SECONDS[0]
+        gives_up_at = time.monotonic() + wire.LEASE_SECONDS
+        while attaching.is_due:
+            seconds = self._reading.spend(attaching.resent_bytes)
+            await anyio.sleep(max(seconds, attaching.began_at + ATTACH_SECONDS - time.monotonic()))
+            if not attaching.is_due:
+                return  # the answer to the one before came late
+            self._detach()
+            attaching.began_at, attaching.resent_bytes = time.monotonic(), 0
+            nonce = attaching.nonce = secrets.token_hex(NONCE_DIGITS // 2).encode()
+            self._lines.begin_writing(nonce)
+            pending = self._lines.frame(body_of_ids(b"pending", self._pending_ids()))
+            # What was not written belongs to the attachment before.
+            self._unsent[:] = (
+                attach_line(nonce, self.reconnect.generation, wire.VERSION, self.reconnect.seconds) + pending
+            )
+            # A line that is cut when the time is over is followed by another `attach`.
+            with anyio.move_on_after(answer_seconds):
+                while not self._lines.reads:
+                    await self._flush()
+                    await self._next_work()
+            if self._lines.reads:
+                return
+            answer_seconds = min(2 * answer_seconds, ANSWER_SECONDS[1])
+            # The first time, the driver has the time of its boot.
+            if self.was_attached and time.monotonic() > gives_up_at:
+                self._lose(
+                    Loss(f"the driver has not answered for {wire.LEASE_SECONDS:.0f} s", by_driver=True)
+                )
+
+    def _detach(self) -> None:
+        if self._lines.reads:
+            self._lines.stop_reading()
+            self._on_detached()
 
     # receiving
 
-    async def _receive(self, stream: ByteStream) -> Loss | None:
-        """Receive until the stream ends, or the driver violates the protocol, which is returned."""
+    async def _receive_stream(self, stream: ByteStream) -> None:
+        """Receive until the stream ends, or the driver violates the protocol."""
         try:
             if isinstance(stream, DirectStream):
                 await stream.receive_each(self._handle)
@@ -361,9 +359,9 @@ class DriverStream:
                     if seconds := self._handle(await stream.receive(1 << 16)):
                         await anyio.sleep(seconds)
         except _STREAM_ENDS:
-            return None
+            pass
         except ViolationError as violation:
-            return Loss(f"the driver violated the protocol: {violation}", by_driver=True)
+            self._lose(Loss(f"the driver violated the protocol: {violation}", by_driver=True))
 
     def _handle(self, chunk: bytes) -> float:
         """Handle what has arrived; returns for how long nothing is to be read. Raises ViolationError."""
@@ -371,25 +369,25 @@ class DriverStream:
             if isinstance(line, Control):
                 self._on_control(line)
             elif line in (DAMAGED, b"lost"):
-                self._attach_again()
-            elif line == OVERLONG:
+                self.attach()
+            elif line is OVERLONG:
                 raise ViolationError(f"it sent a line of more than {self._lines.max_bytes} bytes")
             else:
-                self._handler.on_line(line)
+                self._on_line(line)
         return self._reading.spend(len(chunk) + LINE_COST_BYTES * chunk.count(b"\n"))
 
     def _on_control(self, line: Control) -> None:
         """Raises ViolationError."""
         attaching = self._attaching
-        if attaching is None or line.nonce != attaching.nonce:
+        if line.nonce != attaching.nonce:
             # Another server has attached, or the driver answers late. Attaching again shows which.
             if self._lines.reads:
-                self._attach_again()
+                self.attach()
         elif line.kind == b"refused":
-            if line.numbers[0] > self._survival.generation:
+            if line.numbers[0] > self.reconnect.generation:
                 # No other one can have: it would need the state folder, which this one has locked.
                 reason = "it says that another server process has taken it over"
-                self.lose(Loss(reason, by_driver=True))
+                self._lose(Loss(reason, by_driver=True))
         elif line.kind == b"attached" and not self._lines.reads:
             if line.numbers[0] != wire.VERSION:
                 raise ViolationError(
@@ -397,28 +395,20 @@ class DriverStream:
                 )
             self._lines.begin_reading(attaching.nonce)
             attaching.is_due = False
-            attaching.unanswered_since, attaching.answer_seconds = -math.inf, ANSWER_SECONDS[0]
             self.was_attached, self._is_unanswered = True, False
             self.clock.attach()
-            self._handler.on_attached()
-            self._wake()
-
-    def _attach_again(self) -> None:
-        if self._attaching is not None:
-            self._attaching.is_due = True
-            self._wake()
+            self._on_attached()
+            self._work.set()
 
     async def _reopen(self) -> None:
-        """Open the stream again, or set `loss`."""
+        """Open the stream again, or lose it."""
         was_attached, pause = self._lines.reads, REOPEN_SECONDS[0]
         self._detach()
         self.clock.detach()
         self._lines.stream_lost()
-        if not self._survival.seconds:
-            self.lose(Loss())
-            return
-        deadline = time.monotonic() + self._survival.seconds - self.clock.absent_seconds
-        while time.monotonic() < deadline:
+        self._unsent.clear()
+        deadline = time.monotonic() + self.reconnect.seconds - self.clock.absent_seconds
+        while self.reconnect.seconds and time.monotonic() < deadline:
             if not was_attached:
                 await anyio.sleep(pause)
                 pause = min(2 * pause, REOPEN_SECONDS[1])
@@ -431,72 +421,14 @@ class DriverStream:
                 continue
             except SandboxLostError as error:
                 cause = error.data.get("cause")
-                self.lose(Loss(error.message, cause=cause if isinstance(cause, str) else None))
+                self._lose(Loss(error.message, cause=cause if isinstance(cause, str) else None))
                 return
             if not scope.cancelled_caught:
-                self._writer = Writer(self._source.stream, self._wake)
                 self._is_unanswered = True
-                if self._attaching is not None:
-                    self._attaching.unanswered_since = -math.inf
-                self._attach_again()
+                if self._attaching.nonce:
+                    self.attach()
                 return
         # A driver can end each of its streams.
-        reason = f"its stream could not be opened again within {self._survival.seconds} s"
-        self.lose(Loss(reason, by_driver=self._is_unanswered))
-
-    # attaching and writing
-
-    async def _maintain(self, writer: Writer, stream_scope: CancelScope) -> None:
-        """Attach, and write what the stream did not take at once; end a stream that is broken."""
-        while not writer.is_broken:
-            if not self._is_quiet:
-                if self._attaching is not None and self._attaching.is_due:
-                    await self._attach(writer, self._attaching)
-                    continue
-                await writer.flush()
-            await self._next_work()
-        if writer.is_stalled:
-            self.lose(_stall())
-        # Its end, which says more, is still to be read.
-        await anyio.sleep(DRAIN_SECONDS)
-        stream_scope.cancel()
-
-    async def _next_work(self) -> None:
-        await self._work.wait()
-        self._work = anyio.Event()
-
-    async def _attach(self, writer: Writer, attaching: Attaching) -> None:
-        """Attach once, and wait for the answer."""
-        seconds = self._reading.spend(attaching.resent_bytes)
-        await anyio.sleep(max(seconds, attaching.began_at + ATTACH_SECONDS - time.monotonic()))
-        if not attaching.is_due:
-            return  # the answer to the one before came late
-        self._detach()
-        attaching.began_at, attaching.resent_bytes = time.monotonic(), 0
-        if attaching.unanswered_since < 0:
-            attaching.unanswered_since = attaching.began_at
-        nonce = attaching.nonce = secrets.token_hex(NONCE_DIGITS // 2).encode()
-        self._lines.begin_writing(nonce)
-        pending = body_of_ids(b"pending", self._handler.pending_ids())
-        writer.discard()  # it was for the attachment before
-        attach = attach_line(nonce, self._survival.generation, wire.VERSION, self._survival.seconds)
-        await writer.flush(attach + self._lines.frame(pending))
-        with anyio.move_on_after(attaching.answer_seconds):
-            while not (writer.is_broken or self._lines.reads):
-                await self._next_work()
-                if not self._is_quiet:
-                    await writer.flush()
-        if not (writer.is_broken or self._lines.reads):
-            attaching.answer_seconds = min(2 * attaching.answer_seconds, ANSWER_SECONDS[1])
-            # The first time, the driver has the time of its boot.
-            if self.was_attached and time.monotonic() > attaching.unanswered_since + wire.LEASE_SECONDS:
-                self.lose(Loss(f"the driver has not answered for {wire.LEASE_SECONDS:.0f} s", by_driver=True))
-
-    def _detach(self) -> None:
-        if self._lines.reads:
-            self._lines.stop_reading()
-            self._handler.on_detached()
-
-
-def _stall() -> Loss:
-    return Loss(f"the sandbox has not read its input for {SEND_SECONDS:.0f} s", by_driver=True)
+        seconds = self.reconnect.seconds
+        reason = f"its stream could not be opened again within {seconds} s" if seconds else None
+        self._lose(Loss(reason, by_driver=self._is_unanswered))

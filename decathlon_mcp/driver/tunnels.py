@@ -16,6 +16,7 @@ import anyio
 import msgspec
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
+from decathlon_sandbox.rates import TokenBucket
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import DecathlonError
@@ -46,7 +47,7 @@ class _TunnelNumber(msgspec.Struct, frozen=True):
 _decode_params = msgspec.json.Decoder(TunnelParams).decode
 _decode_number = msgspec.json.Decoder(_TunnelNumber).decode
 
-_Notify = Callable[[str, JsonObject], Awaitable[None]]
+_Notify = Callable[[str, JsonObject], object]
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError, DecathlonError)
 
 
@@ -76,7 +77,7 @@ class Tunnel(ByteStream):
             await self._changed.wait()
         chunk = bytes(self._buffer[:max_bytes])
         del self._buffer[:max_bytes]
-        await self._send_notification(wire.TAKEN, bytes=len(chunk))
+        self._send(wire.TAKEN, bytes=len(chunk))
         return chunk
 
     async def send(self, item: bytes) -> None:
@@ -89,13 +90,13 @@ class Tunnel(ByteStream):
                 continue
             size = min(len(remaining), self._send_window_bytes, wire.CHUNK_BYTES)
             self._send_window_bytes -= size
-            await self._send_notification(wire.DATA, data=base64.b64encode(remaining[:size]).decode())
+            self._send(wire.DATA, data=base64.b64encode(remaining[:size]).decode())
             remaining = remaining[size:]
 
     async def send_eof(self) -> None:
         if not (self._eof_sent or self._broken):
             self._eof_sent = True
-            await self._send_notification(wire.FINISHED)
+            self._send(wire.FINISHED)
 
     async def aclose(self) -> None:
         if self._closed:
@@ -104,8 +105,7 @@ class Tunnel(ByteStream):
         self._on_close()
         self.fail()
         if not self._peer_gone and not (self._eof_sent and self._eof_received):
-            with anyio.CancelScope(shield=True), suppress(anyio.BrokenResourceError):
-                await self._send_notification(wire.RESET)
+            self._send(wire.RESET)
 
     def handle(self, method: str, params: TunnelParams) -> None:
         """Process one notification of the driver. Raises ValueError if it is invalid."""
@@ -135,12 +135,8 @@ class Tunnel(ByteStream):
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _send_notification(self, method: str, **params: object) -> None:
-        try:
-            await self._notify(method, {"conn": self.number, **params})
-        except DecathlonError:
-            self._peer_gone = self._broken = True
-            raise anyio.BrokenResourceError from None
+    def _send(self, method: str, **params: object) -> None:
+        self._notify(method, {"conn": self.number, **params})
 
 
 class Tunnels:
@@ -152,7 +148,8 @@ class Tunnels:
         self._targets: Mapping[int, Dialer] = {}
         self._tasks: TaskGroup | None = None
         self._last_number = 0
-        self._refused: set[int] = set()
+        # A driver that keeps the protocol has no more tunnels than this side, for more than a moment.
+        self._refusals = TokenBucket(per_second=MAX_TUNNELS, burst=MAX_TUNNELS)
 
     def forward(self, targets: Mapping[int, Dialer], tasks: TaskGroup) -> None:
         """Connect tunnels that the driver opens for these ports to the targets, each in a task of `tasks`."""
@@ -207,16 +204,9 @@ class Tunnels:
             return
         if len(self._open) < MAX_TUNNELS:
             self._tasks.start_soon(_connect, self._add(number), dial)
-        elif len(self._refused) < MAX_TUNNELS:
-            # More come only from a driver that violates the protocol.
-            self._refused.add(number)
-            self._tasks.start_soon(self._refuse, number)
-
-    async def _refuse(self, number: int) -> None:
-        """Reset a tunnel that is not accepted: the driver would keep it open."""
-        with suppress(DecathlonError):
-            await self._notify(wire.RESET, {"conn": number})
-        self._refused.discard(number)
+        elif self._refusals.take():
+            # The driver would keep it open.
+            self._notify(wire.RESET, {"conn": number})
 
 
 async def _connect(tunnel: Tunnel, dial: Dialer) -> None:

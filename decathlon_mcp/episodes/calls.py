@@ -407,15 +407,13 @@ class EpisodeCalls:
             call.request = request
         call.route, call.sent_at = route, time.perf_counter()
         session.starts.begin_call()
-        sending = session.request(
+        session.send(
             route,
             call.params if params is None else params,
             call.request,
             on_outcome=partial(self._on_outcome, session, call),
             on_notification=call.on_notification,
         )
-        if not session.driver.send_now(sending):
-            self._start(call, partial(session.driver.send, sending))
 
     # from the driver to the waiting requests
 

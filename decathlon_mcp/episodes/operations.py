@@ -25,9 +25,8 @@ import anyio.to_thread
 import msgspec
 
 from decathlon_mcp.background import name_event_loop
-from decathlon_mcp.driver.client import relayed_notification
-from decathlon_mcp.driver.messages import Notification
-from decathlon_mcp.driver.replies import CallParams, Reply
+from decathlon_mcp.driver.link import Notification
+from decathlon_mcp.driver.replies import CallParams, Reply, relayed_notification
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.foreign_names import quoted

@@ -19,12 +19,8 @@ from typing import Literal
 from anyio import CapacityLimiter
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver.client import (
-    BOOT_COMMAND,
-    DriverClient,
-    Survival,
-    connect,
-)
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, StoredEpisode, sandbox_spec
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew, SandboxSources
@@ -66,7 +62,7 @@ class SandboxFactory:
     """Whether overlong replies of tools are cut, as Toolathlon does."""
     grades_truncated: bool = True
     """Whether an attempt that a limit ended is graded."""
-    survival: Survival = field(default_factory=Survival)
+    reconnect: ReconnectPolicy = field(default_factory=ReconnectPolicy)
     """How long sandboxes wait for another server."""
     dense: bool = False
     """Whether the memory of agents' sandboxes is merged."""
@@ -178,7 +174,7 @@ class SandboxFactory:
         async with AsyncExitStack() as stack:
             async with opening or nullcontext():
                 sandbox = await stack.enter_async_context(self.provider.open(spec))
-            driver = await stack.enter_async_context(connect(sandbox, survival=self.survival))
+            driver = await stack.enter_async_context(connect(sandbox, reconnect=self.reconnect))
             yield sandbox, driver
 
     def fault_finder(self, public_id: str) -> FaultFinder:
@@ -245,7 +241,7 @@ class SandboxFactory:
                 driver = await stack.enter_async_context(
                     connect(
                         sandbox,
-                        survival=self.survival,
+                        reconnect=self.reconnect,
                         taken_back=True,
                         unanswered=unanswered,
                     )
@@ -300,7 +296,7 @@ class SandboxFactory:
             image=image or self.image,
             network=network,
             limits=self.limits,
-            survives=self.survival.seconds > 0,
+            survives=self.reconnect.seconds > 0,
             dense=dense and self.dense,
         )
 

@@ -25,7 +25,7 @@ import anyio.to_thread
 from decathlon_mcp.archives.joining import append_archive, joined
 from decathlon_mcp.archives.reading import top_level_names
 from decathlon_mcp.driver.archives import get_archive, put_archive
-from decathlon_mcp.driver.client import DriverClient, Moment, ServerInfo
+from decathlon_mcp.driver.client import DriverClient, ServerInfo
 from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.errors import BadRequestError, DriverError, LimitExceededError, SetUpError
 from decathlon_mcp.sandboxes.base import Sandbox
@@ -319,7 +319,7 @@ class SetUp:
         except DriverError as error:
             raise SetUpError(f"the answers could not be sealed: {error.message}") from None
 
-    async def _clean(self, sandbox: Sandbox, driver: DriverClient, before: Moment) -> None:
+    async def _clean(self, sandbox: Sandbox, driver: DriverClient, before: JsonObject) -> None:
         """Remove or refuse what preprocess changed outside of the workspace and the task's folder."""
         profile = self.suite.profile
         # The sealing takes care of the task's folder and of the credentials, in which preprocess may renew

@@ -27,7 +27,7 @@ from decathlon_client.sync import Decathlon as SyncDecathlon
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver import stream
-from decathlon_mcp.driver.pending import Survival
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from tests.clients.relay import Relay, relayed
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall
@@ -342,7 +342,7 @@ async def engine(
 
     provider = FakeProvider(tools={"probe": {"work": work}})
     async with (
-        served_by_fake(tmp_path, provider, survival=Survival(survive_seconds)) as served,
+        served_by_fake(tmp_path, provider, reconnect=ReconnectPolicy(survive_seconds)) as served,
         relayed(served) as (relay, url),
     ):
         engine = Engine(relay, url, provider)

@@ -15,8 +15,9 @@ from typing import Any
 
 import anyio
 
-from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, Survival, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver.replies import Reply
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
@@ -63,10 +64,10 @@ async def call(
 
 async def first(arguments: dict[str, Any], log: Log) -> None:
     """Open the sandbox, start its server, call `arguments["tool"]`, and wait to be killed."""
-    survival = Survival(arguments.get("survive_seconds", SURVIVE_SECONDS), 1)
+    survival = ReconnectPolicy(arguments.get("survive_seconds", SURVIVE_SECONDS), 1)
     provider = HostProvider(arguments["owner"], Path(arguments["folder"]), isolation="none")
     async with provider, provider.open(spec_of(arguments["name"])) as sandbox:
-        async with connect(sandbox, survival=survival) as driver:
+        async with connect(sandbox, reconnect=survival) as driver:
             await driver.define([arguments["server"]])
             await driver.start([arguments["server"]["name"]], deadline_seconds=30)
             log.write(ready=True)
@@ -76,11 +77,11 @@ async def first(arguments: dict[str, Any], log: Log) -> None:
 
 async def second(arguments: dict[str, Any], log: Log) -> None:
     """Take the sandbox back and send the call again."""
-    survival = Survival(SURVIVE_SECONDS, arguments["generation"])
+    survival = ReconnectPolicy(SURVIVE_SECONDS, arguments["generation"])
     provider = HostProvider(arguments["owner"] + "-next", Path(arguments["folder"]), isolation="none")
     unanswered = arguments["unanswered"]
     async with provider, provider.take_back(arguments["owner"], spec_of(arguments["name"])) as sandbox:
-        async with connect(sandbox, survival=survival, taken_back=True, unanswered=unanswered) as driver:
+        async with connect(sandbox, reconnect=survival, taken_back=True, unanswered=unanswered) as driver:
             # The old replies arrive before they are asked for.
             await driver.ping()
             await anyio.sleep(0.2)

@@ -20,7 +20,8 @@ import pytest
 from anyio.abc import Process
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver.client import Survival, boot_message, connect
+from decathlon_mcp.driver.client import boot_message, connect
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.driver.peer import (
     BOUND_SECONDS,
@@ -282,13 +283,13 @@ async def test_new_server_resets_tunnels_and_keeps_forwarded_ports(tmp_path: Pat
             HostProvider(owner, tmp_path, isolation="none") as provider,
             provider.open(spec_of("tunnels")) as sandbox,
         ):
-            async with connect(sandbox, survival=Survival(60, 1)) as client:
+            async with connect(sandbox, reconnect=ReconnectPolicy(60, 1)) as client:
                 await client.forward({port: dial})
                 old = await anyio.connect_tcp("127.0.0.1", port)
                 await old.send(b"a")
                 assert await old.receive() == b"a"
             await sandbox.reopen()
-            async with connect(sandbox, survival=Survival(60, 2), taken_back=True) as client:
+            async with connect(sandbox, reconnect=ReconnectPolicy(60, 2), taken_back=True) as client:
                 await client.forward({port: dial})
                 with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                     await old.receive()

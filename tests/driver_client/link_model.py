@@ -30,9 +30,8 @@ from decathlon_sandbox.streams import Backpressure
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver import stream as stream_module
 from decathlon_mcp.driver.link import DriverLink
-from decathlon_mcp.driver.pending import Request, Survival
-from decathlon_mcp.driver.stream import Loss
-from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.driver.stream import ReconnectPolicy
+from decathlon_mcp.errors import ProviderUnavailableError
 
 SERVERS = 3
 BATCH = 40
@@ -213,10 +212,6 @@ class Source:
         self.stream = Wire(*self._parts)
 
 
-async def describe_loss(loss: Loss) -> SandboxLostError:
-    return SandboxLostError(loss.reason or "the stream ended")
-
-
 class Server:
     """A server process: calls what is left of its predecessor's calls, and calls of its own."""
 
@@ -225,17 +220,17 @@ class Server:
         self._chance = chance
         self._counts = counts
         self.unanswered: dict[int, str] = {}
-        self._pings: list[Request] = []
+        self._pings: list[int] = []
 
     async def run(self, link: DriverLink) -> None:
         """Make calls until so many have their outcomes; what is unanswered then is the next server's."""
         for request_id, text in tuple(self.unanswered.items()):
-            await self._send(link, request_id, text)
+            self._send(link, request_id, text)
         target = self._counts.calls + self._calls
         while self._counts.calls < target:
             while len(self.unanswered) < BATCH:
                 text = "x" * self._chance.choice(TEXT_BYTES)
-                await self._send(link, link.new_id(), f"{self._counts.calls}-{len(self.unanswered)}-{text}")
+                self._send(link, link.new_request_id(), f"{self._counts.calls}-{len(self.unanswered)}-{text}")
             if self._chance.random() < 0.002:
                 cancelled = self._chance.choice([*self.unanswered])
                 del self.unanswered[cancelled]
@@ -243,12 +238,11 @@ class Server:
                 link.cancel(cancelled)
             if not self._pings and self._chance.random() < 0.05:
                 # What finds the loss of the last line: the heartbeat.
-                ping = Request(link.new_id(), wire.PING, {}, lambda _: None, lambda _: self._pings.clear())
-                self._pings.append(ping)
-                link.send_now(ping)
+                self._pings.append(ping := link.new_request_id())
+                link.send(ping, wire.PING, {}, lambda _: None, lambda _: self._pings.clear(), urgent=True)
             await anyio.lowlevel.checkpoint()
 
-    async def _send(self, link: DriverLink, request_id: int, text: str) -> None:
+    def _send(self, link: DriverLink, request_id: int, text: str) -> None:
         def settle(outcome: Any) -> None:
             if outcome is None:
                 return  # this server is at its end
@@ -260,7 +254,7 @@ class Server:
             self._counts.calls += 1
 
         self.unanswered[request_id] = text
-        await link.send(Request(request_id, wire.CALL, {"text": text}, lambda message: message, settle))
+        link.send(request_id, wire.CALL, {"text": text}, lambda message: message, settle)
 
 
 async def run_model(seed: int, calls: int) -> Counts:
@@ -275,13 +269,12 @@ async def run_model(seed: int, calls: int) -> Counts:
         async with background_tasks() as tasks:
             link = DriverLink(
                 Source(sandbox, chance, counts),
-                describe_loss,
-                survival=Survival(3600, generation),
+                reconnect=ReconnectPolicy(3600, generation),
                 taken_back=generation > 1,
                 unanswered=[*unanswered],
             )
-            tasks.start_soon(link.run)
-            link.stream.attach()
+            tasks.start_soon(link.receive)
+            link.attach()
             await server.run(link)
             # A server that is killed has no time for more.
             unanswered = dict(server.unanswered)

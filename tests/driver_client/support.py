@@ -138,7 +138,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def connection(*, boots: bool = False) -> AsyncGenerator[tuple[ByteStream, Peer]]:
+async def connection(*, boots: bool = False) -> AsyncGenerator[tuple[MemoryByteStream, Peer]]:
     """The client's stream and the peer at its other end. `boots`: the driver's source comes first."""
     client, driver = stream_pair()
     peer = Peer(driver, boots=boots)

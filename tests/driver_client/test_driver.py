@@ -20,10 +20,9 @@ from decathlon_mcp.driver.client import (
     RunResult,
     ServerInfo,
     connect,
-    relayed_notification,
 )
-from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES
-from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES, Notification
+from decathlon_mcp.driver.replies import relayed_notification
 from decathlon_mcp.errors import CallTimeoutError, DriverError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import ended_from_inside
 from decathlon_mcp.types import JsonObject

@@ -14,19 +14,14 @@ import pytest
 from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver import pending as pending_module
+from decathlon_mcp.driver import link as link_module
 from decathlon_mcp.driver import stream as stream_module
-from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES, DriverLink
-from decathlon_mcp.driver.messages import Message, Notification, read_message
-from decathlon_mcp.driver.pending import COPIES_OF_COPIES, Survival
-from decathlon_mcp.driver.pending import Request as LinkRequest
-from decathlon_mcp.driver.stream import Loss
+from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES, DriverLink, Message, Notification, read_message
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DriverError,
     LimitExceededError,
     SandboxLostError,
-    SnapshotError,
 )
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
@@ -35,21 +30,17 @@ from tests.driver_client.support import FIRST_ID, Peer, Source, connection, payl
 pytestmark = pytest.mark.anyio
 
 MANY: list[Any] = [0] * 2000
-TOO_MANY = "the driver sent an invalid reply to ping: the JSON text has more than 1,000 values and keys"
-TOO_DEEP = "the driver sent an invalid reply to ping: the JSON text is nested deeper than 128 levels"
-
-
-async def describe_loss(loss: Loss) -> SandboxLostError:
-    return SandboxLostError(loss.reason or "the stream ended", by_driver=loss.by_driver)
+TOO_MANY = "the driver sent an invalid reply: the JSON text has more than 1,000 values and keys"
+TOO_DEEP = "the driver sent an invalid reply: the JSON text is nested deeper than 128 levels"
 
 
 @asynccontextmanager
 async def linked(**options: Any) -> AsyncGenerator[tuple[DriverLink, Peer]]:
     """A client that reads, and its peer."""
     async with connection() as (stream, peer), anyio.create_task_group() as tasks:
-        link = DriverLink(Source(stream), describe_loss, **options)
-        tasks.start_soon(link.run)
-        link.stream.attach()
+        link = DriverLink(Source(stream), **options)
+        tasks.start_soon(link.receive)
+        link.attach()
         yield link, peer
         tasks.cancel_scope.cancel()
 
@@ -95,7 +86,7 @@ class Request:
     ],
 )
 def test_payload_that_is_no_message_is_not_read(garbage: bytes) -> None:
-    assert read_message(garbage) is None
+    assert read_message(garbage) == Message()
 
 
 # Requests and replies
@@ -268,7 +259,7 @@ class Observed:
     def __init__(self, link: DriverLink) -> None:
         self.events: list[Any] = []
         self.done = anyio.Event()
-        self.request = LinkRequest(link.new_id(), wire.CALL, {}, _result, self._end, self._notify)
+        link.send(link.new_request_id(), wire.CALL, {}, _result, self._end, self._notify)
 
     def _notify(self, notification: Notification) -> None:
         self.events.append((notification.method, notification.decoded()))
@@ -285,7 +276,6 @@ def _result(message: Message) -> Any:
 async def test_notifications_come_in_order_before_the_reply() -> None:
     async with linked() as (link, peer):
         observed = Observed(link)
-        await link.send(observed.request)
         number = (await peer.receive())["id"]
         methods = [wire.PROGRESS, wire.MESSAGE, wire.MESSAGE, wire.PROGRESS]
         data = [
@@ -299,8 +289,6 @@ async def test_notifications_come_in_order_before_the_reply() -> None:
 async def test_notifications_reach_the_request_with_their_id_alone() -> None:
     async with linked() as (link, peer):
         first, second = Observed(link), Observed(link)
-        await link.send(first.request)
-        await link.send(second.request)
         first_request, second_request = await peer.receive(), await peer.receive()
         unrelated: list[JsonObject] = [
             {"id": 99, "params": {"text": "unknown id"}},
@@ -332,11 +320,10 @@ async def test_params_of_a_notification_that_are_no_object_or_too_deep_are_none(
 async def test_notifications_above_the_rate_and_over_the_size_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pending_module, "NOTIFICATIONS_BURST", 5)
-    monkeypatch.setattr(pending_module, "NOTIFICATIONS_PER_SECOND", 0.01)
+    monkeypatch.setattr(link_module, "NOTIFICATIONS_BURST", 5)
+    monkeypatch.setattr(link_module, "NOTIFICATIONS_PER_SECOND", 0.01)
     async with linked() as (link, peer):
         observed = Observed(link)
-        await link.send(observed.request)
         number = (await peer.receive())["id"]
         too_long = {"n": -1, "text": "x" * wire.MAX_NOTIFICATION_BYTES}
         for params in (too_long, *({"n": n} for n in range(100))):
@@ -351,7 +338,7 @@ async def test_outcome_that_cannot_be_handled_ends_no_other_request() -> None:
         raise RuntimeError("no room")
 
     async with linked() as (link, peer), anyio.create_task_group() as tasks:
-        await link.send(LinkRequest(link.new_id(), wire.CALL, {}, _result, fail))
+        link.send(link.new_request_id(), wire.CALL, {}, _result, fail)
         await peer.reply(await peer.receive(), {})
         other = Request(tasks, link)
         await peer.reply(await peer.receive(), "fine")
@@ -360,21 +347,14 @@ async def test_outcome_that_cannot_be_handled_ends_no_other_request() -> None:
 
 async def test_driver_keeps_a_long_reply_until_its_request_has_had_it() -> None:
     async with linked() as (link, peer):
-        observed = Observed(link)
-        await link.send(observed.request)
-        text = "x" * READ_IN_THREAD_BYTES
         kept: list[bool] = []
-        observed_end = observed.request.on_outcome
 
         def end(outcome: object) -> None:
             kept.append(FIRST_ID in peer.connection.responses)
-            observed_end(outcome)
 
-        observed.request.on_outcome = end
-        await peer.reply(await peer.receive(), text)
-        await observed.done.wait()
-        assert observed.events == [text]
-        assert kept == [True]
+        link.send(link.new_request_id(), wire.CALL, {}, _result, end)
+        await peer.reply(await peer.receive(), "x" * READ_IN_THREAD_BYTES)
+        await until(lambda: kept == [True])
         await until(lambda: not peer.connection.responses)
 
 
@@ -387,7 +367,7 @@ async def long_reply_in_thread(link: DriverLink, peer: Peer, outcomes: list[Any]
         resume.wait(10)
         return "long"
 
-    await link.send(LinkRequest(link.new_id(), wire.CALL, {}, read, outcomes.append))
+    link.send(link.new_request_id(), wire.CALL, {}, read, outcomes.append)
     await peer.reply(await peer.receive(), "x" * READ_IN_THREAD_BYTES)
     await reading.wait()
     return resume
@@ -415,7 +395,7 @@ async def test_request_whose_long_reply_is_read_is_not_cancelled_in_the_driver()
         link.cancel(FIRST_ID)
         resume.set()
         await until(lambda: not peer.connection.responses)
-        await link.notify("next", {})
+        link.notify("next", {})
         assert (await peer.receive())["method"] == "next"
         assert outcomes == []
 
@@ -430,22 +410,6 @@ async def test_long_reply_before_the_end_of_the_stream_is_returned() -> None:
         resume.set()
         await link.closed.wait()
         assert outcomes == ["long"]
-
-
-@pytest.mark.parametrize("start", [b'{"jsonrpc":"2.0","id":%d', b'{"id":%d,"jsonrpc":"2.0"'])
-async def test_long_reply_is_read_in_a_thread_wherever_its_id_is(start: bytes) -> None:
-    async with linked() as (link, peer):
-        threads: list[Any] = []
-
-        def read(message: Message) -> threading.Thread:
-            return threading.current_thread()
-
-        await link.send(LinkRequest(link.new_id(), wire.CALL, {}, read, threads.append))
-        await peer.receive()
-        text = b"x" * READ_IN_THREAD_BYTES
-        await peer.send_payloads(start % FIRST_ID + b',"result":"%b"}' % text)
-        await until(lambda: bool(threads))
-        assert threads[0] is not threading.current_thread()
 
 
 async def test_link_that_closes_while_a_long_reply_is_read_gives_one_outcome() -> None:
@@ -475,8 +439,6 @@ async def test_end_of_the_stream_fails_pending_and_later_requests() -> None:
         assert link.ready_or_closed.is_set()
         with pytest.raises(SandboxLostError, match="the stream ended"):
             await link.request(wire.PING, {})
-        with pytest.raises(SandboxLostError, match="the stream ended"):
-            await link.notify(wire.CANCEL, {})
 
 
 async def test_end_of_the_stream_within_a_reply_fails_the_request() -> None:
@@ -524,7 +486,7 @@ async def test_garbage_does_not_close_the_connection() -> None:
 async def test_failing_write_is_a_lost_sandbox() -> None:
     async with connection() as (stream, peer):
         async with anyio.create_task_group():
-            link = DriverLink(Source(stream), describe_loss)
+            link = DriverLink(Source(stream))
             await peer.aclose()
             with pytest.raises(SandboxLostError, match="the sandbox is gone"):
                 await link.send_bytes(b"source")
@@ -549,15 +511,15 @@ async def test_first_reason_for_closing_is_kept() -> None:
 
 async def test_client_is_ready_once_the_driver_is_attached() -> None:
     async with connection(boots=True) as (stream, peer), anyio.create_task_group() as tasks:
-        link = DriverLink(Source(stream), describe_loss)
-        tasks.start_soon(link.run)
+        link = DriverLink(Source(stream))
+        tasks.start_soon(link.receive)
         await link.send_bytes(b"1\n ")
-        link.stream.attach()
+        link.attach()
         await anyio.wait_all_tasks_blocked()
-        assert not link.stream.was_attached
+        assert not link.was_attached
         peer.start()
         await link.ready_or_closed.wait()
-        assert link.stream.was_attached
+        assert link.was_attached
         assert not link.closed.is_set()
         tasks.cancel_scope.cancel()
 
@@ -569,16 +531,3 @@ async def test_end_of_the_stream_breaks_the_tunnels() -> None:
         with pytest.raises(anyio.BrokenResourceError):
             await tunnel.receive()
         await tunnel.aclose()
-
-
-def test_copies_have_higher_generations_than_what_they_copy_and_lower_ones_than_the_next_server() -> None:
-    first, second = Survival.of_server(60, 1), Survival.of_server(60, 2)
-    survival = first
-    for _ in range(COPIES_OF_COPIES - 1):
-        survival = first.of_copy(survival.generation)
-    assert first.generation < survival.generation < second.generation
-    with pytest.raises(SnapshotError, match="copies of copies"):
-        first.of_copy(survival.generation)
-    # A later server opens a copy of what an earlier one has saved.
-    assert second.of_copy(first.generation) == second
-    assert second.of_copy(second.generation).generation > second.generation

@@ -17,14 +17,10 @@ from decathlon_sandbox.requests import UsedIds
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver import stream as stream_module
-from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.link import MIN_BEAT_SECONDS, DriverLink, Heartbeat
-from decathlon_mcp.driver.pending import Request, Survival
-from decathlon_mcp.driver.replies import Reply
-from decathlon_mcp.driver.stream import Loss
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import (
     CallTimeoutError,
-    DecathlonError,
     LimitExceededError,
     ProviderUnavailableError,
     SandboxLostError,
@@ -43,41 +39,26 @@ from tests.driver_client.support import (
 )
 
 pytestmark = pytest.mark.anyio
-SURVIVAL = Survival(seconds=60, generation=1)
+RECONNECT = ReconnectPolicy(seconds=60, generation=1)
 OLD_ID, NEXT_ID = FIRST_ID, (2 << wire.COUNTER_BITS) + 1
 
 
-class SlowStream(MemoryByteStream):
-    """Writes the first half of an item at once and the rest once `resume` is set."""
-
-    resume: anyio.Event
-
-    async def send(self, item: bytes) -> None:
-        middle = len(item) // 2
-        await super().send(item[:middle])
-        await self.resume.wait()
-        await super().send(item[middle:])
-
-
 class NarrowStream(DirectStream):
-    """Takes a few bytes at once, and the rest once `resume` is set. With `broken`, it takes nothing."""
+    """Takes `room` bytes at once, and the rest once `resume` is set."""
 
-    def __init__(self, stream: MemoryByteStream) -> None:
+    def __init__(self, stream: MemoryByteStream, *, room: int = 1 << 20) -> None:
         self.resume = anyio.Event()
-        self.resume.set()
-        self.broken = False
-        self.room = 1 << 20
+        self.room = room
         self._stream = stream
 
     def send_now(self, data: bytes | memoryview) -> int:
-        if self.broken:
-            raise anyio.BrokenResourceError
         part = bytes(data[: self.room])
         self._stream._outgoing.send_nowait(part)  # pyright: ignore[reportPrivateUsage]
         return len(part)
 
     async def send(self, item: bytes) -> None:
-        await self.resume.wait()
+        if self.room < len(item):
+            await self.resume.wait()
         await self._stream.send(item)
 
     async def receive_each(self, handler: Callable[[bytes], float]) -> None:
@@ -139,20 +120,16 @@ def ignore(*arguments: object) -> None:
     pass
 
 
-async def describe_loss(loss: Loss) -> SandboxLostError:
-    return SandboxLostError(loss.reason or "the stream ended", by_driver=loss.by_driver, cause=loss.cause)
-
-
 @asynccontextmanager
 async def surviving(
-    survival: Survival = SURVIVAL,
+    reconnect: ReconnectPolicy = RECONNECT,
 ) -> AsyncGenerator[tuple[DriverLink, ReopenedSource, TaskGroup]]:
     """A client whose stream can be opened again; its peer is that of the source."""
     async with connection() as (stream, peer), background_tasks() as tasks:
         source = ReopenedSource(peer, stream, tasks)
-        link = DriverLink(source, describe_loss, survival=survival)
-        tasks.start_soon(link.run)
-        link.stream.attach()
+        link = DriverLink(source, reconnect=reconnect)
+        tasks.start_soon(link.receive)
+        link.attach()
         await link.ready_or_closed.wait()
         try:
             yield link, source, tasks
@@ -174,31 +151,26 @@ async def outcome_of(link: DriverLink, outcomes: list[Any], timeout_seconds: flo
 
 @asynccontextmanager
 async def narrow_connection() -> AsyncGenerator[tuple[DriverLink, NarrowStream, Peer]]:
-    client, driver = stream_pair()
-    stream, peer = NarrowStream(client), Peer(driver, boots=False)
-    async with background_tasks() as tasks:
-        link = DriverLink(Source(stream), describe_loss)
-        tasks.start_soon(peer.run)
-        tasks.start_soon(link.run)
-        link.stream.attach()
+    async with connection() as (client, peer), background_tasks() as tasks:
+        stream = NarrowStream(client)
+        link = DriverLink(Source(stream))
+        tasks.start_soon(link.receive)
+        link.attach()
         await link.ready_or_closed.wait()
         yield link, stream, peer
         link.close()
-        await stream.aclose()
-        await driver.aclose()
-        peer.close()
 
 
-def request(link: DriverLink, method: str, params: JsonObject, outcomes: list[Any]) -> Request:
-    return Request(link.new_id(), method, params, lambda message: message, outcomes.append)
+def send(link: DriverLink, method: str, params: JsonObject, outcomes: list[Any]) -> int:
+    link.send(number := link.new_request_id(), method, params, lambda message: message, outcomes.append)
+    return number
 
 
 async def test_what_a_stream_does_not_take_at_once_is_written_before_anything_else() -> None:
     async with narrow_connection() as (link, stream, peer):
-        stream.room, stream.resume = 3, anyio.Event()
-        assert link.send_now(request(link, "one", {}, []))
-        assert link.send_now(request(link, "two", {}, []))
-        await link.notify("three", {})
+        stream.room = 3
+        for method in ("one", "two", "three"):
+            send(link, method, {}, [])
         await anyio.wait_all_tasks_blocked()
         stream.resume.set()
         with anyio.fail_after(10):
@@ -206,85 +178,51 @@ async def test_what_a_stream_does_not_take_at_once_is_written_before_anything_el
 
 
 async def test_what_is_sent_in_a_quiet_moment_is_written_at_its_end() -> None:
-    async with surviving() as (link, source, tasks), anyio.create_task_group() as requests:
-        driver = DriverClient(link, tasks)
-        with link.stream.quiet():
-            requests.start_soon(driver.ping)
+    async with surviving() as (link, source, _):
+        with link.quiet():
+            send(link, wire.PING, {}, [])
             with anyio.move_on_after(0.1) as scope:
                 await source.peer.receive()
             assert scope.cancelled_caught
         with anyio.fail_after(1):
-            request = await source.peer.receive()
-        await source.peer.reply(request, {})
-
-
-async def test_nothing_is_sent_now_without_room() -> None:
-    async with narrow_connection() as (link, _, _):
-        half = {"data": "x" * (wire.REQUEST_BUFFER_BYTES // 2)}
-        assert [link.send_now(request(link, "one", half, [])) for _ in range(3)] == [True, False, False]
-
-
-async def test_messages_to_a_stream_that_takes_them_slowly_are_written_whole() -> None:
-    client, driver = stream_pair()
-    slow = SlowStream(client._incoming, client._outgoing)  # pyright: ignore[reportPrivateUsage]
-    slow.resume = anyio.Event()
-    slow.resume.set()
-    peer = Peer(driver, boots=False)
-    async with background_tasks() as tasks:
-        tasks.start_soon(peer.run)
-        link = DriverLink(Source(slow), describe_loss)
-        tasks.start_soon(link.run)
-        link.stream.attach()
-        await link.ready_or_closed.wait()
-        slow.resume = anyio.Event()
-        for number in range(3):
-            await link.notify("count", {"number": number})
-        await anyio.wait_all_tasks_blocked()
-        slow.resume.set()
-        assert [(await peer.receive())["params"] for _ in range(3)] == [{"number": n} for n in range(3)]
-        link.close()
-        await slow.aclose()
-        await driver.aclose()
-        peer.close()
-
-
-async def test_peer_that_does_not_read_is_a_lost_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "SEND_SECONDS", 0.01)
-    client, driver = stream_pair()
-    slow = SlowStream(client._incoming, client._outgoing)  # pyright: ignore[reportPrivateUsage]
-    slow.resume = anyio.Event()
-    async with background_tasks():
-        with pytest.raises(SandboxLostError, match="has not read its input"):
-            await DriverLink(Source(slow), describe_loss).send_bytes(b"text")
-    await slow.aclose()
-    await driver.aclose()
+            await source.peer.receive()
 
 
 async def test_link_that_is_closed_does_not_wait_for_a_stream_that_takes_nothing() -> None:
     # The end of the connection waits for the task that writes.
-    with anyio.fail_after(stream_module.SEND_SECONDS / 3):
+    with anyio.fail_after(10):
         async with narrow_connection() as (link, stream, _):
-            stream.room, stream.resume = 8, anyio.Event()
-            await link.notify("stuck", {})
+            stream.room = 8
+            link.notify("stuck", {})
             await anyio.wait_all_tasks_blocked()
             link.close("the episode ended")
 
 
+async def test_source_of_a_driver_is_not_waited_for_when_the_link_closes() -> None:
+    async with connection() as (client, _), anyio.create_task_group() as tasks:
+        link = DriverLink(Source(NarrowStream(client, room=1)))
+        tasks.start_soon(link.receive)
+
+        async def close() -> None:
+            await anyio.wait_all_tasks_blocked()
+            link.close("the driver did not come up")
+
+        tasks.start_soon(close)
+        with anyio.fail_after(10), pytest.raises(SandboxLostError, match="did not come up"):
+            await link.send_bytes(b"source")
+
+
 async def test_stream_is_opened_again_while_the_lost_one_takes_nothing() -> None:
-    with anyio.fail_after(stream_module.SEND_SECONDS / 3):
+    with anyio.fail_after(10):
         async with surviving() as (link, source, tasks):
             outcomes: list[Any] = []
-            # Everything is read from the first stream, and written to one that is stuck.
-            stuck, unread = stream_pair()
-            link.stream._writer.stream = slow = SlowStream(stuck._incoming, stuck._outgoing)  # pyright: ignore[reportPrivateUsage]
-            slow.resume = anyio.Event()
+            assert isinstance(source.stream, MemoryByteStream)
+            source.stream = NarrowStream(source.stream, room=1)
             tasks.start_soon(outcome_of, link, outcomes)
             await anyio.wait_all_tasks_blocked()
             await source.peer.end()
             await source.peer.reply(await source.peer.receive(), "fine")
             await until(lambda: outcomes == ["fine"])
-            await stuck.aclose()
-            await unread.aclose()
 
 
 async def test_source_of_a_driver_is_written_whole_although_the_stream_is_lost_meanwhile() -> None:
@@ -296,69 +234,52 @@ async def test_source_of_a_driver_is_written_whole_although_the_stream_is_lost_m
             await anyio.sleep_forever()
 
     client, driver = stream_pair()
-    slow = SlowStream(client._incoming, client._outgoing)  # pyright: ignore[reportPrivateUsage]
-    slow.resume = anyio.Event()
+    slow = NarrowStream(client, room=1)
     source = Reopening(slow)
     async with background_tasks() as tasks:
-        link = DriverLink(source, describe_loss, survival=SURVIVAL)
-        tasks.start_soon(link.run)
+        link = DriverLink(source, reconnect=RECONNECT)
+        tasks.start_soon(link.receive)
         tasks.start_soon(link.send_bytes, b"source")
         await anyio.wait_all_tasks_blocked()
         await driver.send_eof()
         with anyio.fail_after(10):
             await source.began.wait()
             slow.resume.set()
-            received = b""
-            while received != b"source":
-                received += await driver.receive()
+            assert await driver.receive() == b"source"
         link.close()
     await client.aclose()
     await driver.aclose()
 
 
-async def test_request_waits_for_room() -> None:
-    async with surviving() as (link, source, tasks):
-        peer, text, outcomes, sent = source.peer, {"text": "x" * (30 << 20)}, list[Any](), list[int]()
-
-        async def send() -> None:
-            for number in range(3):
-                await link.send(request(link, "large", text, outcomes))
-                sent.append(number)
-
-        tasks.start_soon(send)
-        first, _ = await peer.receive(), await peer.receive()
-        await anyio.wait_all_tasks_blocked()
-        assert sent == [0, 1]
-        await peer.reply(first, {})
-        assert (await peer.receive())["params"] == text
-
-
-async def test_request_that_is_cancelled_while_it_waits_for_room_is_not_sent() -> None:
-    async with surviving() as (link, source, tasks):
+async def test_requests_wait_for_room_and_one_that_is_cancelled_meanwhile_is_not_sent() -> None:
+    async with surviving() as (link, source, _):
         peer, text, outcomes = source.peer, {"text": "x" * (30 << 20)}, list[Any]()
-        for _ in range(2):
-            await link.send(request(link, "large", text, outcomes))
-        first, _ = await peer.receive(), await peer.receive()
-        waiting = request(link, "late", text, outcomes)
-        tasks.start_soon(link.send, waiting)
-        await anyio.wait_all_tasks_blocked()
-        link.cancel(waiting.id)
+        numbers = [send(link, "large", text, outcomes) for _ in range(4)]
+        link.send(link.new_request_id(), "urgent", {}, _ignored, _ignored, urgent=True)
+        first, _, urgent = [await peer.receive() for _ in range(3)]
+        assert urgent["method"] == "urgent"
+        link.cancel(numbers[2])
         await peer.reply(first, {})
-        await until(lambda: len(outcomes) == 1)
-        await anyio.wait_all_tasks_blocked()
-        await link.notify("next", {})
-        assert (await peer.receive())["method"] == "next"
+        assert (await peer.receive())["id"] == numbers[3]
         assert len(outcomes) == 1
+        link.close()
+        assert outcomes[1:] == [None, None]
+        send(link, "late", {}, outcomes)
+        assert outcomes[3:] == [None]
+
+
+def _ignored(*arguments: object) -> None:
+    pass
 
 
 async def test_attachment_is_written_after_what_the_stream_did_not_take_at_once() -> None:
     async with narrow_connection() as (link, stream, peer):
         before = peer.connection.attachments
         await peer.send_bytes(b"damaged\n")
-        attaching = link.stream._attaching  # pyright: ignore[reportPrivateUsage]
-        await until(lambda: attaching is not None and attaching.is_due)
+        attaching = link._attaching  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: attaching.is_due)
         stream.room = 10
-        assert link.send_now(request(link, "call", {}, []))
+        send(link, "call", {}, [])
         stream.room = 1 << 20
         # Before the next attempt, which comes after the first of ANSWER_SECONDS.
         with anyio.fail_after(stream_module.ANSWER_SECONDS[0] * 0.75):
@@ -392,7 +313,7 @@ async def test_sandbox_that_has_ended_is_lost_with_its_cause() -> None:
 
 
 async def test_engine_that_does_not_come_back_in_time_loses_the_sandbox() -> None:
-    async with surviving(survival=Survival(1, 1)) as (link, source, _):
+    async with surviving(reconnect=ReconnectPolicy(1, 1)) as (link, source, _):
         source.failures = [ProviderUnavailableError("no engine") for _ in range(100)]
         await source.peer.end()
         await link.closed.wait()
@@ -403,7 +324,7 @@ async def test_engine_that_does_not_come_back_in_time_loses_the_sandbox() -> Non
 
 
 async def test_driver_that_ends_each_of_its_streams_is_at_fault() -> None:
-    async with surviving(Survival(seconds=1, generation=1)) as (link, source, _):
+    async with surviving(ReconnectPolicy(seconds=1, generation=1)) as (link, source, _):
         reopen = source.reopen
 
         async def reopen_and_end() -> None:
@@ -422,11 +343,11 @@ async def test_stream_that_cannot_be_written_to_is_opened_again(monkeypatch: pyt
     monkeypatch.setattr(stream_module, "DRAIN_SECONDS", 0.05)
     async with connection() as (stream, peer), background_tasks() as tasks:
         source = ReopenedSource(peer, BrokenStream(), tasks)
-        link = DriverLink(source, describe_loss, survival=SURVIVAL)
-        tasks.start_soon(link.run)
-        link.stream.attach()
+        link = DriverLink(source, reconnect=RECONNECT)
+        tasks.start_soon(link.receive)
+        link.attach()
         await link.ready_or_closed.wait()
-        assert link.stream.was_attached
+        assert link.was_attached
         link.close()
         await source.stream.aclose()
         await peer.aclose()
@@ -464,7 +385,7 @@ async def test_heartbeat_rests_while_the_driver_is_not_attached(monkeypatch: pyt
     async with surviving() as (link, source, _):
         heartbeat, beats = Heartbeat(link, boot_seconds=None), list[float]()
         monkeypatch.setattr(heartbeat, "_schedule", beats.append)
-        heartbeat.start()
+        heartbeat.stop()
         heartbeat._beat()  # pyright: ignore[reportPrivateUsage]
         assert (await source.peer.receive())["method"] == wire.PING
         source.failures = [ProviderUnavailableError("no engine") for _ in range(100)]
@@ -518,7 +439,7 @@ async def test_driver_that_demands_attachments_is_resent_little(monkeypatch: pyt
     async with surviving() as (link, source, _):
         peer = source.peer
         monkeypatch.setattr(UsedIds, "add", forget)
-        await link.send(request(link, wire.PING, {"text": "x" * (1 << 20)}, []))
+        send(link, wire.PING, {"text": "x" * (1 << 20)}, [])
         await peer.receive()
         before, began_at = peer.connection.attachments, time.monotonic()
         for _ in range(200):
@@ -533,23 +454,22 @@ async def test_driver_that_repeats_that_it_never_had_a_request_gets_it_once() ->
     """A line of ten bytes must not be worth a request of a MiB, or a second of them 16 GiB of memory."""
     async with surviving() as (link, source, _):
         peer, size_bytes = source.peer, 1 << 20
-        waiting = request(link, wire.PING, {"text": "x" * size_bytes}, [])
-        await link.send(waiting)
+        number = send(link, wire.PING, {"text": "x" * size_bytes}, [])
         await peer.receive()
         await peer.send_bytes(b"damaged\n")  # only what an attachment has named can be unknown
-        await until(lambda: peer.connection.attachments > 1 and link.stream.is_attached)
+        await until(lambda: peer.connection.attachments > 1 and link.is_attached)
         written = 0
-        write = link.stream.write
+        write = link._write  # pyright: ignore[reportPrivateUsage]
 
         def count(*bodies: bytes, again: bool = False) -> None:
             nonlocal written
             written += sum(map(len, bodies))
             write(*bodies, again=again)
 
-        link.stream.write = count
-        await peer.send_payloads(*[body_of_ids(b"unknown", [waiting.id])] * 200)
-        await peer.send(id=waiting.id, result=None)
-        await until(lambda: not link.pending_ids())
+        link._write = count  # pyright: ignore[reportPrivateUsage]
+        await peer.send_payloads(*[body_of_ids(b"unknown", [number])] * 200)
+        await peer.send(id=number, result=None)
+        await until(lambda: not link._pending_ids())  # pyright: ignore[reportPrivateUsage]
         assert written <= 2 * size_bytes
 
 
@@ -557,7 +477,7 @@ async def test_driver_that_repeats_that_it_never_had_a_request_gets_it_once() ->
 async def test_driver_that_never_received_more_than_there_is_violates_the_protocol(body: bytes) -> None:
     """Reading the ids took half a second of the event loop, and 16 MiB of them are read in a second."""
     async with surviving() as (link, source, _):
-        await link.send(request(link, wire.PING, {}, []))
+        send(link, wire.PING, {}, [])
         await source.peer.send_payloads(body)
         with anyio.fail_after(15):
             await link.closed.wait()
@@ -582,52 +502,45 @@ async def test_tunnels_do_not_survive_a_stream() -> None:
 @asynccontextmanager
 async def taken_back(
     *replies: bytes, unanswered: tuple[int, ...] = ()
-) -> AsyncGenerator[tuple[DriverClient, Peer]]:
-    """A client of a driver that has these messages from the time of another server process."""
+) -> AsyncGenerator[tuple[DriverLink, Peer]]:
+    """A link to a driver that has these messages from the time of another server process."""
     async with connection() as (stream, peer), background_tasks() as tasks:
         for reply in replies:
             peer.connection.send(reply)
             peer.connection.used_ids.add(json.loads(reply)["id"])
         link = DriverLink(
-            Source(stream),
-            describe_loss,
-            survival=Survival(60, 2),
-            taken_back=True,
-            unanswered=unanswered,
+            Source(stream), reconnect=ReconnectPolicy(60, 2), taken_back=True, unanswered=unanswered
         )
-        tasks.start_soon(link.run)
-        link.stream.attach()
-        yield DriverClient(link, tasks), peer
+        tasks.start_soon(link.receive)
+        link.attach()
+        yield link, peer
 
 
-def call(driver: DriverClient, on_outcome: Callable[[Reply | DecathlonError | None], object]) -> Request:
-    """The call of a server that died."""
-    return driver.tool_call(OLD_ID, "files", {}, cut=None, on_outcome=on_outcome, on_notification=ignore)
+async def done(link: DriverLink, peer: Peer) -> None:
+    """Wait until the driver keeps no response any more: the next request says so."""
+    send(link, wire.PING, {}, [])
+    await until(lambda: not peer.connection.responses)
 
 
-async def test_request_ids_have_the_generation() -> None:
-    async with taken_back() as (driver, peer), background_tasks() as tasks:
-        tasks.start_soon(driver.ping)
-        request = await peer.receive()
-        assert request["id"] == NEXT_ID
-        await peer.reply(request, {})
+def send_again(link: DriverLink, on_outcome: Callable[[Any], object]) -> None:
+    """Send the call of a server that died."""
+    link.send(OLD_ID, wire.CALL, {}, lambda message: bytes(message.result or b""), on_outcome)
 
 
 async def test_kept_reply_is_given_to_the_call_that_is_sent_again() -> None:
-    reply = payload(id=OLD_ID, result={"result": {"content": []}})
-    stale = payload(id=OLD_ID + 1, result={})
-    logged: list[Any] = []
-    async with taken_back(reply, stale, unanswered=(OLD_ID,)) as (driver, peer):
+    reply, stale = payload(id=OLD_ID, result=7), payload(id=OLD_ID + 1, result={})
+    outcomes: list[Any] = []
+    async with taken_back(reply, stale, unanswered=(OLD_ID,)) as (link, peer):
         await until(lambda: peer.connection.responses.keys() == {OLD_ID})
         await anyio.wait_all_tasks_blocked()
 
-        def on_outcome(value: Reply | DecathlonError | None) -> None:
+        def on_outcome(outcome: Any) -> None:
             assert OLD_ID in peer.connection.responses
-            logged.append(value)
+            outcomes.append(outcome)
 
-        await driver.send(call(driver, on_outcome))
-        assert [type(value) for value in logged] == [Reply]
-        await until(lambda: not peer.connection.responses)
+        send_again(link, on_outcome)
+        assert outcomes == [b"7"]
+        await done(link, peer)
 
 
 async def test_replies_that_nobody_waits_for_are_not_kept() -> None:
@@ -638,35 +551,40 @@ async def test_replies_that_nobody_waits_for_are_not_kept() -> None:
 
 async def test_call_without_a_kept_reply_is_sent_again_under_its_id() -> None:
     outcomes: list[Any] = []
-    async with taken_back(unanswered=(OLD_ID,)) as (driver, peer):
-        await driver.send(call(driver, outcomes.append))
+    async with taken_back(unanswered=(OLD_ID,)) as (link, peer):
+        send_again(link, outcomes.append)
+        assert send(link, wire.PING, {}, []) == NEXT_ID
         request = await peer.receive()
         assert (request["id"], request["method"]) == (OLD_ID, "call")
-        await peer.reply(request, {"result": {"content": []}})
-        await until(lambda: bool(outcomes))
-        assert isinstance(outcomes[0], Reply)
+        await peer.reply(request, 7)
+        await until(lambda: outcomes == [b"7"])
 
 
 @pytest.mark.parametrize("is_sent", [True, False], ids=["the reply is held", "nothing has come"])
 async def test_call_that_is_cancelled_instead_of_sent_again_holds_no_reply(is_sent: bool) -> None:
-    reply, outcomes = payload(id=OLD_ID, result={"result": {"content": []}}), list[Any]()
-    async with taken_back(*[reply] * is_sent, unanswered=(OLD_ID,)) as (driver, peer):
-        await until(driver._link.ready_or_closed.is_set)  # pyright: ignore[reportPrivateUsage]
-        driver.cancel(OLD_ID)
+    reply = payload(id=OLD_ID, result=7)
+    async with taken_back(*[reply] * is_sent, unanswered=(OLD_ID,)) as (link, peer):
+        await link.ready_or_closed.wait()
+        await anyio.wait_all_tasks_blocked()
+        link.cancel(OLD_ID)
         if not is_sent:
             # It may still run.
             assert (await peer.receive())["params"] == {"id": OLD_ID}
             await peer.send_payloads(reply)
-        await until(lambda: not peer.connection.responses)
-        assert outcomes == []
+            await anyio.wait_all_tasks_blocked()
+        await done(link, peer)
 
 
 async def test_call_that_cannot_be_sent_again_holds_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with taken_back(payload(id=OLD_ID, result={}), unanswered=(OLD_ID,)) as (driver, peer):
-        monkeypatch.setattr(wire, "MAX_LINE_BYTES", 10)
-        with pytest.raises(LimitExceededError):
-            await driver.send(call(driver, ignore))
-        await until(lambda: not peer.connection.responses)
+    outcomes: list[Any] = []
+    async with taken_back(payload(id=OLD_ID, result={}), unanswered=(OLD_ID,)) as (link, peer):
+        await link.ready_or_closed.wait()
+        await anyio.wait_all_tasks_blocked()
+        with monkeypatch.context() as patch:
+            patch.setattr(wire, "MAX_LINE_BYTES", 10)
+            send_again(link, outcomes.append)
+        assert isinstance(outcomes[0], LimitExceededError)
+        await done(link, peer)
 
 
 async def test_server_that_was_replaced_loses_the_driver() -> None:
@@ -674,9 +592,9 @@ async def test_server_that_was_replaced_loses_the_driver() -> None:
         peer = source.peer
         client, driver = stream_pair()
         async with background_tasks() as tasks:
-            next_server = DriverLink(Source(client), describe_loss, survival=Survival(60, 2), taken_back=True)
-            next_server.stream.attach()
-            tasks.start_soon(next_server.run)
+            next_server = DriverLink(Source(client), reconnect=ReconnectPolicy(60, 2), taken_back=True)
+            next_server.attach()
+            tasks.start_soon(next_server.receive)
             peer.connection.receive(await driver.receive())
         assert peer.connection.generation == 2
         await peer.send_bytes(b"damaged\n")

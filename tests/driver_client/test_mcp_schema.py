@@ -11,20 +11,18 @@ import pytest
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 from msgspec import Raw
 
-from decathlon_mcp.driver.mcp_repair import (
+from decathlon_mcp.driver.link import Message
+from decathlon_mcp.driver.mcp_schema import (
     MAX_GROWN_BYTES,
-    MAX_NODES,
+    MAX_READABLE_CHARACTERS,
+    MAX_REPAIRED_NODES,
+    LogParams,
+    ProgressParams,
+    read_result,
     repaired_result,
     valid_definition,
     valid_notification,
 )
-from decathlon_mcp.driver.mcp_schema import (
-    MAX_READABLE_CHARACTERS,
-    LogParams,
-    ProgressParams,
-    read_result,
-)
-from decathlon_mcp.driver.messages import Message
 from decathlon_mcp.driver.replies import Reply, read_reply
 from decathlon_mcp.errors import DriverError
 from decathlon_mcp.types import as_json
@@ -138,15 +136,21 @@ def test_a_faulty_member_takes_none_of_its_neighbours_along() -> None:
 @pytest.mark.parametrize(
     ("item", "text"),
     [
-        ({"type": "video", "data": "AAAA"}, 'its `type` is none of MCP\'s]\n{"type":"video"}'),
-        ({"type": "markdown", "text": "# t"}, "its `type` is none of MCP's]\n# t"),
-        ({"type": "text", "text": None}, "Expected `str`, got `null`]\n"),
+        ({"type": "video", "data": "AAAA"}, 'Invalid value \'video\' - at `$.type`]\n{"type":"video"}'),
+        ({"type": "markdown", "text": "# t"}, "Invalid value 'markdown' - at `$.type`]\n# t"),
+        ({"type": "text", "text": None}, "Expected `str`, got `null` - at `$.text`]\n"),
         ({"type": "image", "data": "AA-_", "mimeType": "image/png"}, "it is not Base64]\n"),
         ({"type": "image", "data": "AAAA"}, "missing required field `mimeType`]\n"),
         ({"type": "resource_link", "name": "notes", "uri": "/a"}, "`uri` is not a URI]\n"),
-        ({"type": "resource", "resource": {"uri": "/a", "text": "words"}}, "`uri` is not a URI]\nwords"),
-        ({"type": "resource", "resource": {"uri": "a:b", "blob": "="}}, "it is not Base64]\n"),
-        ({"type": "resource", "resource": None}, "Expected `object`, got `null`]\n"),
+        (
+            {"type": "resource", "resource": {"uri": "/a", "text": "words"}},
+            "`uri` is not a URI - at `$.resource`]\nwords",
+        ),
+        (
+            {"type": "resource", "resource": {"uri": "a:b", "blob": "="}},
+            "it is not Base64 - at `$.resource`]\n",
+        ),
+        ({"type": "resource", "resource": None}, "Expected `object`, got `null` - at `$.resource`]\n"),
         (7, "Expected `object`, got `int`]\n7"),
         ("words", 'Expected `object`, got `str`]\n"words"'),
     ],
@@ -194,13 +198,16 @@ def test_numbers_and_unknown_members_of_a_repaired_result_keep_their_text() -> N
 
 
 def test_what_would_be_long_to_repair_is_an_error() -> None:
-    few, many = ([{"type": "x"}] * (MAX_NODES // nodes) for nodes in (5, 2))
+    few, many = ([{"type": "x"}] * (MAX_REPAIRED_NODES // nodes) for nodes in (5, 2))
     assert relayed({"content": few}) is not None
     assert relayed({"content": many}) is None
     text = {"type": "text", "text": "a line"}
     assert relayed({"content": [{**text, "annotations": None}] * 1_250}) == {"content": [text] * 1_250}
     # Not counted: what is not looked at.
-    assert relayed({"content": [{"type": "x"}], "structuredContent": {"a": [0] * 2 * MAX_NODES}}) is not None
+    assert (
+        relayed({"content": [{"type": "x"}], "structuredContent": {"a": [0] * 2 * MAX_REPAIRED_NODES}})
+        is not None
+    )
     with pytest.raises(msgspec.ValidationError, match="too many faults"):
         repaired_result(json.dumps({"content": [{"type": "x", "text": "x" * MAX_GROWN_BYTES}]}).encode())
 
@@ -235,7 +242,7 @@ def test_a_refused_result_is_an_error_that_names_the_place(result: str, place: s
 
 
 def test_the_text_of_a_refused_result_can_be_read() -> None:
-    items = [{"type": "text", "text": "first"}, *[7] * MAX_NODES, {"text": "the answer"}]
+    items = [{"type": "text", "text": "first"}, *[7] * MAX_REPAIRED_NODES, {"text": "the answer"}]
     with pytest.raises(DriverError, match=r"its text: first\nthe answer$"):
         read({"content": items})
     with pytest.raises(DriverError, match=r"its text: words$"):

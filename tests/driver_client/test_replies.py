@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from decathlon_mcp.driver.messages import read_message
+from decathlon_mcp.driver.link import read_message
 from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, CallParams, Reply, read_reply
 from decathlon_mcp.errors import DriverError, LimitExceededError
 
@@ -22,7 +22,7 @@ def read(result: str | bytes, *, overlong: str = "") -> Reply:
     member = f'"overlong":{overlong},'.encode() if overlong else b""
     line = b'{"jsonrpc":"2.0","id":7,%b"result":{"jsonrpc":"2.0","id":1,"result":%b}}' % (member, text)
     message = read_message(line)
-    if message is None or isinstance(message.result, msgspec.UnsetType):
+    if isinstance(message.result, msgspec.UnsetType):
         raise DriverError("unreadable", reason="server")
     return read_reply(message, server="files", limit_bytes=LIMIT_BYTES)
 

@@ -29,7 +29,6 @@ import msgspec
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.driver.pending import Request
 from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import attempt_of
@@ -93,49 +92,41 @@ class FolderDriver:
     def new_request_id(self) -> int:
         return next(self._ids)
 
-    def tool_call(
+    def call(
         self, request_id: int, server: str, params: JsonObject, *, on_outcome: Any, **options: Any
-    ) -> Request:
-        return Request(request_id, server, params, lambda message: None, on_outcome)
-
-    def send_now(self, request: Request) -> bool:
+    ) -> None:
         if self._waits:
-            return False
-        self._run(request)
-        asyncio.get_running_loop().call_soon(self._answer, request)
-        return True
+            asyncio.get_running_loop().call_soon(self._run, request_id, params, on_outcome)
+        else:
+            self._run(request_id, params, on_outcome)
 
-    async def send(self, request: Request) -> None:
-        await anyio.lowlevel.checkpoint()
-        self._run(request)
-        asyncio.get_running_loop().call_soon(self._answer, request)
-
-    def _run(self, request: Request) -> None:
+    def _run(self, request_id: int, params: JsonObject, on_outcome: Any) -> None:
         """The request arrives, and its tool runs unless it has run before."""
         self._crash.step()
-        if not (seen := self._folder / f"seen-{request.id}").exists():
+        if not (seen := self._folder / f"seen-{request_id}").exists():
             seen.touch()
             runs = self._folder / "runs"
             count = int(runs.read_text()) + 1 if runs.exists() else 1
             runs.write_text(str(count))
             result = {"content": [{"type": "text", "text": f"run {count}"}]}
-            self._reply(request).write_text(json.dumps({"result": result}))
+            self._reply(request_id).write_text(json.dumps({"result": result}))
+        asyncio.get_running_loop().call_soon(self._answer, request_id, params, on_outcome)
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request_id: int, params: JsonObject, on_outcome: Any) -> None:
         """The reply arrives, and is acknowledged."""
         self._crash.step()
-        reply = self._reply(request)
+        reply = self._reply(request_id)
         result = msgspec.json.encode(json.loads(reply.read_text())["result"])
-        if json.loads(bytes(request.params["arguments"])) == {"late": True}:
-            request.on_outcome(CallTimeoutError("the tool took too long"))
+        if json.loads(bytes(params["arguments"])) == {"late": True}:
+            on_outcome(CallTimeoutError("the tool took too long"))
         else:
-            request.on_outcome(Reply.from_result(result))
+            on_outcome(Reply.from_result(result))
         self._crash.step()
         reply.unlink()
         self._crash.step()
 
-    def _reply(self, request: Request) -> Path:
-        return self._folder / f"reply-{request.id}"
+    def _reply(self, request_id: int) -> Path:
+        return self._folder / f"reply-{request_id}"
 
 
 def episode_of(folder: Path, trajectory: Trajectory) -> Episode:

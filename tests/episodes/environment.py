@@ -15,7 +15,7 @@ import yaml
 
 from decathlon_mcp.app import create_registry, create_sandbox_factory, create_tool_lists
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.driver.pending import NO_SURVIVAL, Survival
+from decathlon_mcp.driver.stream import NO_RECONNECTION, ReconnectPolicy
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
@@ -73,12 +73,12 @@ async def running_registry(
     *,
     suite: str | Path = SUITE,
     caches: bool = False,
-    survival: Survival = NO_SURVIVAL,
+    reconnect: ReconnectPolicy = NO_RECONNECTION,
     **settings: Any,
 ) -> AsyncGenerator[EpisodeRegistry]:
     """A running registry with one suite; checks at its end that no sandbox is left."""
     factory = sandbox_factory(tmp_path, provider, suite=suite, caches=caches, **settings)
-    factory = replace(factory, survival=survival)
+    factory = replace(factory, reconnect=reconnect)
     values = {"state": tmp_path / "state", "drain_seconds": 5, **settings}
     scratch = tmp_path / "scratch"
     scratch.mkdir(exist_ok=True)

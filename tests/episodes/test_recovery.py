@@ -23,8 +23,9 @@ from pydantic import TypeAdapter
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver import stream as stream_module
-from decathlon_mcp.driver.client import Survival, connect
+from decathlon_mcp.driver.client import connect
 from decathlon_mcp.driver.replies import CallParams
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.episodes import directory as directory_module
 from decathlon_mcp.episodes import recovery as recovery_module
 from decathlon_mcp.episodes.calls import EpisodeCalls
@@ -91,7 +92,7 @@ async def recovered(
     settings = read_settings({"state": state})
     create_state_folder(state)
     provider = FakeProvider(tools=tools, run=exits_with(0), machine=machine)
-    factory = replace(sandbox_factory(tmp_path, provider, suite=path), survival=Survival(60, 2))
+    factory = replace(sandbox_factory(tmp_path, provider, suite=path), reconnect=ReconnectPolicy(60, 2))
     limits = create_registry(Catalogue([]), {}, settings, tmp_path).options.limits
     with Store.open(state, "dead") as store:
         store.insert_episode(
@@ -369,7 +370,7 @@ async def sandbox_of_the_dead_server(
                 async with (
                     provider,
                     provider.open(spec) as sandbox,
-                    connect(sandbox, survival=Survival(300, 1)) as driver,
+                    connect(sandbox, reconnect=ReconnectPolicy(300, 1)) as driver,
                 ):
                     await driver.define([{"name": "probe"}])
                     await driver.start(["probe"], deadline_seconds=10)
@@ -653,7 +654,7 @@ def registry_sandbox(calls: EpisodeCalls) -> FakeSandbox:
     """The sandbox to which calls are sent."""
     session = calls._session  # pyright: ignore[reportPrivateUsage]
     assert session is not None
-    source = session.driver._link.stream._source  # pyright: ignore[reportPrivateUsage]
+    source = session.driver._source  # pyright: ignore[reportPrivateUsage]
     assert isinstance(source, FakeSandbox)
     return source
 

@@ -16,6 +16,7 @@ import pytest
 
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.replies import CallParams
+from decathlon_mcp.driver.stream import COPIES_OF_COPIES, ReconnectPolicy
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
@@ -23,6 +24,7 @@ from decathlon_mcp.errors import BadRequestError, LimitExceededError, NotRunnabl
 from decathlon_mcp.plugins.branches import copies
 from decathlon_mcp.plugins.branches import saving as snapshots_module
 from decathlon_mcp.plugins.branches.branches import branches_of
+from decathlon_mcp.plugins.branches.copies import policy_of_copy
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots
 from decathlon_mcp.plugins.branches.states import SavedStates
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
@@ -330,3 +332,16 @@ async def test_the_pool_gives_way_to_a_copy(tmp_path: Path, monkeypatch: pytest.
             made = await branched(state, source, 1)
             assert is_exact(made)
             await until(lambda: len(state.provider.machine.sandboxes) == 3)
+
+
+def test_copies_have_higher_generations_than_what_they_copy_and_lower_ones_than_the_next_server() -> None:
+    first, second = ReconnectPolicy.of_server(60, 1), ReconnectPolicy.of_server(60, 2)
+    policy = first
+    for _ in range(COPIES_OF_COPIES - 1):
+        policy = policy_of_copy(first, policy.generation)
+    assert first.generation < policy.generation < second.generation
+    with pytest.raises(SnapshotError, match="copies of copies"):
+        policy_of_copy(first, policy.generation)
+    # A later server opens a copy of what an earlier one has saved.
+    assert policy_of_copy(second, first.generation) == second
+    assert policy_of_copy(second, second.generation).generation > second.generation

@@ -14,8 +14,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, ServerInfo, connect
-from decathlon_mcp.driver.pending import Request
-from decathlon_mcp.driver.replies import OVERLONG_FOLDER, OVERLONG_KEY, CallParams, Cut, Reply
+from decathlon_mcp.driver.replies import OVERLONG_FOLDER, OVERLONG_KEY, CallParams, Reply, Truncation
 from decathlon_mcp.episodes.tools.offered import ORIGINAL_KEY, OfferedTools, ToolRoute
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
@@ -170,7 +169,7 @@ async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
 ) -> None:
     started: list[str] = []
     async with connected() as (_, driver):
-        start, send = driver.start, driver.send
+        start, call = driver.start, driver.call
         died = DriverError("server local ended with exit code 7", reason="server")
         failures = [died]
 
@@ -178,14 +177,14 @@ async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
             started.extend(names)
             return await start(names, **options)
 
-        async def fail_once(request: Request) -> None:
+        def fail_once(*arguments: Any, **options: Any) -> None:
             if failures:
-                request.on_outcome(failures.pop())
+                options["on_outcome"](failures.pop())
             else:
-                await send(request)
+                call(*arguments, **options)
 
         monkeypatch.setattr(driver, "start", count)
-        monkeypatch.setattr(driver, "send", fail_once)
+        monkeypatch.setattr(driver, "call", fail_once)
         session, route = tool_session(driver), ToolRoute("local", "echo")
         with pytest.raises(DriverError, match="exit code 7"):
             await call_tool(session, route, CallParams())
@@ -286,7 +285,7 @@ async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> 
 @pytest.mark.anyio
 async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
     async with connected() as (sandbox, driver):
-        session = tool_session(driver, cut=Cut(LIMIT_CHARACTERS, WORKSPACE / OVERLONG_FOLDER))
+        session = tool_session(driver, truncation=Truncation(LIMIT_CHARACTERS, WORKSPACE / OVERLONG_FOLDER))
         reply = await call_tool(session, ToolRoute("files", "big"), CallParams())
         saved = reply.meta[OVERLONG_KEY]
         assert PurePosixPath(saved["path"]).parent == WORKSPACE / OVERLONG_FOLDER
@@ -297,7 +296,7 @@ async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
 @pytest.mark.anyio
 async def test_overlong_replies_of_local_tools_and_without_a_limit_are_passed_on_whole() -> None:
     async with connected() as (_, driver):
-        cutting = tool_session(driver, cut=Cut(LIMIT_CHARACTERS, WORKSPACE / OVERLONG_FOLDER))
+        cutting = tool_session(driver, truncation=Truncation(LIMIT_CHARACTERS, WORKSPACE / OVERLONG_FOLDER))
         local = await call_tool(cutting, ToolRoute("local", "big"), CallParams())
         raw = await call_tool(tool_session(driver), ToolRoute("files", "big"), CallParams())
     assert text_of(local) == text_of(raw) == "x" * (LIMIT_CHARACTERS + 1)

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.link import Notification
 from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.episodes.tools.session import ToolSession
@@ -28,7 +28,6 @@ async def call_server(
     request_id: int | None = None,
     on_outcome: Callable[[Any], object] = ignore,
     on_notification: Callable[[Notification], object] = ignore,
-    **options: Any,
 ) -> Reply:
     """Call a tool of a server, and return its reply. `on_outcome` is called where that is read.
 
@@ -42,9 +41,7 @@ async def call_server(
         ended.set()
 
     number = driver.new_request_id() if request_id is None else request_id
-    cut = options.get("cut")
-    call = driver.tool_call(number, server, params, cut=cut, on_outcome=end, on_notification=on_notification)
-    await driver.send(call)
+    driver.call(number, server, params, truncation=None, on_outcome=end, on_notification=on_notification)
     try:
         await ended.wait()
     finally:
@@ -67,9 +64,7 @@ async def call_tool(session: ToolSession, route: ToolRoute, params: CallParams) 
 
     number = session.driver.new_request_id()
     try:
-        await session.driver.send(
-            session.request(route, params, number, on_outcome=end, on_notification=ignore)
-        )
+        session.send(route, params, number, on_outcome=end, on_notification=ignore)
         await ended.wait()
         if isinstance(outcome := outcomes[0], Reply):
             return outcome

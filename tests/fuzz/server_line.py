@@ -12,20 +12,17 @@ from typing import Any, cast
 from decathlon_sandbox import wire
 from decathlon_sandbox.lines import NONCE_DIGITS, Lines
 
-from decathlon_mcp.driver.link import DriverLink
-from decathlon_mcp.driver.messages import MAX_DEPTH, Message, Notification
-from decathlon_mcp.driver.pending import Request
-from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_keys
-from decathlon_mcp.driver.stream import Loss, ViolationError
+from decathlon_mcp.driver.link import MAX_DEPTH, DriverLink, Message, Notification
+from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_meta
+from decathlon_mcp.driver.stream import ViolationError
 from decathlon_mcp.driver.tunnels import MAX_TUNNELS
-from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError, SandboxLostError
+from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError
 from decathlon_mcp.types import as_json, as_object
 from tests.fuzz.long_run import main
 
 MODULES = (
     "decathlon_mcp.driver.link",
-    "decathlon_mcp.driver.pending",
-    "decathlon_mcp.driver.messages",
+    "decathlon_mcp.driver.mcp_schema",
     "decathlon_mcp.driver.replies",
     "decathlon_mcp.driver.tunnels",
     "decathlon_sandbox.lines",
@@ -46,12 +43,6 @@ class NoStream:
         raise NotImplementedError
 
 
-class Handled:
-    """Takes what would be written to the driver, without an event loop."""
-
-    def add(self, request_id: int, size_bytes: int) -> None: ...
-
-
 class Tasks:
     """Records the connections that would be dialled."""
 
@@ -62,25 +53,24 @@ class Tasks:
         self.started.append(arguments)
 
 
-async def describe_loss(loss: Loss) -> SandboxLostError:
-    return SandboxLostError(loss.reason or "ended")
+async def dial() -> Any:
+    raise NotImplementedError
 
 
 def check(data: bytes) -> None:
     """Raise AssertionError, or any error that the reader must not raise, if it misbehaves on these bytes."""
     tasks: Any = Tasks()
-    link: Any = DriverLink(NoStream(), describe_loss, max_read_bytes=LIMIT_BYTES)
+    link: Any = DriverLink(NoStream(), max_read_bytes=LIMIT_BYTES)
     outcomes: list[Any] = []
     notifications: list[Notification] = []
     for number in (1, 2):
-        link._pending[number] = Request(number, wire.CALL, {}, _read, outcomes.append, notifications.append)
+        link.send(number, wire.CALL, {}, _read, outcomes.append, notifications.append)
     tunnels: Any = link.tunnels
-    tunnels.forward({PORT: describe_loss}, tasks)
+    tunnels.forward({PORT: dial}, tasks)
     tunnels.create()
-    link._handled = Handled()
     driver = Lines(1 << 20)
     driver.begin_writing(NONCE)
-    link.stream._lines.begin_reading(NONCE)
+    link._lines.begin_reading(NONCE)
     lines = [line for line in data.split(b"\n") if line]
     if not _receive(link, b"".join(driver.frame(line) for line in lines)):
         assert max(map(len, lines)) > LIMIT_BYTES or any(line.startswith(b"unknown") for line in lines)
@@ -102,7 +92,7 @@ def _receive(link: Any, data: bytes) -> bool:
     """Whether the protocol was kept."""
     try:
         for start in range(0, len(data), CHUNK_BYTES):
-            link.stream._handle(data[start : start + CHUNK_BYTES])
+            link._handle(data[start : start + CHUNK_BYTES])
     except ViolationError:
         return False
     return True
@@ -116,7 +106,7 @@ def _check_notification(notification: Notification) -> None:
     assert len(notification.params) <= wire.MAX_NOTIFICATION_BYTES
     params = notification.decoded()
     if params is not None:
-        _check_value(without_own_keys(params))
+        _check_value(without_own_meta(params))
 
 
 def _check_outcome(outcome: Any) -> None:

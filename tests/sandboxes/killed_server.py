@@ -19,7 +19,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.driver.client import connect
-from decathlon_mcp.driver.pending import Survival
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.plugins.conformance.suite import LastStep
 from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.plugins.gvisor import sandbox as gvisor_sandbox
@@ -63,7 +63,7 @@ async def main(
             sandbox = await stack.enter_async_context(provider.open(spec))
             if survival is not None:
                 gvisor_sandbox.PAUSED_SECONDS = survival
-                connection = connect(sandbox, survival=Survival(survival))
+                connection = connect(sandbox, reconnect=ReconnectPolicy(survival))
                 await (await stack.enter_async_context(connection)).ping()
             await act(sandbox, last_step)
         report("ready")

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.driver.client import connect
-from decathlon_mcp.driver.messages import Notification
+from decathlon_mcp.driver.link import Notification
 from decathlon_mcp.errors import (
     AtCapacityError,
     DriverError,

@@ -12,7 +12,8 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, Survival, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.episodes.records import SandboxRecords, sandbox_spec
 from decathlon_mcp.errors import SnapshotError
 from decathlon_mcp.plugins.conformance.probe import Probe, receive_line
@@ -176,9 +177,9 @@ async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_
             snapshot = await sandbox.snapshot(tmp_path / "saved")
             async with (
                 provider.open(gvisor.spec(), snapshot=snapshot) as first,
-                connect(first, survival=Survival(generation=2), taken_back=True) as one,
+                connect(first, reconnect=ReconnectPolicy(generation=2), taken_back=True) as one,
                 provider.open(gvisor.spec(), snapshot=snapshot) as second,
-                connect(second, survival=Survival(generation=2), taken_back=True) as two,
+                connect(second, reconnect=ReconnectPolicy(generation=2), taken_back=True) as two,
             ):
                 # The command of the call runs on in each copy, and nobody gets its reply there.
                 wait = "while [ ! -s calls ]; do sleep 0.05; done; "
@@ -189,7 +190,7 @@ async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_
                 again = await first.snapshot(tmp_path / "again")
                 async with (
                     provider.open(gvisor.spec(), snapshot=again) as third,
-                    connect(third, survival=Survival(generation=3), taken_back=True) as three,
+                    connect(third, reconnect=ReconnectPolicy(generation=3), taken_back=True) as three,
                 ):
                     assert await run(three, "wc -l < calls") == "3"
                     assert await run(one, "wc -l < calls") == "3"
@@ -203,14 +204,15 @@ async def test_copies_of_an_old_state_live_although_their_clock_has_gone_on(
 ) -> None:
     provider = snapshots_of(gvisor.provider)
     assert provider is not None
-    async with provider.open(gvisor.spec()) as sandbox, connect(sandbox, survival=Survival(5)) as driver:
+    policy = ReconnectPolicy(5)
+    async with provider.open(gvisor.spec()) as sandbox, connect(sandbox, reconnect=policy) as driver:
         await driver.ping(saving=True)
         snapshot = await sandbox.snapshot(tmp_path / "saved")
         # Longer than a driver waits for a server.
         await anyio.sleep(7)
         async with (
             provider.open(gvisor.spec(), snapshot=snapshot) as copy,
-            connect(copy, survival=Survival(60, 2), taken_back=True) as copied,
+            connect(copy, reconnect=ReconnectPolicy(60, 2), taken_back=True) as copied,
         ):
             await copied.ping()
     shutil.rmtree(tmp_path / "saved")

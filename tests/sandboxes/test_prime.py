@@ -17,7 +17,8 @@ import anyio
 import pytest
 
 from decathlon_mcp.cli.gc import collect
-from decathlon_mcp.driver.client import BOOT_COMMAND, Survival, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, connect
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.plugins.conformance.archives import download, file_entry, pack
 from decathlon_mcp.plugins.conformance.probe import Probe, receive_all, receive_line
@@ -115,7 +116,7 @@ async def test_prime_conforms(prime: Bench, check: Check) -> None:
     await check(prime)
 
 
-SURVIVAL = Survival(REOPEN_SECONDS)
+SURVIVAL = ReconnectPolicy(REOPEN_SECONDS)
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 
 
@@ -135,7 +136,7 @@ async def test_calls_survive_more_cuts_than_the_sdk_does(prime: Bench, service: 
             if len(outputs) % 12 == 0:
                 service.cut_streams()
 
-        async with connect(sandbox, survival=SURVIVAL) as driver:
+        async with connect(sandbox, reconnect=SURVIVAL) as driver:
             async with anyio.create_task_group() as tasks:
                 for number in range(runs):
                     tasks.start_soon(run, number)
@@ -149,7 +150,7 @@ async def test_cuts_at_every_input_harm_neither_the_boot_nor_calls(
 ) -> None:
     async with prime.provider.open(prime.new_spec(BOOT_COMMAND, survives=True)) as sandbox:
         service.cut_next("SendInput", CUTS)
-        async with connect(sandbox, survival=SURVIVAL) as driver:
+        async with connect(sandbox, reconnect=SURVIVAL) as driver:
             for number in range(CUTS):
                 result = await driver.run(["echo", str(number)], cwd="/", timeout_seconds=60)
                 assert result.stdout == f"{number}\n"
@@ -159,7 +160,7 @@ async def test_input_that_the_service_refuses_is_sent_over_another_stream(
     prime: Bench, service: PrimeService
 ) -> None:
     async with prime.provider.open(prime.new_spec(BOOT_COMMAND, survives=True)) as sandbox:
-        async with connect(sandbox, survival=SURVIVAL) as driver:
+        async with connect(sandbox, reconnect=SURVIVAL) as driver:
             await driver.ping()
             service.fail_next("SendInput", *[503] * 4)  # one more than the SDK's attempts
             await driver.ping()

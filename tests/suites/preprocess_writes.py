@@ -33,7 +33,6 @@ import anyio
 
 from decathlon_mcp.app import create_sandbox_factory
 from decathlon_mcp.archives.writing import pack_files
-from decathlon_mcp.driver.client import Moment
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.plugins.docker.provider import DockerProvider
@@ -176,7 +175,7 @@ async def run_preprocess(factory: SandboxFactory, task: Task, python: str, folde
         if task.files.initial_workspace:
             initial = root / task.folder / task.files.initial_workspace
             await driver.arrange({"copy": str(initial), "to": str(workspace)})
-        since: Moment = await driver.snapshot()
+        since = await driver.snapshot()
         module = ".".join((*task.folder.parts, str(task.files.preprocess)))
         launch_time = suite.preprocess_launch_time(datetime.now())
         result = await driver.run(
@@ -189,7 +188,7 @@ async def run_preprocess(factory: SandboxFactory, task: Task, python: str, folde
         )
         own = [str(workspace), str(root / task.folder)]
         changed = await driver.run(
-            ["python3", "-I", "-c", CHANGED, str(since.moment_ns), *(f"{path}/" for path in own), *own],
+            ["python3", "-I", "-c", CHANGED, str(since["moment_ns"]), *(f"{path}/" for path in own), *own],
             cwd="/",
             timeout_seconds=RUN_SECONDS,
             channel=True,

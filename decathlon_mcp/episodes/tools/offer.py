@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import PurePosixPath
 
 from decathlon_mcp.driver.client import DriverClient, ServerInfo
-from decathlon_mcp.driver.replies import OVERLONG_FOLDER, Cut
+from decathlon_mcp.driver.replies import OVERLONG_FOLDER, Truncation
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.set_up import PreparedTask
 from decathlon_mcp.episodes.tools.offered import OfferedTools, offered_tools, same_tools
@@ -138,15 +138,15 @@ class ToolOffer:
             turn=self._turn,
         )
         call_filter = self._factory.suite_hooks.call_filter(episode.records.progress.facts)
-        return ToolSession(driver, starts, cut=self._cut(sandbox.root), call_filter=call_filter)
+        return ToolSession(driver, starts, truncation=self._truncation(sandbox.root), call_filter=call_filter)
 
-    def _cut(self, root: PurePosixPath) -> Cut | None:
+    def _truncation(self, root: PurePosixPath) -> Truncation | None:
         """How overlong replies are shortened in a sandbox with that root; None if they are not."""
         profile = self._factory.suite.profile
         if not self._factory.cuts_overlong:
             return None
         folder = root / profile.workspace / OVERLONG_FOLDER if profile.saves_overlong else None
-        return Cut(profile.overlong_characters, folder)
+        return Truncation(profile.overlong_characters, folder)
 
     async def _compare(
         self, key: str | None, root: PurePosixPath, name: str, info: ServerInfo | None

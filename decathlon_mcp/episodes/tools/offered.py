@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from decathlon_mcp.background import Flag
-from decathlon_mcp.driver.mcp_repair import valid_definition
+from decathlon_mcp.driver.mcp_schema import valid_definition
 from decathlon_mcp.episodes.state import State
 from decathlon_mcp.episodes.suite_hooks import ToolDescriptions
 from decathlon_mcp.errors import SetUpError, UnknownToolError

@@ -17,9 +17,8 @@ import anyio
 
 from decathlon_mcp.background import Flag
 from decathlon_mcp.driver.client import DriverClient, ServerInfo
-from decathlon_mcp.driver.messages import Notification
-from decathlon_mcp.driver.pending import Request
-from decathlon_mcp.driver.replies import CallParams, Cut, Reply
+from decathlon_mcp.driver.link import Notification
+from decathlon_mcp.driver.replies import CallParams, Reply, Truncation
 from decathlon_mcp.episodes.suite_hooks import CallFilter
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import (
@@ -185,8 +184,8 @@ class ServerStarts:
 class ToolSession:
     """The tools of one ready episode and the driver that calls them.
 
-    `starts` starts the servers that do not run yet. `cut`: how overlong replies of the task's servers are
-    shortened; None passes every reply on whole. `call_filter`: changes the arguments of their tools.
+    `starts` starts the servers that do not run yet. `truncation`: how overlong replies of the task's servers
+    are shortened; None passes every reply on whole. `call_filter`: changes the arguments of their tools.
     """
 
     def __init__(
@@ -194,12 +193,12 @@ class ToolSession:
         driver: DriverClient,
         starts: ServerStarts,
         *,
-        cut: Cut | None = None,
+        truncation: Truncation | None = None,
         call_filter: CallFilter | None = None,
     ) -> None:
         self.starts = starts
         self.driver = driver
-        self._cut = cut
+        self._truncation = truncation
         self._call_filter = call_filter
 
     def filters(self, route: ToolRoute) -> bool:
@@ -212,7 +211,7 @@ class ToolSession:
             return params
         return CallParams(await self._call_filter(params.arguments, route.schema), params.meta)
 
-    def request(
+    def send(
         self,
         route: ToolRoute,
         params: CallParams,
@@ -220,13 +219,13 @@ class ToolSession:
         *,
         on_outcome: Callable[[Reply | DecathlonError | None], object],
         on_notification: Callable[[Notification], object],
-    ) -> Request:
-        """The driver's request for a call, see `DriverClient.tool_call`."""
-        return self.driver.tool_call(
+    ) -> None:
+        """Send a call to its server, which runs, see `DriverClient.call`."""
+        self.driver.call(
             request_id,
             route.server,
             params.for_tool(route.tool),
-            cut=None if route.server in self.starts.optional else self._cut,
+            truncation=None if route.server in self.starts.optional else self._truncation,
             on_outcome=on_outcome,
             on_notification=on_notification,
         )

@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -13,6 +14,7 @@ import anyio.to_thread
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver.client import connect
+from decathlon_mcp.driver.stream import COPIES_OF_COPIES, ReconnectPolicy
 from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.sandbox_sources import Opened
@@ -90,7 +92,7 @@ async def open_copy(
         driver = await stack.enter_async_context(
             connect(
                 sandbox,
-                survival=factory.survival.of_copy(state.generation),
+                reconnect=policy_of_copy(factory.reconnect, state.generation),
                 taken_back=True,
             )
         )
@@ -100,6 +102,17 @@ async def open_copy(
         if time_limit.cancelled_caught:
             raise SnapshotError(f"the driver of a copy has not answered within {COPY_SECONDS:g} s")
         yield sandbox, driver
+
+
+def policy_of_copy(policy: ReconnectPolicy, generation: int) -> ReconnectPolicy:
+    """For a copy of a sandbox whose driver was attached to under this generation.
+
+    Raises SnapshotError if there are too many copies of copies.
+    """
+    generation = max(policy.generation, generation + 1)
+    if generation >= policy.generation + COPIES_OF_COPIES:
+        raise SnapshotError(f"there are no more than {COPIES_OF_COPIES} copies of copies of copies")
+    return replace(policy, generation=generation)
 
 
 async def _copy_sealed(start: Start, state: SavedState) -> None:

@@ -76,7 +76,7 @@ async def save_state(
         at=at,
         provider=episode.sandbox_factory.provider.name,
         wire_version=wire.VERSION,
-        generation=driver.generation,
+        generation=driver.reconnect.generation,
         size_bytes=await anyio.to_thread.run_sync(lambda: snapshot.size_bytes),
         sealed=sealed is not None,
         token=episode.spec.owner.share_key,
