@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from decathlon_mcp.plugins.audit.audit import AuditOptions
+from decathlon_mcp.plugins.audit.audit import audit as run_audit
+from decathlon_mcp.plugins.audit.report import Report
+from decathlon_mcp.settings import read_settings
+
 SUITE = Path(__file__).parent / "suite"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -93,3 +98,23 @@ def test_a_policy_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert (status, document) == (2, {})
     assert "--policies" in printed
     assert "idle" in printed
+
+
+@pytest.mark.anyio
+async def test_without_one_defence_exactly_its_attacks_earn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The defence: a link of the workspace that leads out of it does not reach the grader."""
+
+    def keep(target: str, *, depth: int) -> str:
+        return target
+
+    monkeypatch.setattr("decathlon_mcp.archives.workspace._inner_target", keep)
+    settings = read_settings({"suite": (str(SUITE),), "state": tmp_path, "provider": "host"})
+    options = AuditOptions(tasks=("sound-shell",), policies=("forgers",))
+    assert await run_audit(settings, options, Report("", "", tmp_path / "audit.json")) == 1
+    (task,) = json.loads((tmp_path / "audit.json").read_text())["tasks"]
+    earned = {policy for policy, reward in task["rewards"].items() if reward and policy.startswith("forger ")}
+    assert earned, capsys.readouterr().out
+    assert all(policy.startswith(("forger link-", "forger workspace-a-link")) for policy in earned), earned
+    assert {finding["kind"] for finding in task["findings"]} == {"can be forged"}

@@ -9,13 +9,28 @@ from tests.cheats.agent import CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
-PLANTED = [
-    attack for attack in attacks() if attack.row in ("write a result", "plant a module", "replace programs")
-]
+
+def of_row(row: str) -> pytest.MarkDecorator:
+    """Each attack of a row of the page."""
+    return pytest.mark.parametrize(
+        "attack", [attack for attack in attacks() if attack.row == row], ids=lambda attack: attack.name
+    )
 
 
-@pytest.mark.parametrize("attack", PLANTED, ids=lambda attack: attack.name)
-async def test_what_is_planted_pays_nothing(cheats: CheatServer, attack: Attack) -> None:
+@of_row("write a result")
+async def test_planted_result_is_not_read(cheats: CheatServer, attack: Attack) -> None:
+    async with cheats.unrewarded_episode("read-table") as agent:
+        await agent.attack(attack, "read-table", outputs=["table.xlsx"])
+
+
+@of_row("plant a module")
+async def test_planted_module_is_not_imported(cheats: CheatServer, attack: Attack) -> None:
+    async with cheats.unrewarded_episode("read-table") as agent:
+        await agent.attack(attack, "read-table", outputs=["table.xlsx"])
+
+
+@of_row("replace programs")
+async def test_changed_system_files_do_not_reach_the_grader(cheats: CheatServer, attack: Attack) -> None:
     async with cheats.unrewarded_episode("read-table") as agent:
         await agent.attack(attack, "read-table", outputs=["table.xlsx"])
 
@@ -47,10 +62,8 @@ while pid := parent(pid):
 """
 """Overwrites the expected value in the memory of the evaluator that runs it."""
 
-GIT = [attack for attack in attacks() if attack.uses_git]
 
-
-@pytest.mark.parametrize("attack", GIT, ids=lambda attack: attack.name)
+@of_row("make git run a program")
 async def test_git_in_the_evaluator_runs_no_repository_program(cheats: CheatServer, attack: Attack) -> None:
     async with cheats.unrewarded_episode("tag-release") as agent:
         await agent.attack(attack, "tag-release", outputs=[], program=OVERWRITE_PARENT_MEMORY)

@@ -12,7 +12,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 ANSWER = "/episode/tasks/cheats/sum-prices/groundtruth_workspace/total.json"
 """In the grader this file has the content that the report should have."""
-LINKS, WORKSPACES, SPECIAL = named("link"), named("workspace"), named("special")
+
+
+def each(beginning: str) -> pytest.MarkDecorator:
+    """Each attack whose name begins so."""
+    return pytest.mark.parametrize("attack", named(beginning).values(), ids=lambda attack: attack.name)
 
 
 async def carry_out(agent: Agent, attack: Attack) -> None:
@@ -20,10 +24,20 @@ async def carry_out(agent: Agent, attack: Attack) -> None:
 
 
 # tests/archives/test_workspace.py tests each kind of link, special file and name separately.
-@pytest.mark.parametrize(
-    "attack", [*LINKS.values(), *WORKSPACES.values(), *SPECIAL.values()], ids=lambda attack: attack.name
-)
-async def test_links_special_files_and_no_workspace_pay_nothing(cheats: CheatServer, attack: Attack) -> None:
+@each("link")
+async def test_link_out_of_the_workspace_is_not_followed(cheats: CheatServer, attack: Attack) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        await carry_out(agent, attack)
+
+
+@each("workspace")
+async def test_workspace_that_is_no_folder_is_graded_as_empty(cheats: CheatServer, attack: Attack) -> None:
+    async with cheats.unrewarded_episode() as agent:
+        await carry_out(agent, attack)
+
+
+@each("special")
+async def test_special_file_is_not_graded(cheats: CheatServer, attack: Attack) -> None:
     async with cheats.unrewarded_episode() as agent:
         await carry_out(agent, attack)
 
@@ -35,7 +49,7 @@ async def test_workspace_in_any_state_but_that_of_a_folder_is_graded_as_empty(
     await replace_workspaces(cheats.served, STATES if provider == "docker" else paths.STATES)
 
 
-@pytest.mark.parametrize("attack", named("names").values(), ids=lambda attack: attack.name)
+@each("names")
 async def test_unusual_file_names_do_not_affect_the_reward(cheats: CheatServer, attack: Attack) -> None:
     """Honest work in the same workspace is rewarded."""
     async with cheats.episode("sum-prices") as agent:

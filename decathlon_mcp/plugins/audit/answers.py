@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ MAX_FILES, MAX_BYTES = 400, 4 << 20
 """Files of a folder that are read, and what is read of each."""
 MIN_CONSTANT = 16
 _FILE_NAME = re.compile(r"[\w\-]{1,60}(?:/[\w\-]{1,60}){0,3}\.[A-Za-z0-9]{1,5}")
+_DIGESTS = ("md5", "sha1", "sha256")
 _WORDLESS = re.compile(r"[A-Za-z_.:%/-]+")
 _OUTPUT_SUFFIXES = frozenset(
     {
@@ -56,7 +58,7 @@ def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:
     folder = suite.path / task.folder
     given = dict(_files(folder / task.files.initial_workspace)) if task.files.initial_workspace else {}
     truth = dict(_files(folder / task.files.groundtruth)) if task.files.groundtruth else {}
-    public = "\n".join((prompt, *(_text(path) for path in given.values())))
+    public = "\n".join((prompt, *(_told_by(path) for path in given.values())))
     parts: dict[str, str] = {}
     for name, path in truth.items():
         found = (part for part in _windows(_text(path)) if part not in public)
@@ -98,6 +100,17 @@ def _text(path: Path) -> str:
             return file.read(MAX_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def _told_by(path: Path) -> str:
+    """What a file tells an agent: its text, and the digests that a tool may show of it."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(MAX_BYTES)
+    except OSError:
+        return ""
+    digests = (hashlib.new(name, content, usedforsecurity=False).hexdigest() for name in _DIGESTS)
+    return "\n".join((content.decode("utf-8", "replace"), *digests))
 
 
 def _windows(text: str) -> Iterator[str]:

@@ -26,10 +26,9 @@ from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading
 from decathlon_mcp.plugins.audit.answers import read_answers
 from decathlon_mcp.plugins.audit.attacks import Attack, attacks
 from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, read_stored
-from decathlon_mcp.plugins.audit.commands import DEFAULT_POLICIES, Policy
 from decathlon_mcp.plugins.audit.cost import Cost, CostMeter
 from decathlon_mcp.plugins.audit.policies import Target
-from decathlon_mcp.plugins.audit.report import Finding, Report, TaskReport
+from decathlon_mcp.plugins.audit.report import DEFAULT_POLICIES, Finding, Policy, Report, TaskReport
 from decathlon_mcp.plugins.audit.steadiness import find_unsteady
 from decathlon_mcp.plugins.play.play import connect, redirect_logs
 from decathlon_mcp.plugins.regrade.regrading import Regrader

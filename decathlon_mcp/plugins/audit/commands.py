@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
@@ -16,6 +16,7 @@ from decathlon_mcp.cli.options import (
 from decathlon_mcp.cli.running import run_async
 from decathlon_mcp.cli.usage import check_positive, check_run
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.plugins.audit.report import DEFAULT_POLICIES, POLICIES, Policy, Report
 from decathlon_mcp.settings import default_state
 
 AuditSettings_ = settings_model(
@@ -23,12 +24,6 @@ AuditSettings_ = settings_model(
 )
 AuditSettings = Annotated[AuditSettings_, Parameter(name="*")]
 AUDIT_DEFAULTS = AuditSettings_.model_validate({})
-
-
-Policy: TypeAlias = Literal["idle", "random", "vandal", "forgers", "oracle", "steadiness", "leaks", "search"]
-POLICIES: tuple[Policy, ...] = get_args(Policy)
-DEFAULT_POLICIES: tuple[Policy, ...] = POLICIES[:-1]
-"""All but the search."""
 
 
 def add_commands(app: App) -> None:
@@ -72,7 +67,6 @@ def audit(
         File that gets everything that was found, as JSON.
     """
     from decathlon_mcp.plugins.audit.audit import AuditOptions, audit
-    from decathlon_mcp.plugins.audit.report import Report
 
     named: list[Policy] = [name for name in POLICIES if name in policies]
     chosen = tuple(named) if policies else DEFAULT_POLICIES

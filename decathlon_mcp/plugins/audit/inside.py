@@ -5,81 +5,97 @@ the reverse one), `cpu` (it stays on one processor) and `seconds` (what the cloc
 file, or a module if it does not end with `.py`.
 """
 
+import datetime
 import json
 import os
 import runpy
 import sys
-from typing import Any
+import time
 
-_order = json.loads(sys.argv[1])
-del sys.argv[:2]
-if _order.get("cpu") and hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-if _files := _order.get("files"):
-    _list, _scan = os.listdir, os.scandir
 
-    class _Ordered:
+def order_folders(is_reverse):
+    """Let folders be read in the order of names, or the reverse one."""
+    list_folder, scan_folder = os.listdir, os.scandir
+
+    class Entries:
         """The entries of a folder in that order."""
 
-        def __init__(self, path: Any) -> None:
-            with _scan(path) as entries:
-                self._entries = iter(sorted(entries, key=lambda entry: entry.name, reverse=_files < 0))
+        def __init__(self, path):
+            with scan_folder(path) as entries:
+                self.entries = iter(sorted(entries, key=lambda entry: entry.name, reverse=is_reverse))
 
-        def __iter__(self) -> Any:
-            return self._entries
+        def __iter__(self):
+            return self.entries
 
-        def __next__(self) -> Any:
-            return next(self._entries)
+        def __next__(self):
+            return next(self.entries)
 
-        def __enter__(self) -> Any:
+        def __enter__(self):
             return self
 
-        def __exit__(self, *_: object) -> None:
+        def __exit__(self, *_):
             pass
 
-        def close(self) -> None:
+        def close(self):
             pass
 
-    os.listdir = lambda path=".": sorted(_list(path), reverse=_files < 0)  # type: ignore[assignment]
-    os.scandir = lambda path=".": _Ordered(path)  # type: ignore[assignment]
-if _ahead := _order.get("seconds"):
-    import datetime
-    import time
+    os.listdir = lambda path=".": sorted(list_folder(path), reverse=is_reverse)
+    os.scandir = lambda path=".": Entries(path)
 
-    _time, _localtime, _gmtime = time.time, time.localtime, time.gmtime
-    time.time = lambda: _time() + _ahead
-    time.time_ns = lambda: int((_time() + _ahead) * 1e9)
-    time.localtime = lambda seconds=None: _localtime(time.time() if seconds is None else seconds)
-    time.gmtime = lambda seconds=None: _gmtime(time.time() if seconds is None else seconds)
 
-    class _Dates(type):
+def set_clock_ahead(seconds):
+    """Let the clock say that it is later."""
+    now, local, utc, text = time.time, time.localtime, time.gmtime, time.strftime
+    time.time = lambda: now() + seconds
+    time.time_ns = lambda: int((now() + seconds) * 1e9)
+    time.localtime = lambda when=None: local(time.time() if when is None else when)
+    time.gmtime = lambda when=None: utc(time.time() if when is None else when)
+    time.strftime = lambda layout, when=None: text(layout, time.localtime() if when is None else when)
+    time.ctime = lambda when=None: time.asctime(time.localtime(when))
+
+    class Dates(type):
         """What is a date or a time is one of the original class too, as libraries in C make them."""
 
-        def __instancecheck__(cls, value: object) -> bool:
+        def __instancecheck__(cls, value):
             return isinstance(value, cls.__mro__[1])
 
-    class _Date(datetime.date, metaclass=_Dates):
+    class Date(datetime.date, metaclass=Dates):
         @classmethod
-        def today(cls) -> Any:
+        def today(cls):
             return cls.fromtimestamp(time.time())
 
-    class _DateTime(datetime.datetime, metaclass=_Dates):
+    class DateTime(datetime.datetime, metaclass=Dates):
         @classmethod
-        def now(cls, tz: Any = None) -> Any:
+        def now(cls, tz=None):
             return cls.fromtimestamp(time.time(), tz)
 
         @classmethod
-        def utcnow(cls) -> Any:
-            return cls.fromtimestamp(time.time(), datetime.UTC).replace(tzinfo=None)
+        def utcnow(cls):
+            return cls.fromtimestamp(time.time(), datetime.timezone.utc).replace(tzinfo=None)
 
         @classmethod
-        def today(cls) -> Any:
+        def today(cls):
             return cls.now()
 
-    datetime.datetime, datetime.date = _DateTime, _Date  # type: ignore[misc]
-_program = sys.argv[0]
-if _program.endswith(".py"):
-    sys.path[0] = os.path.dirname(os.path.abspath(_program))
-    runpy.run_path(_program, run_name="__main__")
-else:
-    runpy.run_module(_program, run_name="__main__", alter_sys=True)
+    datetime.datetime, datetime.date = DateTime, Date
+
+
+def main():
+    order = json.loads(sys.argv[1])
+    del sys.argv[:2]
+    if order.get("cpu") and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if order.get("files"):
+        order_folders(order["files"] < 0)
+    if order.get("seconds"):
+        set_clock_ahead(order["seconds"])
+    program = sys.argv[0]
+    if program.endswith(".py"):
+        sys.path[0] = os.path.dirname(os.path.abspath(program))
+        runpy.run_path(program, run_name="__main__")
+    else:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

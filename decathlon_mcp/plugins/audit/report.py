@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 from decathlon_client.values import JsonObject
 
@@ -17,6 +18,10 @@ from decathlon_mcp.cli.output import print_table, printed, this_command
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.plugins.audit.cost import Cost
 
+Policy: TypeAlias = Literal["idle", "random", "vandal", "forgers", "oracle", "steadiness", "leaks", "search"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+DEFAULT_POLICIES: tuple[Policy, ...] = POLICIES[:-1]
+"""All but the search."""
 LINE_SECONDS = 10.0
 """Between two lines of progress where there is no terminal."""
 SOUND, NOT_CHECKABLE = "sound", "not checkable here"
