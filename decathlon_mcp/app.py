@@ -58,9 +58,9 @@ from decathlon_mcp.sandboxes.plugins import (
 )
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.disk import DiskSpace, cure_of, is_full
+from decathlon_mcp.storage.kept_files import DAY_SECONDS, delete_old_episodes
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, CachedLists, remove_unnamed_tools
 from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock, wait_for_stop
-from decathlon_mcp.storage.retention import DAY_SECONDS, delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite

@@ -133,7 +133,7 @@ async def _inventories(state: Path, report: Report) -> AsyncGenerator[list[Inven
 def _used_providers(state: Path) -> set[str]:
     """The names of the providers that servers on the state folder have had. Blocks. Raises SettingsError."""
     with Store.open_read_only(state) as store:
-        rows = [] if store is None else store.sandboxes()
+        rows = [] if store is None else store.find(SandboxRow)
     noted = {name for file in server_files(state) for name in file.server.providers or ()}
     return noted | {row.provider for row in rows}
 
@@ -150,7 +150,7 @@ async def _collect(
     other = serving(state)
     with Store.open_read_only(state) as store:
         episodes = [] if store is None else store.unfinished_episodes()
-        sandboxes = [] if store is None else store.sandboxes()
+        sandboxes = [] if store is None else store.find(SandboxRow)
         sessions = {} if store is None else dict[str, int](store.query(_SESSION_COUNTS))
     if other is not None:
         # The provider of that server has all sandboxes of episodes, whichever server opened them.

@@ -36,8 +36,7 @@ from decathlon_mcp.errors import (
     UnknownToolError,
 )
 from decathlon_mcp.grading.attempt import TruncationCause
-from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.storage.trajectory_lines import RequestKeys
+from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
 

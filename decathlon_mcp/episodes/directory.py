@@ -21,7 +21,7 @@ from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full
 from decathlon_mcp.storage.kept_files import KeptFiles
-from decathlon_mcp.storage.store import ENDED, Store
+from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.telemetry.metrics import Metrics
 from decathlon_mcp.telemetry.spans import Spans
@@ -109,7 +109,7 @@ class EpisodeDirectory:
         episode = self._by_agent_id.get(agent_id)
         # Most requests have the handle of a live episode, for which the store need not be asked.
         if episode is None and agent_id not in self._episodes and self.store is not None:
-            row = self.store.episode(agent_id, by="agent_id")
+            row = self.store.find_one(EpisodeRow, agent_id=agent_id)
             episode = None if row is None else self._ended_before(row.id)
         return episode
 
@@ -119,7 +119,7 @@ class EpisodeDirectory:
             return None
         episode = self._by_operation.get(operation)
         if episode is None and self.store is not None:
-            row = self.store.episode(operation, by="operation")
+            row = self.store.find_one(EpisodeRow, operation=operation)
             episode = None if row is None else self._ended_before(row.id)
         return episode
 
@@ -179,7 +179,8 @@ class EpisodeDirectory:
 
     def _ended_before(self, handle: str) -> Episode | None:
         """An episode that ended on this state folder and is not in memory, as far as the store has it."""
-        if self.store is None or (row := self.store.episode(handle)) is None or row.phase != ENDED:
+        row = None if self.store is None else self.store.find_one(EpisodeRow, id=handle)
+        if row is None or row.phase != ENDED:
             return None
         try:
             stored = read_episode(row, (), self._catalogue)

@@ -27,7 +27,7 @@ from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
 from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.records import remove_folder
 from decathlon_mcp.storage.lock import Server
-from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
+from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, SessionRow, Store
 from decathlon_mcp.types import public_id
 from tests.probe.leftovers import processes_by_sandbox
 
@@ -63,11 +63,11 @@ async def main():
                 spec={"policy": "visible", "owner": {"token": "alice", "session": "a-secret-session"}},
                 progress={"calls": 3, "note": "\\x1b[31m"},
             ))
-            store.insert_sandbox(SandboxRow(
+            store.save(SandboxRow(
                 name=name, owner=lock.name, episode=handle, role="agent", provider="host", isolation="none",
                 wire_version=1, spec={},
             ))
-            store.save_session(SessionRow(
+            store.save(SessionRow(
                 id="s" + lock.name, server=lock.name, address="lobby", path="/mcp", data={},
             ))
         # Unlike a driver, it does not end with its stdin.
@@ -234,10 +234,10 @@ def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
         assert store is not None
         (row,) = store.find_episodes(public_id(dead.handle), 2)
         assert (row.phase, row.ending) == (ENDED, Ending.NOT_CONTINUED)
-        assert store.sandboxes(dead.handle) == []
+        assert store.find(SandboxRow, episode=dead.handle) == []
         assert store.unfinished_episodes() == []
     with Store.open(dead.state, dead.name) as store:
-        assert store.session(f"s{dead.name}") is None
+        assert store.find_one(SessionRow, id=f"s{dead.name}") is None
     assert shell.run("gc").stdout.startswith("nothing is left")
 
 

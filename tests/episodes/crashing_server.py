@@ -42,8 +42,7 @@ from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import trajectory as trajectory_module
-from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.storage.trajectory_lines import RequestKeys
+from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
 from decathlon_mcp.types import JsonObject
 from tests.episodes.calling import make_call
 from tests.episodes.environment import sandbox_factory

@@ -47,8 +47,7 @@ from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
-from decathlon_mcp.storage.trajectory import LoggedCalls, Trajectory
-from decathlon_mcp.storage.trajectory_lines import RequestKeys
+from decathlon_mcp.storage.trajectory import LoggedCalls, RequestKeys, Trajectory
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
 from tests.episodes.calling import make_call
@@ -116,7 +115,7 @@ async def recovered(
         offered = {"servers": {"probe": [{"name": "echo"}]}, "local": {}}
         store.update_episode(HANDLE, phase=phase, progress=progress, tools=offered)
         if agent is not None:
-            store.insert_sandbox(agent)
+            store.save(agent)
     trajectory = Trajectory(state / "episodes" / HANDLE).create()
     files = KeptFiles(trajectory.folder)
     files.reserve_verdict()
@@ -346,10 +345,10 @@ async def test_sessions_of_a_server_that_has_no_file_any_more_do_not_stay(tmp_pa
     create_state_folder(state)
     with Store.open(state, "other") as store:
         store.server = "gone"
-        store.save_session(SessionRow(id="s", server="", address="lobby", path="/mcp", data={}))
+        store.save(SessionRow(id="s", server="", address="lobby", path="/mcp", data={}))
     async with recovered(tmp_path, Phase.QUEUED, {}, has_file=False) as registry:
         assert registry.store is not None
-        assert registry.store.session("s") is not None
+        assert registry.store.find_one(SessionRow, id="s", server=registry.store.server) is not None
     with Store.open(state, "next") as store:
         assert store.query("SELECT id FROM sessions") == []
 

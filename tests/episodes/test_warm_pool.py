@@ -30,7 +30,7 @@ from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.lock import create_state_folder
-from decathlon_mcp.storage.store import Store
+from decathlon_mcp.storage.store import SandboxRow, Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.telemetry.metrics import Metrics
 from decathlon_mcp.types import Network
@@ -191,9 +191,9 @@ async def test_the_episode_is_in_the_store_before_it_has_the_sandbox(
                 await pool.until_idle(1)
             async with pool.opened(records=records) as name:
                 assert is_pooled(name)
-                (row,) = store.sandboxes("e")
+                (row,) = store.find(SandboxRow, episode="e")
                 assert (row.name, row.role, row.spec["image"]) == (name, "agent", "sha256:fake")
-            assert store.sandboxes() == []
+            assert store.find(SandboxRow) == []
             await pool.until_idle(1)
 
             def refuse(*arguments: object) -> None:

@@ -72,10 +72,11 @@ def test_rows_are_read_back_as_written(tmp_path: Path) -> None:
         (row,) = store.unfinished_episodes()
         written = episode(operation="s:1", phase="ready", token="alice")
         assert row == replace(written, progress={"calls": 1}, tools={"files": []}, verdict={"reward": 1.0})
-        assert store.episode("s:1", by="operation") == store.episode("one-agent", by="agent_id") == row
+        assert store.find_one(EpisodeRow, operation="s:1") == row
+        assert store.find_one(EpisodeRow, agent_id="one-agent") == row
         store.end_episode("one", "closed")
         assert store.unfinished_episodes() == []
-        ended = store.episode("one")
+        ended = store.find_one(EpisodeRow, id="one")
         assert ended is not None
         assert (ended.phase, ended.ending) == (ENDED, "closed")
 
@@ -134,7 +135,7 @@ def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me") as store:
         for name in ("one", "two"):
             store.insert_episode(episode(name))
-            store.insert_sandbox(
+            store.save(
                 SandboxRow(
                     name=f"{name}-agent",
                     owner="me",
@@ -147,9 +148,9 @@ def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
                 )
             )
         store.end_episode("one", "closed")
-        assert [row.name for row in store.sandboxes()] == ["two-agent"]
-        store.delete_sandbox("two-agent")
-        assert store.sandboxes("two") == []
+        assert [row.name for row in store.find(SandboxRow)] == ["two-agent"]
+        store.delete(SandboxRow, "two-agent")
+        assert store.find(SandboxRow, episode="two") == []
 
 
 SESSION = SessionRow(id="s", server="", address="task", path="/tasks/x/mcp", data={})
@@ -159,20 +160,20 @@ def test_server_sees_the_rows_of_dead_servers_after_adopting_them(tmp_path: Path
     # A killed server does not end its context.
     with Store.open(tmp_path, "dead") as dead, Store.open(tmp_path, "heir") as store:
         dead.insert_episode(episode())
-        dead.save_session(SESSION)
-        assert store.session("s") is None
+        dead.save(SESSION)
+        assert store.find_one(SessionRow, id="s", server=store.server) is None
         store.adopt([])
         assert [row.server for row in store.unfinished_episodes()] == ["heir"]
-        assert store.session("s") is not None
-        store.delete_session("s")
+        assert store.find_one(SessionRow, id="s", server=store.server) is not None
+        store.delete(SessionRow, "s")
 
 
 def test_sessions_of_a_server_that_ended_by_itself_are_deleted(tmp_path: Path) -> None:
     with Store.open(tmp_path, "first") as store:
-        store.save_session(SESSION)
+        store.save(SESSION)
     with Store.open(tmp_path, "second") as store:
         store.adopt([])
-        assert store.session("s") is None
+        assert store.find_one(SessionRow, id="s", server=store.server) is None
 
 
 def test_every_row_that_was_written_survives_kill_9(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_changes_while_the_store_is_locked_are_written_later(
                 store.insert_episode(episode("two"))
         # At once, without waiting for the time of the next try.
         store.insert_episode(episode("two"))
-        row = store.episode("one")
+        row = store.find_one(EpisodeRow, id="one")
         assert row is not None
         assert (row.phase, row.progress) == (ENDED, {"number": 99})
 
@@ -279,7 +280,7 @@ def test_store_says_why_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
         store._retry_at = 0.0  # pyright: ignore[reportPrivateUsage]
         assert store.why_unwritable() is None
-        row = store.episode("one")
+        row = store.find_one(EpisodeRow, id="one")
         assert row is not None
         assert row.phase == "ready"
 
@@ -296,7 +297,7 @@ def test_changes_on_a_read_only_disk_are_written_later(
         assert store.why_unwritable() == "attempt to write a readonly database"
         connection.execute("PRAGMA query_only = OFF")
         assert store.why_unwritable() is None
-        row = store.episode("one")
+        row = store.find_one(EpisodeRow, id="one")
         assert row is not None
         assert row.phase == "ready"
 
@@ -312,7 +313,7 @@ def test_changes_on_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: p
             with pytest.raises(AtCapacityError):
                 store.insert_episode(episode("two"))
         store.insert_episode(episode("two"))
-        row = store.episode("one")
+        row = store.find_one(EpisodeRow, id="one")
         assert row is not None
         assert row.phase == ENDED
         assert row.verdict == {"detail": "x" * 100_000}
@@ -334,11 +335,11 @@ def test_changes_that_could_not_be_written_are_bounded(
     with Store.open(tmp_path, "me") as store:
         with locked(tmp_path):
             for number in range(100):
-                store.save_session(SessionRow(id=f"{number}", server="", address="lobby", path="/", data={}))
+                store.save(SessionRow(id=f"{number}", server="", address="lobby", path="/", data={}))
         monkeypatch.setattr(store, "_retry_at", 0.0)
-        store.delete_sandbox("none")
-        assert store.session("0") is None
-        assert store.session("99") is not None
+        store.delete(SandboxRow, "none")
+        assert store.find_one(SessionRow, id="0", server=store.server) is None
+        assert store.find_one(SessionRow, id="99", server=store.server) is not None
 
 
 @pytest.mark.parametrize("columns", [{"cause": "\ud800"}, {"calls": 2**70}])

@@ -284,6 +284,6 @@ def _row(folder: Path) -> EpisodeRow | None:
     """The row of the episode in this folder. Raises BadRequestError if it cannot be read."""
     try:
         with Store.open_read_only(folder.parent.parent) as store:
-            return None if store is None else store.episode(folder.name)
+            return None if store is None else store.find_one(EpisodeRow, id=folder.name)
     except SettingsError as error:
         raise BadRequestError(f"the episode's row cannot be read: {error.message}") from None

@@ -55,7 +55,7 @@ from decathlon_mcp.plugins.page.play.reading import (
 from decathlon_mcp.plugins.page.play.schema import Field, Kind
 from decathlon_mcp.plugins.page.site import Site, Visit
 from decathlon_mcp.plugins.page.sorting import Sorting
-from decathlon_mcp.storage.trajectory_lines import RequestKeys
+from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.types import JsonObject, as_object
 
 RUN = "by-hand"
