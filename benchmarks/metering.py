@@ -8,9 +8,10 @@ from time import perf_counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from benchmarks.samples import Samples, measure_in_turns
+from decathlon_mcp.events import Called, Events, RequestRead
 from decathlon_mcp.http.application import MeteredResponses
+from decathlon_mcp.plugins.metrics.metrics import Metrics
 from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext
-from decathlon_mcp.telemetry.metrics import Metrics
 
 CALLS = 2_000
 """Calls in one sample: a single one takes as long as reading the clock."""
@@ -32,8 +33,8 @@ class Metering:
 
 async def measure_metering(*, rounds: int, warm_up: int) -> Metering:
     """Measure an application that reports one call for each request, and one that does not."""
-    metrics = Metrics()
-    episode = metrics.episode("suite", "task")
+    events = Events([Metrics()])
+    emit = events.episode("suite", "task", "")
 
     async def respond(receive: Receive, send: Send) -> None:
         await receive()
@@ -42,9 +43,9 @@ async def measure_metering(*, rounds: int, warm_up: int) -> Metering:
 
     async def reporting(scope: Scope, receive: Receive, send: Send) -> None:
         scope[SCOPE_KEY] = context = RequestContext()
-        metrics.request_bytes.inc(len(BODY))
+        events.emit(RequestRead(len(BODY)))
         context.called_at = perf_counter()
-        episode.called("ok", perf_counter())
+        emit(Called("ok", perf_counter()))
         context.replied_at = perf_counter()
         await respond(receive, send)
 
@@ -55,7 +56,7 @@ async def measure_metering(*, rounds: int, warm_up: int) -> Metering:
 
     samples = await measure_in_turns(
         {
-            "metered": lambda: _time_calls(MeteredResponses(reporting, metrics)),
+            "metered": lambda: _time_calls(MeteredResponses(reporting, events.emit)),
             "bare": lambda: _time_calls(bare),
         },
         rounds=rounds,

@@ -100,7 +100,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "hand_over",
         "keep_days",
         "tokens",
-        "metrics_tasks",
         "log_level",
         "log_format",
     ),

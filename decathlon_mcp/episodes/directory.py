@@ -18,13 +18,12 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AtCapacityError
+from decathlon_mcp.events import Events
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.telemetry.metrics import Metrics
-from decathlon_mcp.telemetry.spans import Spans
 
 MAX_ENDED_EPISODES = 2_000
 """Ended episodes whose state and verdict can still be requested; the oldest are dropped."""
@@ -70,8 +69,7 @@ class EpisodeDirectory:
         options: RegistryOptions,
         *,
         admission: Admission,
-        metrics: Metrics,
-        spans: Spans | None,
+        events: Events,
         store: Store | None,
         archive: Store | None,
     ) -> None:
@@ -79,8 +77,7 @@ class EpisodeDirectory:
         self._catalogue = catalogue
         self._options = options
         self._admission = admission
-        self._metrics = metrics
-        self.spans = spans
+        self._events = events
         self.store = store
         self._archive = archive
         self._episodes: dict[str, Episode] = {}
@@ -148,15 +145,12 @@ class EpisodeDirectory:
 
     def make(self, spec: EpisodeSpec, suite: str, ticket: Ticket, trajectory: Trajectory) -> Episode:
         """An episode, which `add` keeps."""
-        key, spans = (suite, spec.task_name), self.spans
         return Episode(
             spec,
             sandbox_factory=self.factory(suite),
             ticket=ticket,
             trajectory=trajectory,
-            metrics=self._metrics.episode(*key)
-            if spans is None
-            else spans.episode(self._metrics, key, spec.public_id),
+            emit=self._events.episode(suite, spec.task_name, spec.public_id),
             store=self.store,
             archive=self._archive,
         )

@@ -20,6 +20,7 @@ from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.events import Recovered, Swept
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.storage.disk import open_regular
@@ -154,7 +155,7 @@ class Recovery:
         store.adopt(self.lock.others())
         for row in unreadable:
             # Whose it was is not known either, so that nobody can be told.
-            self.registry.metrics.recovered("ended")
+            self.registry.events.emit(Recovered("ended"))
             store.end_episode(row.id, Ending.NOT_CONTINUED)
         for episode in stored:
             if episode.verdict is not None:
@@ -223,7 +224,7 @@ class Recovery:
                     "sandboxes could not be swept",
                     extra=fields(provider=provider.name, server=owner, why=str(error)),
                 )
-        self.registry.metrics.swept(count)
+        self.registry.events.emit(Swept(count))
         if count:
             log.warning(message, extra=fields(sandboxes=count))
         return complete

@@ -18,6 +18,7 @@ from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.events import RequestRead
 from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.bodies import BodyDisconnectError, BodyReader
@@ -176,7 +177,7 @@ class McpEndpoints:
             elif method == "POST":
                 self._authenticate(place, context)
                 async with self._bodies.read(headers, receive) as body:
-                    self._registry.metrics.request_bytes.inc(len(body))
+                    self._registry.events.emit(RequestRead(len(body)))
                     response = await self._post(place, context, body)
             elif method not in _METHODS or headers.is_sessionless:
                 self._bodies.check_length(headers)

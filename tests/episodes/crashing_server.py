@@ -153,13 +153,12 @@ def episode_of(folder: Path, trajectory: Trajectory) -> Episode:
         limits=registry.options.limits.for_task(task),
     )
     ticket = registry.admission.reserve("find-answer")
-    metrics = registry.metrics.episode(factory.suite.name, spec.task_name)
     return Episode(
         spec,
         sandbox_factory=factory,
         ticket=ticket,
         trajectory=trajectory,
-        metrics=metrics,
+        emit=registry.events.emit,
     )
 
 

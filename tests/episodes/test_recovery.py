@@ -41,6 +41,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.plugins.metrics.endpoint import metrics_of
 from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import read_settings
@@ -397,7 +398,7 @@ CLAIMED: JsonObject = {**READY, "claim": {"by_agent": True, "at": "2026-01-01T00
 
 def recoveries(registry: EpisodeRegistry) -> dict[str, float]:
     """How many episodes of dead servers were counted, by what became of them."""
-    samples = [sample for metric in registry.metrics.registry.collect() for sample in metric.samples]
+    samples = [sample for metric in metrics_of(registry).registry.collect() for sample in metric.samples]
     found = {
         sample.labels["result"]: sample.value
         for sample in samples

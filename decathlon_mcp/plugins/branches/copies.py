@@ -17,6 +17,7 @@ from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.sandbox_sources import Opened
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError, SandboxLostError, SnapshotError
+from decathlon_mcp.events import SandboxTaken
 from decathlon_mcp.plugins.branches.states import SavedState, discard
 from decathlon_mcp.plugins.regrade.keeping import keep_sealed, read_original
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -62,7 +63,7 @@ async def begin_as_copy(
         # Others would wait for it in vain.
         await anyio.to_thread.run_sync(discard, state)
         return None
-    episode.metrics.copied()
+    episode.emit(SandboxTaken("copied"))
     session = await start.offer.tool_session(sandbox, driver)
     return AgentSandbox(sandbox, driver, session, tools, sealed=state.sealed)
 
