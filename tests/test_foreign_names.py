@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from decathlon_mcp.foreign_names import MAX_COMPARED, quoted, similar
+from decathlon_mcp.validation import MAX_COMPARED, quoted, similar
 
 
 def test_short_names_are_quoted_and_have_similar_ones() -> None:

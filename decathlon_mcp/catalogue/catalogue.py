@@ -16,10 +16,10 @@ from decathlon_mcp.catalogue.requirements import (
     missing_requirements,
 )
 from decathlon_mcp.errors import BadRequestError, SuiteError, UnknownTaskError
-from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted, similar
 from decathlon_mcp.suites.prompts import Prompt
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.validation import MAX_NAME_CHARACTERS, quoted, similar
 
 MAX_SUGGESTIONS = 5
 

@@ -21,9 +21,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Needs, Task
+from decathlon_mcp.validation import MAX_NAME_CHARACTERS, quoted
 
 Entry: TypeAlias = tuple[str, Suite, Task]
 """A task with its catalogue id and its suite."""

@@ -19,9 +19,9 @@ from pydantic import Field, create_model
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.cli.usage import check_label_texts, check_names, check_not_empty, check_port
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.foreign_names import did_you_mean
 from decathlon_mcp.hooks import CORE, providers
 from decathlon_mcp.settings import PathSetting, PluginSettings, Settings, plugin_settings
+from decathlon_mcp.validation import did_you_mean
 
 PREFIX = "DECATHLON_"
 DEFAULT_FILE = Path("decathlon.toml")

@@ -19,7 +19,6 @@ from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.events import RequestRead
-from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.bodies import BodyDisconnectError, BodyReader
 from decathlon_mcp.http.errors import REFUSALS, mcp_refusal, refusal, response_to
@@ -41,6 +40,7 @@ from decathlon_mcp.protocol.messages import (
 from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext, Service
 from decathlon_mcp.protocol.sessions import AddressKind, Sessions, delete_unused
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.validation import quoted
 
 log = logging.getLogger("decathlon.edge")
 

@@ -20,13 +20,13 @@ from decathlon_mcp.episodes.grading import branch_members
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import BadRequestError, SettingsError
-from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
 from decathlon_mcp.grading.attempt import MAX_COUNT
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.labels import MAX_LABELS, check_labels, merge_labels
 from decathlon_mcp.protocol.requests import episode_address, page_address
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject, NoteRole
+from decathlon_mcp.validation import MAX_NAME_CHARACTERS, quoted
 
 HANDLE = "The episode's handle, as returned by `start_episode`."
 OPTIONAL_HANDLE = f"{HANDLE} Default: the episode that this MCP session started last."

@@ -25,7 +25,6 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
 from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownTaskError
-from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.signing import verdict_digest
@@ -47,6 +46,7 @@ from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, Trajectory
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import Network, as_object, public_id, read_object
+from decathlon_mcp.validation import quoted
 
 LAST_LINE_BYTES = 1 << 16
 """More than the line `end` can have."""
