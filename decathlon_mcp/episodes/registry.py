@@ -14,7 +14,7 @@ from typing import Self
 import anyio
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.catalogue.draws import Draw, TaskSampler
+from decathlon_mcp.catalogue.draws import TaskFilter, TaskSampler
 from decathlon_mcp.episodes.access import EpisodeAccess, choose_policy
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.directory import EpisodeDirectory, RegistryOptions
@@ -266,7 +266,7 @@ class EpisodeRegistry:
         episode = self.directory.of_operation(_operation_key(operation, principal))
         return None if episode is None else episode.spec.task_name
 
-    def draw(self, filters: Draw, principal: Principal) -> str:
+    def draw(self, filters: TaskFilter, principal: Principal) -> str:
         """Draw a task for a new episode.
 
         Raises BadRequestError for filters that match nothing, AtCapacityError if no episode could start.

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
-from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.events import RequestRead
@@ -64,7 +64,7 @@ class StartParameters:
     """
 
     labels: Mapping[str, str]
-    draw: Draw
+    draw: TaskFilter
 
     @classmethod
     def read(cls, query: QueryParams, task: str) -> Self:
@@ -79,7 +79,7 @@ class StartParameters:
             raise BadRequestError(
                 f"a task's address has no parameter {', '.join(map(quoted, values))}; it takes `{LABEL}`"
             )
-        return cls(parse_labels(query.getlist(LABEL)), validate(Draw, RANDOM_TASK, values))
+        return cls(parse_labels(query.getlist(LABEL)), validate(TaskFilter, RANDOM_TASK, values))
 
 
 class _Place(NamedTuple):

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import anyio.to_thread
 
+from decathlon_mcp.catalogue.catalogue import list_tasks
 from decathlon_mcp.catalogue.draws import filter_tasks
-from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.access import EpisodeAccess, may_evaluate
 from decathlon_mcp.episodes.episode import Episode

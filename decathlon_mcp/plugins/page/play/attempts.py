@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from decathlon_mcp.catalogue.listing import list_tasks
+from decathlon_mcp.catalogue.catalogue import list_tasks
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.access import may_evaluate
 from decathlon_mcp.episodes.episode import Episode
