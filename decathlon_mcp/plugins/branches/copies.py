@@ -105,7 +105,7 @@ async def open_copy(
 
 async def _copy_sealed(start: Start, state: SavedState) -> None:
     """Copy the task's folder as preprocess left it. Raises OSError, ValueError."""
-    await anyio.to_thread.run_sync(shutil.copyfile, state.sealed_file, start.sealed_file)
+    await anyio.to_thread.run_sync(shutil.copyfile, state.task_folder_archive, start.task_folder_archive)
     # What is kept of the episode that was saved is kept of the copy.
     if (original := await anyio.to_thread.run_sync(read_original, state.owner)) is not None:
         await keep_sealed(start, original)

@@ -220,16 +220,16 @@ class Regrader:
         files.restore_archive(KEPT_WORKSPACE, workspace, options.limits.workspace_bytes)
         if not kept_attempt.sealed:
             return CapturedWorkspace(workspace, None)
-        preprocessed, checkout, sealed = (
+        preprocessed, checkout, task_folder_archive = (
             scratch / f"{name}.tar" for name in ("preprocessed", "checkout", "sealed")
         )
         files.restore_archive(KEPT_SEALED, preprocessed, SEALED_LIMIT_BYTES)
         suite.task_archive(task, checkout, sealed=True)
         original = as_object(files.read(ORIGINAL_FILE).get("files")) or {}
-        overlay(checkout, preprocessed, sealed, folder=task.folder, original=original)
+        overlay(checkout, preprocessed, task_folder_archive, folder=task.folder, original=original)
         preprocessed.unlink()
         checkout.unlink()
-        return CapturedWorkspace(workspace, sealed)
+        return CapturedWorkspace(workspace, task_folder_archive)
 
 
 _PLAYED: Mapping[Isolation, str] = {
