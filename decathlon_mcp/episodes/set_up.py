@@ -56,8 +56,8 @@ class PreparedTask:
     """The result of a set-up: the agent's sandbox.
 
     `servers`: what each server reported that the set-up has started. `task_folder_archive`: tar of the task's
-    folder as preprocess left it, None for a task without preprocess. `preprocess_failure`: how preprocess failed,
-    where the suite ignores that; empty if it did not.
+    folder as preprocess left it, None for a task without preprocess. `preprocess_failure`: how preprocess
+    failed, where the suite ignores that; empty if it did not.
     """
 
     sandbox: Sandbox
