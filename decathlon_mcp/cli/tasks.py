@@ -31,8 +31,7 @@ from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.suites.sharing import SharedResource
-from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.suite import SharedResource, Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
 

@@ -22,8 +22,8 @@ from typing import TypeAlias
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.archives.joining import append_archive, joined
 from decathlon_mcp.archives.reading import top_level_names
+from decathlon_mcp.archives.unpacking import append_archive, joined
 from decathlon_mcp.driver.archives import get_archive, put_archive
 from decathlon_mcp.driver.client import DriverClient, Moment, ServerInfo
 from decathlon_mcp.episodes.specification import EpisodeLimits

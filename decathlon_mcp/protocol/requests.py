@@ -50,7 +50,7 @@ from decathlon_mcp.protocol.messages import (
 from decathlon_mcp.protocol.results import SERVER_INFO, envelope_members, relayed_error, wire_error
 from decathlon_mcp.protocol.sessions import LOG_LEVELS, Session
 from decathlon_mcp.storage.trajectory import RequestKeys
-from decathlon_mcp.suites.tool_names import CLAIM, EVALUATE, LOCAL, spell
+from decathlon_mcp.suites.prompts import CLAIM, EVALUATE, LOCAL, spell
 from decathlon_mcp.types import JsonObject, Names, as_json, as_object, json_kind
 
 _log = logging.getLogger("decathlon.protocol")

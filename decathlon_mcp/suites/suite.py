@@ -18,15 +18,15 @@ from decathlon_mcp.suites import checkout as archives
 from decathlon_mcp.suites.checkout import revision
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.prompts import Prompt, read_prompt
-from decathlon_mcp.suites.resources import SuiteResources, credential_archives, service_archive
+from decathlon_mcp.suites.resources import SOURCES, SuiteResources, credential_archives, service_archive
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig
-from decathlon_mcp.suites.sharing import SharedResource
 from decathlon_mcp.suites.suite_file import FILE, Service
 from decathlon_mcp.suites.tasks import FOLDER, Task
-from decathlon_mcp.suites.tokens import SOURCES
 from decathlon_mcp.types import JsonObject, Language, Names
 
+SINGLE_SLOT = ("",)
+"""The slots of a resource that one task uses at a time."""
 _VALUES = TypeAdapter(dict[str, str])
 
 
@@ -35,6 +35,19 @@ class Release(NamedTuple):
 
     name: str
     description: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedResource:
+    """An account or a conflict group. Each running task that uses it holds one of its slots.
+
+    `key` identifies it, `name` is for messages; `account` is the name of its account in the suite's settings.
+    """
+
+    key: str
+    name: str
+    slots: tuple[str, ...] = SINGLE_SLOT
+    account: str | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from decathlon_mcp.driver.mcp_repair import valid_definition
 from decathlon_mcp.episodes.state import State
 from decathlon_mcp.episodes.suite_hooks import ToolDescriptions
 from decathlon_mcp.errors import SetUpError, UnknownToolError
-from decathlon_mcp.suites.tool_names import CLAIM, LOCAL, spell
+from decathlon_mcp.suites.prompts import CLAIM, LOCAL, spell
 from decathlon_mcp.types import JsonObject, Names, as_json, as_object
 from decathlon_mcp.validation import quoted, similar
 
