@@ -177,7 +177,7 @@ async def bootstrap(
         if kind.begin is not None:
             await anyio.to_thread.run_sync(kind.begin, context_of(name, "", settings))
     survives = serves and settings.survive_seconds > 0 and all(kind.survives for kind in kinds.values())
-    server = Server.of_this_process(names, serves=serves, survives=survives).supervised_by(supervisor)
+    server = Server.of_this_process(names, serves=serves, survives=survives, supervisor=supervisor)
     if serves:
         await wait_for_stop(settings.state, server, settings.drain_seconds + STOP_SECONDS)
     async with AsyncExitStack() as stack:

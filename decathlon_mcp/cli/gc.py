@@ -162,7 +162,7 @@ async def _collect(
     names = [inventory.name for inventory in inventories]
     unasked = {row.episode for row in sandboxes if row.provider not in names}
     # A `serve` that starts now waits for this command.
-    own = replace(Server.of_this_process(names, serves=other is None, survives=other is None), stops=True)
+    own = Server.of_this_process(names, serves=other is None, survives=other is None, stops=True)
     # A server with something to continue keeps its lock file free for the next `serve`.
     with instance_lock(state, own, leave=continued) as lock:
         dead, names = lock.dead, lock.others()

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from decathlon_mcp.cli.gc import collect
@@ -334,7 +333,9 @@ def test_a_server_that_is_being_started_again_is_not_touched(
     dead = server()
     dead.kill()
     file = dead.state / "servers" / dead.name
-    file.write_bytes(msgspec.json.encode(Server.read(file.read_bytes()).supervised_by(os.getpid())))
+    own = Server.of_this_process(supervisor=os.getpid())
+    supervised = {"supervisor": own.supervisor, "supervisor_ticks": own.supervisor_ticks}
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), **supervised}))
     printed = shell.run("gc", "--abandon").stdout
     assert printed == f"left a server that died to its supervisor: process {os.getpid()} starts it again\n"
     assert dead.is_running_a_sandbox
