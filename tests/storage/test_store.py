@@ -9,8 +9,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -285,28 +285,24 @@ def test_store_says_why_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest
         assert row.phase == "ready"
 
 
-def test_changes_on_a_read_only_disk_are_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@contextmanager
+def read_only(store: Store) -> Generator[None]:
+    """The error of a statement is that of a read-only file."""
+    connection = store._connection  # pyright: ignore[reportPrivateUsage]
+    connection.execute("PRAGMA query_only = ON")
+    yield
+    assert store.why_unwritable() == "attempt to write a readonly database"
+    connection.execute("PRAGMA query_only = OFF")
+
+
+@pytest.mark.parametrize("fails", [full, read_only])
+def test_changes_that_the_disk_refuses_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[[Store], AbstractContextManager[None]]
 ) -> None:
     monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
     with Store.open(tmp_path, "me") as store:
         store.insert_episode(episode())
-        connection = store._connection  # pyright: ignore[reportPrivateUsage]
-        connection.execute("PRAGMA query_only = ON")  # its error is that of a read-only file
-        store.update_episode("one", phase="ready", progress={})
-        assert store.why_unwritable() == "attempt to write a readonly database"
-        connection.execute("PRAGMA query_only = OFF")
-        assert store.why_unwritable() is None
-        row = store.find_one(EpisodeRow, id="one")
-        assert row is not None
-        assert row.phase == "ready"
-
-
-def test_changes_on_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
-    with Store.open(tmp_path, "me") as store:
-        store.insert_episode(episode())
-        with full(store):
+        with fails(store):
             store.update_episode("one", verdict={"detail": "x" * 100_000})
             store.end_episode("one", "closed")
             assert [row.id for row in store.unfinished_episodes()] == ["one"]
