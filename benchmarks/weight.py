@@ -265,7 +265,7 @@ async def serving(state: Path) -> AsyncGenerator[str]:
                 drain=episodes.drain,
                 on_ready=ready.set,
                 stop=stop,
-                metrics=episodes.metrics,
+                events=episodes.events,
             )
 
         tasks.start_soon(serve)

@@ -17,7 +17,6 @@ from dataclasses import replace
 from datetime import UTC
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 import anyio
 import anyio.to_thread
@@ -35,14 +34,13 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
 from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import EpisodeLimits
-from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.episodes.suite_hooks import suite_hooks
 from decathlon_mcp.episodes.tools.cache import ToolLists
 from decathlon_mcp.episodes.web import create_web
 from decathlon_mcp.errors import DecathlonError, SettingsError
+from decathlon_mcp.events import Events, Spans
 from decathlon_mcp.grading.fault import ProviderHealth
 from decathlon_mcp.grading.signing import Signer
-from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.hooks import load, own_provider, plugins
 from decathlon_mcp.sandboxes.base import Limits, Provider
 from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside, require_descriptors
@@ -58,15 +56,13 @@ from decathlon_mcp.sandboxes.plugins import (
 )
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.disk import DiskSpace, cure_of, is_full
+from decathlon_mcp.storage.kept_files import DAY_SECONDS, delete_old_episodes
 from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, CachedLists, remove_unnamed_tools
 from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock, wait_for_stop
-from decathlon_mcp.storage.retention import DAY_SECONDS, delete_old_episodes
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.telemetry.metrics import Metrics
-from decathlon_mcp.telemetry.spans import Spans
 
 log = logging.getLogger("decathlon.app")
 
@@ -181,7 +177,7 @@ async def bootstrap(
         if kind.begin is not None:
             await anyio.to_thread.run_sync(kind.begin, context_of(name, "", settings))
     survives = serves and settings.survive_seconds > 0 and all(kind.survives for kind in kinds.values())
-    server = Server.of_this_process(names, serves=serves, survives=survives).supervised_by(supervisor)
+    server = Server.of_this_process(names, serves=serves, survives=survives, supervisor=supervisor)
     if serves:
         await wait_for_stop(settings.state, server, settings.drain_seconds + STOP_SECONDS)
     async with AsyncExitStack() as stack:
@@ -219,7 +215,6 @@ async def bootstrap(
             archive=None if survives else database,
             on_stop=lock.note_stop,
         )
-        registry.metrics.set_generation(1 if store is None else store.generation)
         recovery = Recovery(registry, lock, [*providers.values()], scratch)
         stack.push_async_callback(run_alone, recovery.finish)
         await stack.enter_async_context(registry.running())
@@ -361,13 +356,15 @@ def create_registry(
         workspace_bytes=settings.workspace_mib << 20,
         max_calls=settings.max_calls,
     )
-    metrics = _create_metrics(catalogue, settings)
+    found = plugins()
+    listeners = [load(part)(settings, catalogue) for plugin in found for part in plugin.listeners]
+    events = Events([*listeners, *([] if spans is None else [spans])])
     admission = Admission(
         max_sandboxes=settings.max_sandboxes,
         max_opening=settings.max_opening,
         max_queue=settings.max_queue,
         memory=MemoryFloor((DENSE_FLOOR_MIB if settings.dense else 0) << 20),
-        room=lambda: max_sandboxes_beside(metrics.open_connections),
+        room=lambda: max_sandboxes_beside(events.open_connections),
     )
     options = RegistryOptions(
         reward_policy=settings.reward,
@@ -377,9 +374,8 @@ def create_registry(
         scratch=scratch,
         disk=DiskSpace(settings.state, settings.min_free_mib << 20),
     )
-    found = plugins()
     made = [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources]
-    sources = SandboxSources([source for source in made if source is not None], metrics)
+    sources = SandboxSources([source for source in made if source is not None], events)
     hooks = [load(part)(settings, options, factories) for plugin in found for part in plugin.episodes]
     return EpisodeRegistry(
         catalogue,
@@ -389,19 +385,9 @@ def create_registry(
         sources=sources,
         signer=Signer.at(settings.state),
         options=replace(options, hooks=[hook for hook in hooks if hook is not None]),
-        metrics=metrics,
+        events=events,
         spans=spans,
         store=store,
         archive=archive,
         on_stop=on_stop,
-    )
-
-
-def _create_metrics(catalogue: Catalogue, settings: Settings) -> Metrics:
-    """The metrics of a server with these suites."""
-    return Metrics(
-        by_task=settings.metrics_tasks,
-        suites=[suite.name for suite in catalogue.suites],
-        endings=[ending.name.lower() for ending in Ending],
-        statuses=get_args(Status),
     )

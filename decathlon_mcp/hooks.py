@@ -64,8 +64,9 @@ class Plugin:
     """Tools of the lobby, classes of `protocol.lobby_tools.LobbyTool`. One with the name of another tool is a
     subclass of it, with more arguments, and stands in its place."""
     spans: str = ""
-    """A function that makes a context of a server's `telemetry.spans.Spans`, of its settings; None without
-    them."""
+    """A function that makes a context of a server's `events.Spans`, of its settings; None without them."""
+    listeners: Sequence[str] = ()
+    """Functions that make an `events.Listener` of one server, of its settings and catalogue."""
     sandbox_sources: Sequence[str] = ()
     """Functions that make a `SandboxSource` of one server, of its settings and its `Admission`; None without
     one."""

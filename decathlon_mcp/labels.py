@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import unquote_to_bytes
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.validation import quoted
 
 LABEL_HEADER = "decathlon-labels"
 MAX_LABELS = 16

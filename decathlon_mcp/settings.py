@@ -216,11 +216,6 @@ class Settings(BaseModel):
     tokens: PathSetting | None = Field(
         None, description="File of tokens; each line has a name, a SHA-256 digest and a role."
     )
-    metrics_tasks: bool = Field(
-        False,
-        description="Count episodes and verdicts in `/metrics` by task, not only by suite. Every task that "
-        "was played adds some time series.",
-    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level that is logged."
     )

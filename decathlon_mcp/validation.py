@@ -1,24 +1,71 @@
-"""Problems that pydantic finds in a value: its field, the message, and the name that was probably meant.
+"""Text and values from outside in messages: what is wrong with them, and the name that was probably meant.
 
-Text of the value is not repeated, because it may be a credential.
+A name can be as long as a request. Comparing it takes time that grows with its length times the other names',
+and every message that repeats it is as long, also in logs. Of a value that pydantic refuses no text is
+repeated, because it may be a credential.
 """
 
 from __future__ import annotations
 
+import difflib
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from decathlon_mcp.foreign_names import similar
 from decathlon_mcp.types import as_object
+
+MAX_NAME_CHARACTERS = 200
+"""No name here is longer. Longer ones are not repeated in messages."""
+MAX_SIMILAR_CHARACTERS = 100
+MAX_CANDIDATES = 600
+"""More than a suite has tasks. An agent may have named 2,000 tools, and call one that there is not again and
+again."""
+MAX_COMPARED = 16
+"""Candidates that are compared exactly: two names of 100 characters can take a millisecond."""
 
 Path: TypeAlias = tuple[str | int, ...]
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """Pydantic's types of errors about a field that does not exist."""
+
+
+def one_line(text: str) -> str:
+    """The text on one line, with a sign in the place of each character that is not printed."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text.split()))
+
+
+def quoted(name: str) -> str:
+    """The name in quotes, or its length if it is too long to be shown."""
+    return repr(name) if len(name) < MAX_NAME_CHARACTERS else f"of {len(name):,} characters"
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the candidate that resembles it; empty if none does."""
+    return "".join(f"; did you mean {near}?" for near in similar(name, candidates, count=1))
+
+
+def similar(name: str, candidates: Iterable[str], *, count: int, cutoff: float = 0.6) -> list[str]:
+    """At most `count` candidates that resemble the name, best first; none for a long name.
+
+    Long candidates, and those after the first MAX_CANDIDATES, are passed over. `cutoff`: least similarity, 0
+    to 1, as in `difflib`.
+    """
+    if len(name) > MAX_SIMILAR_CHARACTERS:
+        return []
+    matcher = difflib.SequenceMatcher(b=name)
+    bounds: list[tuple[float, str]] = []
+    for candidate in islice(candidates, MAX_CANDIDATES):
+        if len(candidate) <= MAX_SIMILAR_CHARACTERS:
+            matcher.set_seq1(candidate)
+            if matcher.real_quick_ratio() >= cutoff and (bound := matcher.quick_ratio()) >= cutoff:
+                bounds.append((bound, candidate))
+    likely = [candidate for _, candidate in heapq.nlargest(MAX_COMPARED, bounds)]
+    return difflib.get_close_matches(name, likely, n=count, cutoff=cutoff)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +99,7 @@ def find_problems(
         path = _path(detail["loc"], value)
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] in _UNKNOWN:
-            close = similar(str(path[-1]), names, count=1)
-            message = "there is no such field" + (f"; did you mean {close[0]}?" if close else "")
+            message = f"there is no such field{did_you_mean(str(path[-1]), names)}"
         messages.setdefault(path, []).append(message)
     # Of a union, pydantic reports every member. The one that fits best has its problem further inside.
     inner = [

@@ -29,7 +29,7 @@ from decathlon_mcp.catalogue.ways import count_ways, way_to_run
 from decathlon_mcp.cli.app import command_line
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.http.errors import STATUS
-from decathlon_mcp.http.health import Scrape, current_values
+from decathlon_mcp.plugins.metrics.endpoint import Scrape, current_values, metrics_of
 from decathlon_mcp.protocol.lobby_tools import lobby_tools
 from decathlon_mcp.protocol.results import CODES, TOOL_FAILURES, error_code
 from decathlon_mcp.settings import Settings
@@ -140,7 +140,8 @@ def metrics() -> str:
         folder = Path(name)
         settings = Settings.model_validate({"state": folder})
         registry = create_registry(read_catalogue(settings), {}, settings, folder)
-        families = list(Scrape(current_values(registry), registry.metrics.registry).collect())
+        metrics = metrics_of(registry)
+        families = list(Scrape(current_values(registry, metrics), metrics.registry).collect())
     return table(
         ("metric", "type", "labels", "what it is"),
         (

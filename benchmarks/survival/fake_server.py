@@ -65,7 +65,7 @@ async def main(state: Path, ready_file: Path, options: str) -> None:
             listener,
             drain=registry.drain,
             on_ready=announce,
-            metrics=registry.metrics,
+            events=registry.events,
         )
 
 

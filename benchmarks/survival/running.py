@@ -132,7 +132,7 @@ class KillableServer:
         """The episodes that have not ended, with their sandboxes, as the store has them."""
         with Store.open_read_only(self.state) as store:
             assert store is not None
-            return [(row, store.sandboxes(row.id)) for row in store.unfinished_episodes()]
+            return [(row, store.find(SandboxRow, episode=row.id)) for row in store.unfinished_episodes()]
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Writes tar archives: from a checkout, from memory; from the folders of sandboxes, see `packing`.
+"""Writes tar archives from memory and from files; for folders of sandboxes see `packing`.
 
 Every archive is a sequence of entries (a header and its body) that `archive_chunks` turns into bytes.
 """
@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -258,32 +258,3 @@ def append(archive: Path, entries: Iterable[Entry]) -> None:
         for chunk in archive_chunks(entries):
             file.write(chunk)
         file.truncate()
-
-
-def append_from_checkout(
-    archive: Path, checkout: Path, sources: Mapping[PurePosixPath, PurePosixPath]
-) -> list[Path]:
-    """Append files, folders and links of `checkout` to `archive`, which is created if missing.
-
-    `sources` maps each member's name to the path below `checkout` that it is read from. The same checkout
-    gives the same bytes: members are sorted, belong to root, and keep permissions and time (whole seconds).
-    Links that lead out of `checkout` are left out and returned.
-    """
-    left_out: list[Path] = []
-    append(archive, _checkout_entries(checkout, sources, left_out))
-    return left_out
-
-
-def _checkout_entries(
-    checkout: Path, sources: Mapping[PurePosixPath, PurePosixPath], left_out: list[Path]
-) -> Iterator[Entry]:
-    base = checkout.resolve()
-    for name in sorted(sources):
-        path = checkout / sources[name]
-        if path.is_symlink() and (path.readlink().is_absolute() or not path.resolve().is_relative_to(base)):
-            left_out.append(path)
-            continue
-        entry = path_entry(str(path), str(name))
-        if entry is not None and entry[0].kind is not Kind.FIFO:
-            member, body = entry
-            yield replace(member, mode=member.mode & 0o777), body

@@ -21,9 +21,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Needs, Task
+from decathlon_mcp.validation import MAX_NAME_CHARACTERS, quoted
 
 Entry: TypeAlias = tuple[str, Suite, Task]
 """A task with its catalogue id and its suite."""
@@ -60,8 +60,8 @@ CommaSeparated = Annotated[tuple[Name, ...], BeforeValidator(_split)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Filters(BaseModel):
-    """Conditions on tasks, all of which must hold, and an order."""
+class TaskFilter(BaseModel):
+    """Conditions on tasks, all of which must hold, an order, and a seed for draws."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -80,18 +80,13 @@ class Filters(BaseModel):
         description="By pass rate: `easy_first`, `hard_first`, or `curriculum`: easy first, but tasks "
         "that are always passed last. Tasks without a pass rate come after all others.",
     )
-
-
-class Draw(Filters):
-    """Filters with a seed."""
-
     seed: Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] | None = Field(
         None,
         description="Seed that makes the draw repeatable; with an `order`, the position in it, from 0.",
     )
 
 
-def filter_tasks(catalogue: Catalogue, filters: Filters) -> list[Entry]:
+def filter_tasks(catalogue: Catalogue, filters: TaskFilter) -> list[Entry]:
     """The tasks that fit, in the order of the filters, or else of the catalogue.
 
     Raises BadRequestError for a split or a need that no task has, and for conditions on pass rates if none
@@ -106,7 +101,7 @@ def filter_tasks(catalogue: Catalogue, filters: Filters) -> list[Entry]:
     return entries
 
 
-def runnable_tasks(catalogue: Catalogue, filters: Filters) -> list[str]:
+def runnable_tasks(catalogue: Catalogue, filters: TaskFilter) -> list[str]:
     """The ids of the tasks that fit and can run here, as `filter_tasks`. Also raises if there is none."""
     entries = filter_tasks(catalogue, filters)
     names = [name for name, suite, task in entries if catalogue.is_runnable(suite, task)]
@@ -116,7 +111,7 @@ def runnable_tasks(catalogue: Catalogue, filters: Filters) -> list[str]:
 
 
 def draw_tasks(
-    catalogue: Catalogue, filters: Filters, *, seed: int, position: int, count: int = 1
+    catalogue: Catalogue, filters: TaskFilter, *, seed: int, position: int, count: int = 1
 ) -> list[str]:
     """The ids of `count` tasks that fit and can run here, all different if there are enough of them.
 
@@ -160,7 +155,7 @@ def _sort_key(seed: str, name: str) -> bytes:
     return hashlib.sha256(f"{seed}:{name}".encode()).digest()
 
 
-def _fits(catalogue: Catalogue, filters: Filters, name: str, task: Task) -> bool:
+def _fits(catalogue: Catalogue, filters: TaskFilter, name: str, task: Task) -> bool:
     if filters.split is not None and filters.split not in task.splits:
         return False
     if filters.search is not None and filters.search not in name:
@@ -191,7 +186,7 @@ def _difficulty(catalogue: Catalogue, order: Order | None, entry: Entry) -> tupl
     return False, mastered, rate.share if order == "hard_first" else -rate.share
 
 
-def _validate(catalogue: Catalogue, filters: Filters) -> None:
+def _validate(catalogue: Catalogue, filters: TaskFilter) -> None:
     splits = sorted({split for _, _, task in catalogue for split in task.splits})
     if filters.split is not None and filters.split not in splits:
         raise BadRequestError(
@@ -231,9 +226,9 @@ class TaskSampler:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._positions: dict[str | None, dict[Filters, int]] = {}
+        self._positions: dict[str | None, dict[TaskFilter, int]] = {}
 
-    def take(self, draw: Draw, *, token: str | None = None, count: int = 1) -> list[str]:
+    def take(self, draw: TaskFilter, *, token: str | None = None, count: int = 1) -> list[str]:
         """The ids of `count` tasks that fit and can run here, all different if there are enough of them.
 
         The same seed gives the same tasks. Without a seed they are random or, with an order, those after the
@@ -243,7 +238,7 @@ class TaskSampler:
         if draw.seed is not None:
             position = draw.seed * count
             return draw_tasks(self._catalogue, draw, seed=draw.seed, position=position, count=count)
-        filters = Filters.model_validate(draw.model_dump(include=set(Filters.model_fields)))
+        filters = TaskFilter.model_validate(draw.model_dump(include=set(TaskFilter.model_fields)))
         positions = self._positions.setdefault(token, {})
         position = positions.get(filters, 0)
         drawn = draw_tasks(

@@ -21,12 +21,11 @@ from pydantic import TypeAdapter, ValidationError
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.suites.prompts import language_suffix
-from decathlon_mcp.suites.resources import KEY_SEPARATOR
+from decathlon_mcp.suites.resources import KEY_SEPARATOR, SOURCES
 from decathlon_mcp.suites.servers import FOLDER as SERVERS_FOLDER
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.suite_file import FILE, Service
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.suites.tokens import SOURCES
 from decathlon_mcp.types import JsonObject, Names
 
 RequirementKind = Literal[

@@ -20,12 +20,12 @@ from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.cli.output import shell_path, this_command
 from decathlon_mcp.errors import DecathlonError, UnknownTaskError
-from decathlon_mcp.foreign_names import did_you_mean
 from decathlon_mcp.hooks import plugins
 from decathlon_mcp.sandboxes.host.isolation import HostIsolation
 from decathlon_mcp.settings import default_state
 from decathlon_mcp.starter import oracle, oracle_ids
 from decathlon_mcp.storage.database import SCHEMA_VERSION
+from decathlon_mcp.validation import did_you_mean
 
 DEFAULT_TASK = "tune-reactor"
 

@@ -133,7 +133,7 @@ async def _inventories(state: Path, report: Report) -> AsyncGenerator[list[Inven
 def _used_providers(state: Path) -> set[str]:
     """The names of the providers that servers on the state folder have had. Blocks. Raises SettingsError."""
     with Store.open_read_only(state) as store:
-        rows = [] if store is None else store.sandboxes()
+        rows = [] if store is None else store.find(SandboxRow)
     noted = {name for file in server_files(state) for name in file.server.providers or ()}
     return noted | {row.provider for row in rows}
 
@@ -150,7 +150,7 @@ async def _collect(
     other = serving(state)
     with Store.open_read_only(state) as store:
         episodes = [] if store is None else store.unfinished_episodes()
-        sandboxes = [] if store is None else store.sandboxes()
+        sandboxes = [] if store is None else store.find(SandboxRow)
         sessions = {} if store is None else dict[str, int](store.query(_SESSION_COUNTS))
     if other is not None:
         # The provider of that server has all sandboxes of episodes, whichever server opened them.
@@ -162,7 +162,7 @@ async def _collect(
     names = [inventory.name for inventory in inventories]
     unasked = {row.episode for row in sandboxes if row.provider not in names}
     # A `serve` that starts now waits for this command.
-    own = replace(Server.of_this_process(names, serves=other is None, survives=other is None), stops=True)
+    own = Server.of_this_process(names, serves=other is None, survives=other is None, stops=True)
     # A server with something to continue keeps its lock file free for the next `serve`.
     with instance_lock(state, own, leave=continued) as lock:
         dead, names = lock.dead, lock.others()

@@ -16,12 +16,12 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict, Env
 from pydantic import Field, create_model
 
-from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.cli.usage import check_label_texts, check_names, check_not_empty, check_port
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.foreign_names import did_you_mean
 from decathlon_mcp.hooks import CORE, providers
 from decathlon_mcp.settings import PathSetting, PluginSettings, Settings, plugin_settings
+from decathlon_mcp.validation import did_you_mean
 
 PREFIX = "DECATHLON_"
 DEFAULT_FILE = Path("decathlon.toml")
@@ -100,7 +100,6 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "hand_over",
         "keep_days",
         "tokens",
-        "metrics_tasks",
         "log_level",
         "log_format",
     ),
@@ -198,15 +197,15 @@ FILTERS = Group("Filters", sort_key=3)
 METAVARS = {"split": "NAME", "needs": "WORD", "without": "WORD", "search": "TEXT", "seed": "N"}
 
 
-def _filter_model() -> type[Draw]:
+def _filter_model() -> type[TaskFilter]:
     """Return the model of task filters with its help section."""
     fields: dict[str, Any] = {}
-    for key, field in Draw.model_fields.items():
+    for key, field in TaskFilter.model_fields.items():
         place = Parameter(
             group=FILTERS, negative=(), show_default=False, metavar=METAVARS.get(key), consume_multiple=False
         )
         fields[key] = (Annotated[(field.annotation, *field.metadata, place)], field)
-    return create_model("FilterOptions", __base__=Draw, **fields)
+    return create_model("FilterOptions", __base__=TaskFilter, **fields)
 
 
 Labels = Annotated[

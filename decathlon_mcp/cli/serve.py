@@ -197,7 +197,7 @@ async def serve_at(
         hurry=episodes.hurry,
         on_ready=lambda: announce(address.url(listener.getsockname()[1]), page),
         limits=ConnectionLimits.for_bodies(max_body_bytes, behind_proxy=address.public_url is not None),
-        metrics=episodes.metrics,
+        events=episodes.events,
         hand_over=settings.hand_over,
     )
 

@@ -18,9 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from decathlon_mcp.app import read_catalogue, sandbox_factories
-from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.catalogue.draws import Draw, Filters, TaskSampler, filter_tasks
-from decathlon_mcp.catalogue.listing import list_tasks
+from decathlon_mcp.catalogue.catalogue import Catalogue, list_tasks
+from decathlon_mcp.catalogue.draws import TaskFilter, TaskSampler, filter_tasks
 from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
 from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
 from decathlon_mcp.cli.output import print_json, print_lines
@@ -32,8 +31,7 @@ from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.suites.sharing import SharedResource
-from decathlon_mcp.suites.suite import Suite
+from decathlon_mcp.suites.suite import SharedResource, Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
 
@@ -43,7 +41,7 @@ MAX_NAMES = 8
 """Names that a summary line shows of each kind of missing requirement."""
 
 
-def show_tasks(settings: Settings, filters: Draw, *, sample: int | None, as_json: bool) -> int:
+def show_tasks(settings: Settings, filters: TaskFilter, *, sample: int | None, as_json: bool) -> int:
     """Print the tasks on stdout: a table on a terminal, tab-separated lines in a pipe, or JSON.
 
     Raises SuiteError, SettingsError, BadRequestError.
@@ -106,7 +104,7 @@ def _print_table(tasks: list[JsonObject]) -> None:
     console.print(f"\n{len(tasks)} tasks, {runnable} can run here", highlight=False)
 
 
-async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
+async def check_tasks(settings: Settings, filters: TaskFilter, as_json: bool) -> int:
     """Print what each task lacks and how it can run, on stdout; return 0 only if all of them can run.
 
     Opens a sandbox for each suite, and prints what else is wrong on this machine. Raises SuiteError,
@@ -148,9 +146,9 @@ async def check_tasks(settings: Settings, filters: Draw, as_json: bool) -> int:
     return 1 if not names or any(missing.values()) or cannot_serve else 0
 
 
-def _say_that_none_fits(catalogue: Catalogue, filters: Draw) -> None:
+def _say_that_none_fits(catalogue: Catalogue, filters: TaskFilter) -> None:
     words: list[str] = []
-    for name, value in filters.model_dump(include=set(Filters.model_fields)).items():
+    for name, value in filters.model_dump(include={*TaskFilter.model_fields} - {"seed"}).items():
         if value not in (None, ()):
             shown = ",".join(value) if name in ("needs", "without") else value
             words.append(f"--{name.replace('_', '-')} {shown}")
@@ -240,7 +238,7 @@ def _print_missing(
         console.print(format_finding(problem), soft_wrap=True)
 
 
-def show_conflicts(settings: Settings, filters: Draw, *, as_json: bool) -> int:
+def show_conflicts(settings: Settings, filters: TaskFilter, *, as_json: bool) -> int:
     """Print each shared account and conflict group with its tasks on stdout: one per line, or JSON.
 
     Raises SuiteError, SettingsError, BadRequestError.

@@ -22,9 +22,8 @@ from decathlon_client.address import is_http_url
 from pydantic import ValidationError
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.foreign_names import one_line
 from decathlon_mcp.labels import parse_labels
-from decathlon_mcp.validation import find_problems
+from decathlon_mcp.validation import find_problems, one_line
 
 TOKEN_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 MAX_PORT = 65_535

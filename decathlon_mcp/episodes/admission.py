@@ -24,7 +24,7 @@ import anyio
 
 from decathlon_mcp.background import Flag, LazyTimer
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.suites.sharing import SharedResource
+from decathlon_mcp.suites.suite import SharedResource
 
 SHARE_PER_TOKEN = 0.75
 """The largest part of the sandboxes, of the queue and of the sessions that one of several tokens may take."""

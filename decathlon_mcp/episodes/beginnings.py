@@ -41,7 +41,7 @@ class AgentSandbox:
 
     `driver`: None if the sandbox was paused after the claim. `session`: calls the tools; None if the attempt
     is closed. `tools`: their digest, see `KeptTools`. `sealed`: whether there is an archive of the task's
-    folder, `Start.sealed_file`.
+    folder, `Start.task_folder_archive`.
     """
 
     sandbox: Sandbox
@@ -79,7 +79,7 @@ class Start:
         return agent_sandbox(self.episode.public_id)
 
     @property
-    def sealed_file(self) -> Path:
+    def task_folder_archive(self) -> Path:
         """Archive of the task's folder as preprocess left it."""
         return self.scratch / SEALED_FILE
 
@@ -174,7 +174,7 @@ async def set_up(start: Start) -> AgentSandbox:
         tools = await start.offer.complete(prepared)
         sandbox, driver = prepared.sandbox, prepared.driver
         session = await start.offer.tool_session(sandbox, driver, running=prepared.servers)
-    return AgentSandbox(sandbox, driver, session, tools, sealed=prepared.sealed is not None)
+    return AgentSandbox(sandbox, driver, session, tools, sealed=prepared.task_folder_archive is not None)
 
 
 async def _prepare(start: Start) -> PreparedTask:

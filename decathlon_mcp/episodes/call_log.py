@@ -17,8 +17,7 @@ from decathlon_mcp.episodes.operations import Call, Outcome
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import DecathlonError, DiskFullError, DriverError, LimitExceededError
 from decathlon_mcp.grading.attempt import CallCounts, CallRecord
-from decathlon_mcp.storage.trajectory import SentCalls, Trajectory
-from decathlon_mcp.storage.trajectory_lines import LoggedKey, RequestKeys
+from decathlon_mcp.storage.trajectory import LoggedKey, RequestKeys, SentCalls, Trajectory
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json, as_object, read_object
 

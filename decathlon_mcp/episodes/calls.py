@@ -35,11 +35,10 @@ from decathlon_mcp.errors import (
     SandboxLostError,
     UnknownToolError,
 )
+from decathlon_mcp.events import Called, CallOutcome, Emit
 from decathlon_mcp.grading.attempt import TruncationCause
-from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.storage.trajectory_lines import RequestKeys
+from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.telemetry.metrics import CallOutcome, EpisodeMetrics
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -128,7 +127,7 @@ class EpisodeCalls:
         self,
         spec: EpisodeSpec,
         trajectory: Trajectory,
-        metrics: EpisodeMetrics,
+        emit: Emit,
         *,
         state: State,
         tools: EpisodeTools,
@@ -138,7 +137,7 @@ class EpisodeCalls:
         self.log = CallLog(trajectory, first=0 if spec.branch is None else spec.branch.at)
         self.gate: CallGate | None = None
         self._public_id = spec.public_id
-        self._metrics = metrics
+        self._emit = emit
         self._state = state
         self._tools = tools
         self._attempt = _Attempt(state, spec.limits.max_calls, close)
@@ -482,7 +481,7 @@ class EpisodeCalls:
         """Raises DiskFullError; then nothing has happened."""
         is_kept = self.log.add_reply(call, outcome)
         if call.sent_at is not None and call.route is not None and self._session is not None:
-            self._metrics.called(_metric_outcome(outcome), call.sent_at)
+            self._emit(Called(_metric_outcome(outcome), call.sent_at))
             failure = outcome if isinstance(outcome, DriverError) else None
             self._session.starts.end_call(call.route.server, failure)
         if not is_kept:

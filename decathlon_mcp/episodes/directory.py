@@ -18,13 +18,12 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AtCapacityError
+from decathlon_mcp.events import Events
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full
 from decathlon_mcp.storage.kept_files import KeptFiles
-from decathlon_mcp.storage.store import ENDED, Store
+from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.telemetry.metrics import Metrics
-from decathlon_mcp.telemetry.spans import Spans
 
 MAX_ENDED_EPISODES = 2_000
 """Ended episodes whose state and verdict can still be requested; the oldest are dropped."""
@@ -70,8 +69,7 @@ class EpisodeDirectory:
         options: RegistryOptions,
         *,
         admission: Admission,
-        metrics: Metrics,
-        spans: Spans | None,
+        events: Events,
         store: Store | None,
         archive: Store | None,
     ) -> None:
@@ -79,8 +77,7 @@ class EpisodeDirectory:
         self._catalogue = catalogue
         self._options = options
         self._admission = admission
-        self._metrics = metrics
-        self.spans = spans
+        self._events = events
         self.store = store
         self._archive = archive
         self._episodes: dict[str, Episode] = {}
@@ -109,7 +106,7 @@ class EpisodeDirectory:
         episode = self._by_agent_id.get(agent_id)
         # Most requests have the handle of a live episode, for which the store need not be asked.
         if episode is None and agent_id not in self._episodes and self.store is not None:
-            row = self.store.episode(agent_id, by="agent_id")
+            row = self.store.find_one(EpisodeRow, agent_id=agent_id)
             episode = None if row is None else self._ended_before(row.id)
         return episode
 
@@ -119,7 +116,7 @@ class EpisodeDirectory:
             return None
         episode = self._by_operation.get(operation)
         if episode is None and self.store is not None:
-            row = self.store.episode(operation, by="operation")
+            row = self.store.find_one(EpisodeRow, operation=operation)
             episode = None if row is None else self._ended_before(row.id)
         return episode
 
@@ -148,15 +145,12 @@ class EpisodeDirectory:
 
     def make(self, spec: EpisodeSpec, suite: str, ticket: Ticket, trajectory: Trajectory) -> Episode:
         """An episode, which `add` keeps."""
-        key, spans = (suite, spec.task_name), self.spans
         return Episode(
             spec,
             sandbox_factory=self.factory(suite),
             ticket=ticket,
             trajectory=trajectory,
-            metrics=self._metrics.episode(*key)
-            if spans is None
-            else spans.episode(self._metrics, key, spec.public_id),
+            emit=self._events.episode(suite, spec.task_name, spec.public_id),
             store=self.store,
             archive=self._archive,
         )
@@ -179,7 +173,8 @@ class EpisodeDirectory:
 
     def _ended_before(self, handle: str) -> Episode | None:
         """An episode that ended on this state folder and is not in memory, as far as the store has it."""
-        if self.store is None or (row := self.store.episode(handle)) is None or row.phase != ENDED:
+        row = None if self.store is None else self.store.find_one(EpisodeRow, id=handle)
+        if row is None or row.phase != ENDED:
             return None
         try:
             stored = read_episode(row, (), self._catalogue)

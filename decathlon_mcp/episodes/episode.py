@@ -30,13 +30,13 @@ from decathlon_mcp.episodes.state import Ending, Phase, State
 from decathlon_mcp.episodes.tools.offered import EpisodeTools, offered_tools
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import DecathlonError, LimitExceededError
+from decathlon_mcp.events import Admitted, Claimed, Emit, Ended, Judged, Ready
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.labels import check_labels
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import MAX_NOTE_LINE_BYTES, MAX_NOTES, Trajectory
 from decathlon_mcp.suites.prompts import Prompt
-from decathlon_mcp.telemetry.metrics import EpisodeMetrics
 from decathlon_mcp.types import NoteRole, as_json
 
 MAX_ANSWER_BYTES = 1 << 20
@@ -53,7 +53,7 @@ class Episode:
         sandbox_factory: SandboxFactory,
         ticket: Ticket,
         trajectory: Trajectory,
-        metrics: EpisodeMetrics,
+        emit: Emit,
         store: Store | None = None,
         archive: Store | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class Episode:
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
         self.trajectory = trajectory
-        self.metrics = metrics
+        self.emit = emit
         self.lease = Lease(spec.limits)
         self.state = State(spec.public_id)
         self.started_at = time.time()
@@ -72,7 +72,7 @@ class Episode:
         self.history = EpisodeHistory(spec, sandbox_factory, trajectory, self.records, self.state)
         self.tools = EpisodeTools(self.state)
         self.calls = EpisodeCalls(
-            spec, trajectory, metrics, state=self.state, tools=self.tools, close=self._close_for_limit
+            spec, trajectory, emit, state=self.state, tools=self.tools, close=self._close_for_limit
         )
         self.waits_for_room = False
         """Whether the grading waits for space on the disk."""
@@ -227,7 +227,7 @@ class Episode:
         self.records.update(Phase.OPENING, opened_at=time.time(), slots=self.ticket.slots)
         self.lease.start()
         self.state.move(Phase.OPENING)
-        self.metrics.admitted()
+        self.emit(Admitted())
 
     def add_note(
         self,
@@ -290,14 +290,14 @@ class Episode:
     def become_ready(self, tool_session: ToolSession) -> None:
         """The tools can be called: OPENING to READY, as at the end of the set-up or of a recovery."""
         self.state.move(Phase.READY)
-        self.metrics.ready()
+        self.emit(Ready())
         self.calls.open(tool_session)
 
     def record_verdict(self, verdict: Verdict) -> None:
         """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
         self.records.set_verdict(verdict.to_json())
         self.verdict = verdict
-        self.metrics.verdict_made(verdict.status, reward=verdict.reward, success=verdict.success)
+        self.emit(Judged(verdict.status, verdict.reward, verdict.success))
         self.history.files.write_verdict(verdict.to_json())
         if self.claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.
@@ -315,7 +315,7 @@ class Episode:
         self.state.end(ending, cause)
         in_any_case(
             lambda: self.records.end(ending, cause=message, calls=self.calls.sent),
-            lambda: self.metrics.ended(ending.name.lower()),
+            lambda: self.emit(Ended(ending.name.lower())),
             self.tools.end,
             lambda: self.calls.end(self.state.end_error()),
             # Read again if a client asks for it.
@@ -334,7 +334,7 @@ class Episode:
         # Neither the lease nor `close` may interrupt the grading.
         self.lease.suspend()
         self.state.move(Phase.CLAIMED)
-        self.metrics.claimed()
+        self.emit(Claimed())
         self.trajectory.add(
             "claim",
             by_agent=claim.by_agent,

@@ -82,7 +82,11 @@ async def with_room(
 
 
 async def capture_workspace(
-    episode: Episode, sandbox: Sandbox, driver: DriverClient | None, scratch: Path, sealed: Path | None
+    episode: Episode,
+    sandbox: Sandbox,
+    driver: DriverClient | None,
+    scratch: Path,
+    task_folder_archive: Path | None,
 ) -> CapturedWorkspace:
     """Stop every process in the agent's sandbox, then copy its workspace to an archive in `scratch`.
 
@@ -119,7 +123,7 @@ async def capture_workspace(
                 f"the server's disk cannot be written ({error.strerror}): there is no room for the workspace"
             ) from error
         raise
-    return CapturedWorkspace(archive, sealed, location=folder)
+    return CapturedWorkspace(archive, task_folder_archive, location=folder)
 
 
 async def _keep_server_logs(episode: Episode, logs: Mapping[str, str]) -> None:
@@ -233,7 +237,9 @@ class EpisodeGrader:
 
         return await self._grade(open_sandbox, captured)
 
-    async def grade_in_place(self, sandbox: Sandbox, driver: DriverClient, sealed: Path | None) -> Verdict:
+    async def grade_in_place(
+        self, sandbox: Sandbox, driver: DriverClient, task_folder_archive: Path | None
+    ) -> Verdict:
         """Grade in the agent's own sandbox, for tasks whose evaluator inspects running processes.
 
         Every process is killed first, except the processes that the suite's settings spare.
@@ -247,7 +253,7 @@ class EpisodeGrader:
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
             yield sandbox, driver
 
-        return await self._grade(open_sandbox, CapturedWorkspace(None, sealed), in_place=True)
+        return await self._grade(open_sandbox, CapturedWorkspace(None, task_folder_archive), in_place=True)
 
     async def _grade(
         self, open_sandbox: OpenSandbox, captured: CapturedWorkspace, *, in_place: bool = False

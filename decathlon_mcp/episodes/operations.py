@@ -29,9 +29,9 @@ from decathlon_mcp.driver.link import Notification
 from decathlon_mcp.driver.replies import CallParams, Reply, relayed_notification
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.foreign_names import quoted
-from decathlon_mcp.storage.trajectory_lines import MAX_KEYS, LoggedKey, RequestKeys
+from decathlon_mcp.storage.trajectory import MAX_KEYS, LoggedKey, RequestKeys
 from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.validation import quoted
 
 MAX_OPERATION_CHARACTERS = 256
 """Longest id of an operation that a client may choose."""

@@ -12,8 +12,8 @@ from decathlon_mcp.episodes.grading import require_whole_record
 from decathlon_mcp.episodes.records import StoredEpisode
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import SandboxLostError
+from decathlon_mcp.events import Recovered, RecoveryResult
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.telemetry.metrics import RecoveryResult
 
 log = logging.getLogger("decathlon.episodes")
 
@@ -100,4 +100,4 @@ class Reattachment(EpisodeHooks):
         """Count what has become of the episode, once."""
         if not self._is_counted:
             self._is_counted = True
-            self._episode.metrics.recovered(result)
+            self._episode.emit(Recovered(result))

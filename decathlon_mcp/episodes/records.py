@@ -294,7 +294,7 @@ class SandboxRecords:
         if self._store is None:
             yield
             return
-        self._store.insert_sandbox(
+        self._store.save(
             SandboxRow(
                 name=spec.name,
                 owner=self._store.server,
@@ -310,7 +310,7 @@ class SandboxRecords:
         try:
             yield
         finally:
-            self._store.delete_sandbox(spec.name)
+            self._store.delete(SandboxRow, spec.name)
 
     @contextmanager
     def reattached(self, row: SandboxRow) -> Generator[None]:
@@ -319,4 +319,4 @@ class SandboxRecords:
             yield
         finally:
             if self._store is not None:
-                self._store.delete_sandbox(row.name)
+                self._store.delete(SandboxRow, row.name)

@@ -20,12 +20,13 @@ from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.events import Recovered, Swept
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.kept_files import VERDICT_FILE
 from decathlon_mcp.storage.lock import InstanceLock
-from decathlon_mcp.storage.store import EpisodeRow, Store
+from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, Store
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import public_id
 
@@ -85,7 +86,7 @@ class Recovery:
                 # The names of pooled sandboxes do not come again, so that no later row would replace these.
                 for row in sandboxes:
                     if store is not None and row.name not in keep:
-                        store.delete_sandbox(row.name)
+                        store.delete(SandboxRow, row.name)
             for episode in others:
                 self._recover(episode)
         finally:
@@ -114,7 +115,7 @@ class Recovery:
     async def _sweep_without_episode(self) -> None:
         """Remove the sandboxes of this server and the dead ones that no episode has."""
         store = self.registry.store
-        rows = [] if store is None else store.sandboxes()
+        rows = [] if store is None else store.find(SandboxRow)
         owners, keep = (self.lock.name, *self._owners), {row.name for row in rows}
         if await self._sweep_once(owners, keep, "removed sandboxes that no episode had"):
             self._forget_owners({row.owner for row in rows})
@@ -154,7 +155,7 @@ class Recovery:
         store.adopt(self.lock.others())
         for row in unreadable:
             # Whose it was is not known either, so that nobody can be told.
-            self.registry.metrics.recovered("ended")
+            self.registry.events.emit(Recovered("ended"))
             store.end_episode(row.id, Ending.NOT_CONTINUED)
         for episode in stored:
             if episode.verdict is not None:
@@ -163,7 +164,7 @@ class Recovery:
 
     def _read(self, store: Store, row: EpisodeRow) -> StoredEpisode:
         """Raises ValueError for rows that are not valid."""
-        episode = read_episode(row, tuple(store.sandboxes(row.id)), self.registry.catalogue)
+        episode = read_episode(row, tuple(store.find(SandboxRow, episode=row.id)), self.registry.catalogue)
         if episode.verdict is None:
             # Its server could not write the store any more. Clients may have this verdict, and there must not
             # be a second one.
@@ -223,7 +224,7 @@ class Recovery:
                     "sandboxes could not be swept",
                     extra=fields(provider=provider.name, server=owner, why=str(error)),
                 )
-        self.registry.metrics.swept(count)
+        self.registry.events.emit(Swept(count))
         if count:
             log.warning(message, extra=fields(sandboxes=count))
         return complete

@@ -14,7 +14,7 @@ from typing import Self
 import anyio
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.catalogue.draws import Draw, TaskSampler
+from decathlon_mcp.catalogue.draws import TaskFilter, TaskSampler
 from decathlon_mcp.episodes.access import EpisodeAccess, choose_policy
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.directory import EpisodeDirectory, RegistryOptions
@@ -32,6 +32,7 @@ from decathlon_mcp.errors import (
     NotRunnableError,
     UnknownEpisodeError,
 )
+from decathlon_mcp.events import Events, Spans, Started
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.settings import RewardPolicy
@@ -41,8 +42,6 @@ from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.telemetry.metrics import Metrics
-from decathlon_mcp.telemetry.spans import Spans
 from decathlon_mcp.types import JsonObject
 
 log = logging.getLogger("decathlon.episodes")
@@ -68,7 +67,7 @@ class EpisodeRegistry:
         sources: SandboxSources,
         signer: Signer,
         options: RegistryOptions,
-        metrics: Metrics,
+        events: Events,
         spans: Spans | None = None,
         store: Store | None = None,
         archive: Store | None = None,
@@ -80,8 +79,7 @@ class EpisodeRegistry:
             factories,
             options,
             admission=admission,
-            metrics=metrics,
-            spans=spans,
+            events=events,
             store=store,
             archive=archive,
         )
@@ -91,7 +89,7 @@ class EpisodeRegistry:
         self.sources = sources
         self.signer = signer
         self.options = options
-        self.metrics = metrics
+        self.events = events
         self.spans = spans
         self.store = store
         self.recovering = False
@@ -208,7 +206,7 @@ class EpisodeRegistry:
             episode.history.write_head()
             episode.records.insert(spec, suite.name, episode.started_at)
             on_error.pop_all()
-        episode.metrics.started()
+        episode.emit(Started())
         log.info("episode started", extra=fields(episode=episode.public_id, task=episode.spec.task_name))
         self._run(episode)
         return episode
@@ -268,7 +266,7 @@ class EpisodeRegistry:
         episode = self.directory.of_operation(_operation_key(operation, principal))
         return None if episode is None else episode.spec.task_name
 
-    def draw(self, filters: Draw, principal: Principal) -> str:
+    def draw(self, filters: TaskFilter, principal: Principal) -> str:
         """Draw a task for a new episode.
 
         Raises BadRequestError for filters that match nothing, AtCapacityError if no episode could start.

@@ -137,7 +137,7 @@ async def read_credentials(
 
     Raises SetUpError if a file belongs outside the suite's root and the provider has no containers.
     """
-    credentials = await anyio.to_thread.run_sync(factory.suite.credentials, task, accounts)
+    credentials = await anyio.to_thread.run_sync(factory.suite.resources.credential_archives, task, accounts)
     if factory.provider.isolation == "none" and any(folder.is_absolute() for folder, _ in credentials):
         raise SetUpError(
             "the task's credentials go to paths outside of the suite, which only a container has"

@@ -173,7 +173,7 @@ class EpisodeRunner:
         episode = self._episode
         grader = EpisodeGrader(episode, resources, self._admission, self._hooks)
         if episode.records.progress.captured:
-            captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._sealed)
+            captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._task_folder_archive)
         else:
             # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
             async with resources.services.watched(), AsyncExitStack() as agent_stack:
@@ -184,7 +184,9 @@ class EpisodeRunner:
                         await self._wait_for_claim(agent)
                     require_whole_record(episode)
                     if episode.spec.task.in_place:
-                        return await grader.grade_in_place(agent.sandbox, agent.driver, self._sealed)
+                        return await grader.grade_in_place(
+                            agent.sandbox, agent.driver, self._task_folder_archive
+                        )
                 capture = partial(self._capture, agent_stack, agent)
                 captured = await with_room(episode, capture, agent.sandbox)
         require_whole_record(episode)
@@ -303,7 +305,7 @@ class EpisodeRunner:
             self._capture_was_tried = True
             async with self._fault_finder.deciding(agent.sandbox):
                 captured = await capture_workspace(
-                    self._episode, agent.sandbox, driver, self._scratch, self._sealed
+                    self._episode, agent.sandbox, driver, self._scratch, self._task_folder_archive
                 )
             self._fault_finder.health.note_success(self._episode.public_id)
             self._episode.history.note_captured()
@@ -315,7 +317,7 @@ class EpisodeRunner:
         return self._episode.sandbox_factory.fault_finder(self._episode.public_id)
 
     @property
-    def _sealed(self) -> Path | None:
+    def _task_folder_archive(self) -> Path | None:
         """Archive of the task's folder as preprocess left it, once the episode is ready."""
         return self._scratch / SEALED_FILE if self._episode.records.progress.sealed else None
 

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Protocol, TypeAlias
 
 from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.events import Events, Opening, SandboxTaken
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
-from decathlon_mcp.telemetry.metrics import Metrics, Opening
 
 Opened: TypeAlias = tuple[Sandbox, DriverClient]
 OpenNew: TypeAlias = Callable[[SandboxSpec], AbstractAsyncContextManager[Opened]]
@@ -77,9 +77,9 @@ class SandboxSource(Protocol):
 class SandboxSources:
     """The sources of one server, which are asked in turn."""
 
-    def __init__(self, sources: Sequence[SandboxSource] = (), metrics: Metrics | None = None) -> None:
+    def __init__(self, sources: Sequence[SandboxSource] = (), events: Events | None = None) -> None:
         self._sources = sources
-        self._metrics = metrics
+        self._events = events
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -137,5 +137,5 @@ class SandboxSources:
             await source.empty()
 
     def _count(self, opening: Opening) -> None:
-        if self._metrics is not None:
-            self._metrics.sandbox_taken(opening)
+        if self._events is not None:
+            self._events.emit(SandboxTaken(opening))

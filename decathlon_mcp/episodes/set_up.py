@@ -22,8 +22,8 @@ from typing import TypeAlias
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.archives.joining import append_archive, joined
 from decathlon_mcp.archives.reading import top_level_names
+from decathlon_mcp.archives.unpacking import append_archive, joined
 from decathlon_mcp.driver.archives import get_archive, put_archive
 from decathlon_mcp.driver.client import DriverClient, ServerInfo
 from decathlon_mcp.episodes.specification import EpisodeLimits
@@ -55,15 +55,15 @@ OpenSandbox: TypeAlias = Callable[[str | None], AbstractAsyncContextManager[tupl
 class PreparedTask:
     """The result of a set-up: the agent's sandbox.
 
-    `servers`: what each server reported that the set-up has started. `sealed`: tar of the task's folder as
-    preprocess left it, None for a task without preprocess. `preprocess_failure`: how preprocess failed,
-    where the suite ignores that; empty if it did not.
+    `servers`: what each server reported that the set-up has started. `task_folder_archive`: tar of the task's
+    folder as preprocess left it, None for a task without preprocess. `preprocess_failure`: how preprocess
+    failed, where the suite ignores that; empty if it did not.
     """
 
     sandbox: Sandbox
     driver: DriverClient
     servers: Mapping[str, ServerInfo]
-    sealed: Path | None
+    task_folder_archive: Path | None
     preprocess_failure: str = ""
 
 
@@ -71,12 +71,12 @@ class PreparedTask:
 class _Preprocessed:
     """What the first sandbox of a set-up has produced.
 
-    `values`: of the suite's tokens. `sealed`, `failure`: see `PreparedTask`. `carried`: archive
+    `values`: of the suite's tokens. `task_folder_archive`, `failure`: see `PreparedTask`. `carried`: archive
     of the suite's files for the agent's sandbox, None if the first sandbox is the agent's.
     """
 
     values: Mapping[str, str]
-    sealed: Path | None = None
+    task_folder_archive: Path | None = None
     carried: Path | None = None
     failure: str = ""
 
@@ -148,7 +148,7 @@ class SetUp:
         with limit.part():
             names = await servers_to_start(sandbox)
             servers = await self._start_servers(sandbox, driver, preprocessed.values, names)
-        return PreparedTask(sandbox, driver, servers, preprocessed.sealed, preprocessed.failure)
+        return PreparedTask(sandbox, driver, servers, preprocessed.task_folder_archive, preprocessed.failure)
 
     async def _prepare(self, sandbox: Sandbox, driver: DriverClient) -> _Preprocessed:
         """Set up the first sandbox, run preprocess in it, and decide whether the agent gets it."""
@@ -171,14 +171,16 @@ class SetUp:
             assert before is not None, "processes are left running only if they may be"
             # Before `get`: Docker's engine sets the owner of /etc/hostname again for every archive.
             await self._clean(sandbox, driver, before)
-        sealed = self.scratch / SEALED_FILE
-        await get_archive(sandbox, driver, sandbox.root / self.task.folder, sealed, SEALED_LIMIT_BYTES)
+        task_folder_archive = self.scratch / SEALED_FILE
+        await get_archive(
+            sandbox, driver, sandbox.root / self.task.folder, task_folder_archive, SEALED_LIMIT_BYTES
+        )
         if not stays:
-            carried = await self._carry(sandbox, driver, values, sealed)
-            return _Preprocessed(values, sealed, carried, failure)
-        created = await anyio.to_thread.run_sync(top_level_names, sealed)
+            carried = await self._carry(sandbox, driver, values, task_folder_archive)
+            return _Preprocessed(values, task_folder_archive, carried, failure)
+        created = await anyio.to_thread.run_sync(top_level_names, task_folder_archive)
         await self._seal(sandbox, driver, values, created)
-        return _Preprocessed(values, sealed, failure=failure)
+        return _Preprocessed(values, task_folder_archive, failure=failure)
 
     @property
     def has_two_sandboxes(self) -> bool:
@@ -236,7 +238,7 @@ class SetUp:
         self.suite.task_archive(self.task, archive, sealed=self._needs_answers)
 
     async def _carry(
-        self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], sealed: Path
+        self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], task_folder_archive: Path
     ) -> Path:
         """Pack the suite's files with the workspace and the task's folder as the agent may see them."""
         workspace, archive = self.scratch / "workspace.tar", self.scratch / "agent.tar"
@@ -244,10 +246,10 @@ class SetUp:
 
         def pack() -> None:
             shutil.copyfile(self.common, archive)
-            names = top_level_names(sealed)
+            names = top_level_names(task_folder_archive)
             names -= {*self.suite.names_to_seal(self.task, root=sandbox.root, values=values, created=names)}
             append_archive(archive, workspace, self.suite.profile.workspace)
-            append_archive(archive, sealed, self.task.folder, names)
+            append_archive(archive, task_folder_archive, self.task.folder, names)
             workspace.unlink()
 
         try:

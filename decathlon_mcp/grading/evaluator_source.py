@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from decathlon_mcp.foreign_names import similar
+from decathlon_mcp.validation import similar
 
 MAX_SOURCE_BYTES = 1 << 20
 FUNCTION = "evaluate"

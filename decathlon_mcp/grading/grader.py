@@ -25,8 +25,8 @@ import anyio
 import anyio.to_thread
 from pydantic import TypeAdapter, ValidationError
 
-from decathlon_mcp.archives.joining import joined
 from decathlon_mcp.archives.reading import Kind, Member
+from decathlon_mcp.archives.unpacking import joined
 from decathlon_mcp.archives.writing import ArchiveSource, Entry, StreamedArchive
 from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient, RunResult

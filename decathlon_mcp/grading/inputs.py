@@ -50,9 +50,9 @@ def prepare_inputs(job: GradingJob, scratch: Path) -> GradingInputs:
 def _task_files(job: GradingJob, scratch: Path) -> tuple[Archive, str]:
     """The task's folder with its evaluator and groundtruth, and the digest of evaluator and groundtruth."""
     names = job.suite.profile.grading
-    if job.captured.sealed is not None:
-        digest = evaluator_digest(job.captured.sealed, folder=PurePosixPath(), names=names)
-        return (job.task.folder, job.captured.sealed), digest
+    if job.captured.task_folder_archive is not None:
+        digest = evaluator_digest(job.captured.task_folder_archive, folder=PurePosixPath(), names=names)
+        return (job.task.folder, job.captured.task_folder_archive), digest
     archive = scratch / "task.tar"
     job.suite.task_archive(job.task, archive, sealed=True)
     return (PurePosixPath(), archive), evaluator_digest(archive, folder=job.task.folder, names=names)

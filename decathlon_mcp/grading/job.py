@@ -30,13 +30,13 @@ class CapturedWorkspace:
     """The files of a closed attempt, as archives on the server's disk.
 
     `workspace` is a tar of the agent's workspace. It comes out of a sandbox, so nothing in it is trusted;
-    None if it could not be captured, and then `refused` says why. `sealed` is a tar of the task's folder
-    after preprocess, with names relative to that folder; None means the suite's own files. `location`: where
-    the workspace was in its sandbox; None: where graders have it.
+    None if it could not be captured, and then `refused` says why. `task_folder_archive` is a tar of the
+    task's folder after preprocess, with names relative to that folder; None means the suite's own files.
+    `location`: where the workspace was in its sandbox; None: where graders have it.
     """
 
     workspace: Path | None
-    sealed: Path | None
+    task_folder_archive: Path | None
     refused: tuple[str, ...] = ()
     location: PurePosixPath | None = None
 

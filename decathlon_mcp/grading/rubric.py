@@ -34,7 +34,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.foreign_names import quoted, similar
 from decathlon_mcp.grading.attempt import SERVER_METRICS, TOOL_METRICS, is_tool_metric
 from decathlon_mcp.grading.evaluator_source import (
     FoundFunction,
@@ -48,6 +47,7 @@ from decathlon_mcp.grading.verdict import MAX_NUMBER, is_bounded
 from decathlon_mcp.suites.documents import field_error, file_error, read_yaml, validate
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
+from decathlon_mcp.validation import quoted, similar
 
 _COMPARISON = re.compile(r"([^<>=!]+?)\s*(<=|>=|==|!=|<|>)\s*(-?[0-9]+(?:\.[0-9]+)?)", re.ASCII)
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {

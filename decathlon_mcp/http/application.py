@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.events import CallServed, Emit, ResponseBegun, ResponseSent
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES, BodyReader
@@ -25,7 +26,6 @@ from decathlon_mcp.http.errors import REFUSALS, UnknownAddress, handle_refusal
 from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
 from decathlon_mcp.http.lines import JsonLine, TextLine
 from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext
-from decathlon_mcp.telemetry.metrics import Metrics
 
 EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
 """Headers of a response that a page of an allowed origin may read."""
@@ -40,7 +40,6 @@ INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 /episodes/EPISODE/mcp      an episode's own address
 /healthz                   whether the server works, and its state
 /readyz                    whether an episode can be started now
-/metrics                   metrics for Prometheus
 /.well-known/decathlon-key the public key that verdicts are signed with
 """
 
@@ -86,31 +85,30 @@ class RequestCheck:
 
 
 class MeteredResponses:
-    """ASGI middleware that reports to `metrics` each response's status and bytes, and the time that a call
+    """ASGI middleware that reports each response's status and bytes, and the time that a call
     spends in this server."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, emit: Emit) -> None:
         self._app = app
-        self._metrics = metrics
+        self._emit = emit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        metrics, arrived_at, has_started = self._metrics, perf_counter(), False
+        emit, arrived_at, has_started = self._emit, perf_counter(), False
 
         # Not a coroutine itself: each of its two calls in a request would cost twice as much.
         def metered_send(message: Message) -> Awaitable[None]:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                metrics.responses.labels(message["status"]).inc()
+                emit(ResponseBegun(message["status"]))
                 return send(message)
-            metrics.response_bytes.inc(len(message.get("body", b"")))
+            emit(ResponseSent(len(message.get("body", b""))))
             context: RequestContext | None = scope.get(SCOPE_KEY)
             if context is not None and context.replied_at and not message.get("more_body"):
-                metrics.request_seconds.observe(context.called_at - arrived_at)
-                metrics.response_seconds.observe(perf_counter() - context.replied_at)
+                emit(CallServed(context.called_at - arrived_at, perf_counter() - context.replied_at))
             return send(message)
 
         try:
@@ -118,7 +116,7 @@ class MeteredResponses:
         except Exception:
             if not has_started:
                 # Starlette's outermost layer makes the response to an unexpected exception.
-                metrics.responses.labels(500).inc()
+                emit(ResponseBegun(500))
             raise
 
 
@@ -174,7 +172,7 @@ def http_app(
     bodies = BodyReader(max_body_bytes)
     tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
     endpoints = McpEndpoints(registry, tokens, hosts, bodies, public_url, has_page=page is not None)
-    health = HealthEndpoints(registry, tokens)
+    health = HealthEndpoints(registry)
     added = [
         load(part)(registry, tokens, bodies, public_url, has_page=page is not None)
         for plugin in plugins()
@@ -192,7 +190,7 @@ def http_app(
         return endpoints.running()
 
     outer = [
-        Middleware(MeteredResponses, metrics=registry.metrics),
+        Middleware(MeteredResponses, emit=registry.events.emit),
         # Before CORS: no other page may read what this one shows.
         *([] if page is None else [Middleware(PageRequests, page=page)]),
         Middleware(

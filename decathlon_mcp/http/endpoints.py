@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
-from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.events import RequestRead
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.bodies import BodyDisconnectError, BodyReader
 from decathlon_mcp.http.errors import REFUSALS, mcp_refusal, refusal, response_to
@@ -40,6 +40,7 @@ from decathlon_mcp.protocol.messages import (
 from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext, Service
 from decathlon_mcp.protocol.sessions import AddressKind, Sessions, delete_unused
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.validation import quoted
 
 log = logging.getLogger("decathlon.edge")
 
@@ -63,7 +64,7 @@ class StartParameters:
     """
 
     labels: Mapping[str, str]
-    draw: Draw
+    draw: TaskFilter
 
     @classmethod
     def read(cls, query: QueryParams, task: str) -> Self:
@@ -78,7 +79,7 @@ class StartParameters:
             raise BadRequestError(
                 f"a task's address has no parameter {', '.join(map(quoted, values))}; it takes `{LABEL}`"
             )
-        return cls(parse_labels(query.getlist(LABEL)), validate(Draw, RANDOM_TASK, values))
+        return cls(parse_labels(query.getlist(LABEL)), validate(TaskFilter, RANDOM_TASK, values))
 
 
 class _Place(NamedTuple):
@@ -176,7 +177,7 @@ class McpEndpoints:
             elif method == "POST":
                 self._authenticate(place, context)
                 async with self._bodies.read(headers, receive) as body:
-                    self._registry.metrics.request_bytes.inc(len(body))
+                    self._registry.events.emit(RequestRead(len(body)))
                     response = await self._post(place, context, body)
             elif method not in _METHODS or headers.is_sessionless:
                 self._bodies.check_length(headers)

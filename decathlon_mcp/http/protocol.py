@@ -19,10 +19,10 @@ import anyio
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from decathlon_mcp.events import Events, ResponseBegun
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES
 from decathlon_mcp.protocol.responses import CONNECTION_KEY
 from decathlon_mcp.sandboxes.kernel_limits import max_connections
-from decathlon_mcp.telemetry.metrics import Metrics
 
 _log = logging.getLogger("decathlon.edge")
 
@@ -85,9 +85,9 @@ class ConnectionLimits:
 class Connections:
     """All connections of a server. Their number is limited by the limit of open files as it is now."""
 
-    def __init__(self, limits: ConnectionLimits, metrics: Metrics | None = None) -> None:
+    def __init__(self, limits: ConnectionLimits, events: Events | None = None) -> None:
         self.limits = limits
-        self.metrics = metrics or Metrics()
+        self.events = events or Events()
         self._max_open = max_connections()
         self._open: set[LimitedHttpProtocol] = set()
         self._by_peer: Counter[str] = Counter()
@@ -100,14 +100,14 @@ class Connections:
         """Count a connection until `remove`. False if there are too many of its peer's, or in all."""
         refused = len(self._open) >= self._max_open or self._by_peer[connection.peer] >= self.limits.per_peer
         self._open.add(connection)
-        self.metrics.open_connections = len(self._open)
+        self.events.open_connections = len(self._open)
         self._by_peer[connection.peer] += 1
         return not refused
 
     def remove(self, connection: LimitedHttpProtocol) -> None:
         """Stop counting a connection that is closed."""
         self._open.discard(connection)
-        self.metrics.open_connections = len(self._open)
+        self.events.open_connections = len(self._open)
         self._by_peer[connection.peer] -= 1
         if self._by_peer[connection.peer] <= 0:
             del self._by_peer[connection.peer]
@@ -537,7 +537,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 return
             _disconnect(self.running)
         self.flush_response()
-        self._connections.metrics.responses.labels(status).inc()
+        self._connections.events.emit(ResponseBegun(status))
         text = message.encode("ascii")
         self.transport.write(
             STATUS_LINE[status] + b"content-type: text/plain; charset=utf-8\r\n"

@@ -20,9 +20,9 @@ from anyio.abc import TaskStatus
 from starlette.types import ASGIApp
 
 from decathlon_mcp.background import run_for_ever
+from decathlon_mcp.events import Events
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.telemetry.metrics import Metrics
 
 log = logging.getLogger("decathlon.edge")
 
@@ -106,7 +106,7 @@ async def serve_http(
     on_ready: Callable[[], None],
     stop: anyio.Event | None = None,
     limits: ConnectionLimits | None = None,
-    metrics: Metrics | None = None,
+    events: Events | None = None,
     hand_over: bool = False,
 ) -> bool:
     """Serve until SIGTERM, SIGINT or `stop`; then drain, then close the connections that are still open.
@@ -116,10 +116,10 @@ async def serve_http(
     caller must end the process without unwinding it. Otherwise returns False.
 
     A second signal calls `hurry`, by which `drain` must end, and a third one closes the connections at once.
-    `limits`: by default, those of a server with default settings. `metrics`:
-    where connections are counted.
+    `limits`: by default, those of a server with default settings. `events`: where
+    connections are counted.
     """
-    connections = Connections(limits or ConnectionLimits(), metrics)
+    connections = Connections(limits or ConnectionLimits(), events)
     stopped = stop or anyio.Event()
     handing_over = anyio.Event()
 

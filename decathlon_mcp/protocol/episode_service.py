@@ -11,7 +11,6 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import EpisodeEndedError, UnknownEpisodeError
-from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.protocol.episode_tools import (
     EVALUATE,
     answer_is_lost,
@@ -37,6 +36,7 @@ from decathlon_mcp.protocol.requests import (
     page_address,
 )
 from decathlon_mcp.types import JsonObject, as_json
+from decathlon_mcp.validation import quoted
 
 EPISODE_KEY = "decathlon/episode"
 PROMPT_NAME = "task"

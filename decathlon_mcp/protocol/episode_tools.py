@@ -23,7 +23,6 @@ from decathlon_mcp.episodes.operations import Call, Waiter
 from decathlon_mcp.episodes.state import NOT_READY, Phase
 from decathlon_mcp.episodes.tools.offered import claim_name, claim_tool, evaluate_tool
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnansweredError
-from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.messages import LOG_LEVEL_KEY, PROGRESS_TOKEN, Kind
 from decathlon_mcp.protocol.requests import Request, Result
 from decathlon_mcp.protocol.results import (
@@ -35,6 +34,7 @@ from decathlon_mcp.protocol.results import (
 )
 from decathlon_mcp.protocol.sessions import LOG_LEVELS
 from decathlon_mcp.types import JsonObject, Names, json_kind
+from decathlon_mcp.validation import MAX_NAME_CHARACTERS
 
 EVALUATE = "evaluate"
 MAX_UNKNOWN_SHOWN = 5

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import anyio.to_thread
 
+from decathlon_mcp.catalogue.catalogue import list_tasks
 from decathlon_mcp.catalogue.draws import filter_tasks
-from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.access import EpisodeAccess, may_evaluate
 from decathlon_mcp.episodes.episode import Episode
@@ -19,7 +19,6 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
-from decathlon_mcp.foreign_names import one_line, quoted
 from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.labels import merge_labels, read_label_header
 from decathlon_mcp.protocol.episode_tools import (
@@ -55,6 +54,7 @@ from decathlon_mcp.protocol.results import (
     structured_result,
 )
 from decathlon_mcp.types import JsonObject
+from decathlon_mcp.validation import one_line, quoted
 
 INSTRUCTIONS = (
     "This server runs Toolathlon's tasks, each in a new sandbox with its own tools. `list_tasks` lists the "

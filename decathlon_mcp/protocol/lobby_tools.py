@@ -14,19 +14,19 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import branch_members
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import BadRequestError, SettingsError
-from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS, quoted
 from decathlon_mcp.grading.attempt import MAX_COUNT
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.labels import MAX_LABELS, check_labels, merge_labels
 from decathlon_mcp.protocol.requests import episode_address, page_address
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject, NoteRole
+from decathlon_mcp.validation import MAX_NAME_CHARACTERS, quoted
 
 HANDLE = "The episode's handle, as returned by `start_episode`."
 OPTIONAL_HANDLE = f"{HANDLE} Default: the episode that this MCP session started last."
@@ -146,7 +146,7 @@ class LobbyTool(BaseModel):
         return validate(cls, cls.tool, arguments or {})
 
 
-class ListTasks(Draw, LobbyTool):
+class ListTasks(TaskFilter, LobbyTool):
     """List tasks: id, suite, splits, what each task needs and whether it can run on this server."""
 
     tool = "list_tasks"
@@ -173,11 +173,11 @@ class ListTasks(Draw, LobbyTool):
 
 
 class _TaskName(BaseModel):
-    # A base class of its own, so that `task` comes before the fields of `Draw` in the schema.
+    # A base class of its own, so that `task` comes before the fields of `TaskFilter` in the schema.
     task: str | None = Field(None, description="The task's id. Default: a task is drawn.")
 
 
-class StartEpisode(Draw, LobbyTool, _TaskName):
+class StartEpisode(TaskFilter, LobbyTool, _TaskName):
     """Start a task in a new sandbox. Returns the episode's handle, its address, the prompt and, once they are
     known, its tools; the first call waits until it is ready. `agent_address` is for an agent that plays the
     episode but cannot evaluate or close it. The handle is valid until the episode is closed, has not been
@@ -208,7 +208,7 @@ class StartEpisode(Draw, LobbyTool, _TaskName):
 
     @model_validator(mode="after")
     def _task_excludes_draw(self) -> Self:
-        filters = [f"`{name}`" for name in Draw.model_fields if getattr(self, name) not in (None, ())]
+        filters = [f"`{name}`" for name in TaskFilter.model_fields if getattr(self, name) not in (None, ())]
         if self.task is not None and filters:
             raise ValueError(f"`task` cannot be combined with {', '.join(filters)}")
         return self

@@ -16,9 +16,9 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.json_limits import JsonLimitError, check_json, check_undecoded
 from decathlon_mcp.types import JsonObject, as_object, json_kind
+from decathlon_mcp.validation import MAX_NAME_CHARACTERS
 
 # Checked against `mcp_types` by tests/protocol/test_messages.py. Importing it, or anything of `mcp`, takes
 # from a third of a second to some seconds.

@@ -22,6 +22,7 @@ from decathlon_mcp.episodes.operations import Call, check_operation
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.events import Spans
 from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import (
@@ -48,9 +49,8 @@ from decathlon_mcp.protocol.messages import (
 )
 from decathlon_mcp.protocol.results import SERVER_INFO, envelope_members, relayed_error, wire_error
 from decathlon_mcp.protocol.sessions import LOG_LEVELS, Session
-from decathlon_mcp.storage.trajectory_lines import RequestKeys
-from decathlon_mcp.suites.tool_names import CLAIM, EVALUATE, LOCAL, spell
-from decathlon_mcp.telemetry.spans import Spans
+from decathlon_mcp.storage.trajectory import RequestKeys
+from decathlon_mcp.suites.prompts import CLAIM, EVALUATE, LOCAL, spell
 from decathlon_mcp.types import JsonObject, Names, as_json, as_object, json_kind
 
 _log = logging.getLogger("decathlon.protocol")

@@ -229,7 +229,7 @@ class Sessions:
         if self._store is not None and self._registry.handing_over:
             return  # the next server opens it again
         if self._saved.pop(session.id, None) is not None and self._store is not None:
-            self._store.delete_session(session.id)
+            self._store.delete(SessionRow, session.id)
         if self._kind == "task" and session.access is not None:
             session.access.episode.close()
 
@@ -259,7 +259,7 @@ class Sessions:
         episode = None if session.access is None else session.access.episode.id
         if self._saved.get(session.id) != (episode, session.log_level):
             self._saved[session.id] = (episode, session.log_level)
-            self._store.save_session(self._row(session))
+            self._store.save(self._row(session))
 
     def _row(self, session: Session) -> SessionRow:
         assert session.id is not None
@@ -278,7 +278,9 @@ class Sessions:
         )
 
     def _revive(self, session_id: str, context: RequestContext) -> Session | None:
-        row = None if self._store is None else self._store.session(session_id)
+        if (store := self._store) is None:
+            return None
+        row = store.find_one(SessionRow, id=session_id, server=store.server)
         if row is None or row.address != self._kind:
             return None
         data, principal = row.data, context.principal
@@ -308,7 +310,7 @@ class Sessions:
         """Whether a stored session that no client has used for the idle time is open here; it is kept."""
         if (session := self._open.get(row.id)) is None or self._store is None:
             return False
-        self._store.save_session(self._row(session))
+        self._store.save(self._row(session))
         return True
 
 
@@ -323,6 +325,6 @@ def delete_unused(registry: EpisodeRegistry, kinds: tuple[Sessions, ...]) -> Non
             continue
         if row.address == "task" and row.episode in live:
             # A task's session lasts as long as its episode.
-            store.save_session(row)
+            store.save(row)
         else:
-            store.delete_session(row.id)
+            store.delete(SessionRow, row.id)

@@ -15,11 +15,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.foreign_names import did_you_mean
 from decathlon_mcp.hooks import image_provider, load, own_provider, providers
 from decathlon_mcp.sandboxes.base import Provider
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.validation import find_problems
+from decathlon_mcp.validation import did_you_mean, find_problems
 
 FOLDERS = "providers"
 """In the state folder: the folders of the plug-ins' providers, by name."""

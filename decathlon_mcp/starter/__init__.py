@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decathlon_mcp.errors import UnknownTaskError
-from decathlon_mcp.foreign_names import quoted
+from decathlon_mcp.validation import quoted
 
 if TYPE_CHECKING:
     from decathlon_client.script import Step

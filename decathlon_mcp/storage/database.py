@@ -147,7 +147,7 @@ def connect(file: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         with connection:
             connection.execute("BEGIN IMMEDIATE")
-            if _schema_version(connection) == 0:
+            if connection.execute("PRAGMA user_version").fetchone() == (0,):  # it is new
                 # Not `executescript`, which would commit.
                 for statement in filter(str.strip, _SCHEMA.split(";")):
                     connection.execute(statement)
@@ -159,16 +159,18 @@ def connect(file: Path) -> sqlite3.Connection:
     return connection
 
 
+def _refuse_other_schema(connection: sqlite3.Connection, file: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != SCHEMA_VERSION:
+        raise SchemaError(
+            f"--state: {file} has schema {version}, and this version of decathlon-mcp needs schema "
+            f"{SCHEMA_VERSION}: move the folder away, or use the version that wrote it"
+        )
+
+
 def set_timeout(connection: sqlite3.Connection, seconds: float) -> None:
     """Let the statements of a connection wait so long for another process's lock."""
     connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
-
-
-def checkpoint(connection: sqlite3.Connection, file: Path) -> None:
-    """Move new rows from the log into the database file. Blocks."""
-    log = file.with_name(f"{file.name}-wal")
-    mode = "TRUNCATE" if log.exists() and log.stat().st_size > MAX_LOG_BYTES else "PASSIVE"
-    connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
 
 def error_code(error: sqlite3.Error) -> int:
@@ -184,16 +186,3 @@ def errors_named(file: Path) -> Generator[None]:
     except sqlite3.Error as error:
         cure = _CURES.get(error_code(error), "choose another folder").format(name=file.name)
         raise SettingsError(f"--state: {file} cannot be used: {error}; {cure}") from None
-
-
-def _schema_version(connection: sqlite3.Connection) -> int:
-    """The version of a database's schema; 0 if it is new."""
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _refuse_other_schema(connection: sqlite3.Connection, file: Path) -> None:
-    if (version := _schema_version(connection)) != SCHEMA_VERSION:
-        raise SchemaError(
-            f"--state: {file} has schema {version}, and this version of decathlon-mcp needs schema "
-            f"{SCHEMA_VERSION}: move the folder away, or use the version that wrote it"
-        )

@@ -20,8 +20,7 @@ from weakref import WeakKeyDictionary
 import anyio.to_thread
 
 from decathlon_mcp.storage.disk import NotRegularError, new_file, open_regular
-from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE
-from decathlon_mcp.storage.trajectory_lines import event_of, find_lines
+from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, event_of, find_lines
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, read_object
 

@@ -19,17 +19,17 @@ import logging
 import os
 import secrets
 from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
 from decathlon_sandbox.processes import read_process
 
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.storage.disk import cure_of, open_regular
+from decathlon_mcp.storage.disk import cure_of
 from decathlon_mcp.telemetry.logs import fields
 
 SETTLE_SECONDS = 5.0
@@ -93,14 +93,11 @@ class Server:
             return cls()
 
     @classmethod
-    def of_this_process(
-        cls, providers: Collection[str] = (), *, serves: bool = False, survives: bool = False
-    ) -> Server:
-        return cls(pid=os.getpid(), providers=tuple(sorted(providers)), serves=serves, survives=survives)
-
-    def supervised_by(self, supervisor: int | None) -> Server:
-        """This server, which that process starts again; None if nothing does."""
-        return replace(self, supervisor=supervisor, supervisor_ticks=_started_ticks(supervisor))
+    def of_this_process(cls, providers: Collection[str] = (), **members: Any) -> Server:
+        """The record of a server in this process."""
+        ticks = _started_ticks(members.get("supervisor"))
+        names = tuple(sorted(providers))
+        return cls(pid=os.getpid(), providers=names, supervisor_ticks=ticks, **members)
 
     def is_restarted_for(self, other: Server) -> bool:
         """Whether this server, which died, is started again by a supervisor that is not that of `other`."""
@@ -227,22 +224,34 @@ def server_files(state: Path) -> list[ServerFile]:
     """
     folder = state / "servers"
     with _errors_named(folder):
-        return [ServerFile(file.name, _read(file), _is_locked(file)) for file in _files(folder)]
+        return [_look_at(file) for file in _files(folder)]
+
+
+def _look_at(file: Path) -> ServerFile:
+    server, runs = Server(), False
+    with suppress(FileNotFoundError, PermissionError):
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            server = Server.read(os.pread(descriptor, MAX_RECORD_BYTES, 0))
+            # Shared, so that two processes that look at the same time do not take each other for a server.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            runs = True
+        finally:
+            os.close(descriptor)
+    return ServerFile(file.name, server, runs)
 
 
 def _take_over(file: Path, taken: dict[str, int], own: Server) -> None:
     """Lock the file of a dead server, if this one can remove what it left, and add its descriptor."""
-    with suppress(FileNotFoundError, PermissionError):  # it ended meanwhile, or belongs to another user
+    # It may have ended meanwhile, belong to another user, or run.
+    with suppress(FileNotFoundError, PermissionError, BlockingIOError), ExitStack() as on_leave:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return
+        on_leave.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if own.can_sweep(Server.read(os.pread(descriptor, MAX_RECORD_BYTES, 0))):
             taken[file.name] = descriptor
-        else:
-            os.close(descriptor)
+            on_leave.pop_all()
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -251,25 +260,6 @@ def _files(folder: Path) -> Iterator[Path]:
     for entry in sorted(entries, key=lambda entry: entry.name):
         if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):
             yield folder / entry.name
-
-
-def _read(file: Path) -> Server:
-    with suppress(FileNotFoundError, PermissionError), open_regular(file) as content:
-        return Server.read(content.read(MAX_RECORD_BYTES))
-    return Server()
-
-
-def _is_locked(file: Path) -> bool:
-    with suppress(FileNotFoundError, PermissionError):
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            # Shared, so that two processes that look at the same time do not take each other for a server.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-    return False
 
 
 @contextmanager

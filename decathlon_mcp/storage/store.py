@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -32,7 +32,7 @@ from decathlon_mcp.errors import AtCapacityError, BadRequestError
 from decathlon_mcp.storage.database import (
     BUSY_SECONDS,
     FILE_NAME,
-    checkpoint,
+    MAX_LOG_BYTES,
     connect,
     error_code,
     errors_named,
@@ -140,6 +140,7 @@ class SessionRow:
 
 
 _Row = TypeVar("_Row", EpisodeRow, SandboxRow, SessionRow)
+_TABLES = {EpisodeRow: "episodes", SandboxRow: "sandboxes", SessionRow: "sessions"}
 _OBJECTS = frozenset({"spec", "progress", "tools", "verdict", "labels", "data"})
 """Columns that are JSON objects."""
 Change: TypeAlias = "tuple[str, Sequence[Any]]"
@@ -224,9 +225,14 @@ class Store:
                 await anyio.sleep(CHECKPOINT_SECONDS)
                 self.write()
                 try:
-                    await anyio.to_thread.run_sync(checkpoint, connection, self._file)
+                    await anyio.to_thread.run_sync(self._checkpoint, connection)
                 except (sqlite3.Error, OSError) as error:
                     _log.warning("the store could not be checkpointed", extra=fields(why=str(error)))
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        log = self._file.with_name(f"{FILE_NAME}-wal")
+        mode = "TRUNCATE" if log.exists() and log.stat().st_size > MAX_LOG_BYTES else "PASSIVE"
+        connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
     # statements
 
@@ -278,11 +284,38 @@ class Store:
     def _note_failure(self, error: sqlite3.Error) -> None:
         self._retry_at, self._failure = time.monotonic() + RETRY_SECONDS, str(error)
 
-    def _read(self, kind: type[_Row], source: str, *values: Any) -> list[_Row]:
-        """The rows of a table. `source`: the table, and which of its rows."""
+    # rows
+
+    def find(self, kind: type[_Row], **columns: Any) -> list[_Row]:
+        """The rows of a table whose columns have these values; all of them without any."""
+        where = " AND ".join(f"{name} = ?" for name in columns) or "true"
+        return self._select(kind, where, *columns.values())
+
+    def find_one(self, kind: type[_Row], **columns: Any) -> _Row | None:
+        """The row whose columns have these values; None if there is none."""
+        return next(iter(self.find(kind, **columns)), None)
+
+    def _select(self, kind: type[_Row], where: str, *values: Any) -> list[_Row]:
         names = [column.name for column in fields_of(kind)]
-        rows = self.query(f"SELECT {', '.join(names)} FROM {source}", *values)
+        rows = self.query(f"SELECT {', '.join(names)} FROM {_TABLES[kind]} WHERE {where}", *values)
         return [kind(**dict(zip(names, map(_value, names, row), strict=True))) for row in rows]
+
+    def save(self, row: SandboxRow | SessionRow) -> None:
+        """Insert a row or replace it; a session becomes one of this server's."""
+        if isinstance(row, SessionRow):
+            row = replace(row, server=self.server, used_at=time.time())
+        columns = {column.name: _cell(column.name, getattr(row, column.name)) for column in fields_of(row)}
+        into = f"{_TABLES[type(row)]} ({', '.join(columns)})"
+        places = ", ".join("?" * len(columns))
+        self.write((f"INSERT OR REPLACE INTO {into} VALUES ({places})", (*columns.values(),)))
+
+    def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
+        """This server's sessions that no server has started or written since that time."""
+        return self._select(SessionRow, "server = ? AND used_at < ?", self.server, unix_seconds)
+
+    def delete(self, kind: type[SandboxRow | SessionRow], key: str) -> None:
+        """Delete a row, if there is one with this key."""
+        self.write((f"DELETE FROM {_TABLES[kind]} WHERE {fields_of(kind)[0].name} = ?", (key,)))
 
     # episodes
 
@@ -344,19 +377,15 @@ class Store:
             ("DELETE FROM sandboxes WHERE episode = ?", (episode,)),
         )
 
-    def episode(self, name: str, by: Literal["id", "agent_id", "operation"] = "id") -> EpisodeRow | None:
-        """The episode with this handle, with this agent id, or that a request with this id has started."""
-        return next(iter(self._read(EpisodeRow, f"episodes WHERE {by} = ?", name)), None)
-
     def unfinished_episodes(self) -> list[EpisodeRow]:
         """The episodes that are not over, oldest first."""
-        return self._read(EpisodeRow, "episodes WHERE phase <> ? ORDER BY started_at", ENDED)
+        return self._select(EpisodeRow, "phase <> ? ORDER BY started_at", ENDED)
 
     def find_episodes(self, prefix: str, limit: int) -> list[EpisodeRow]:
         """The episodes whose public id begins like that."""
         # `g` comes after every hexadecimal digit.
-        where = "episodes WHERE public_id >= ? AND public_id < ? LIMIT ?"
-        return self._read(EpisodeRow, where, prefix, f"{prefix}g", limit)
+        where = "public_id >= ? AND public_id < ? LIMIT ?"
+        return self._select(EpisodeRow, where, prefix, f"{prefix}g", limit)
 
     def adopt(self, leave: Collection[str]) -> None:
         """Make the episodes that are not over, and the sessions, of all servers but these this server's own.
@@ -376,39 +405,6 @@ class Store:
                 ]
             )
             set_timeout(self._connection, WRITE_SECONDS)
-
-    # sandboxes
-
-    def insert_sandbox(self, row: SandboxRow) -> None:
-        self.write(_replacement("sandboxes", row))
-
-    def delete_sandbox(self, name: str) -> None:
-        self.write(("DELETE FROM sandboxes WHERE name = ?", (name,)))
-
-    def sandboxes(self, episode: str | None = None) -> list[SandboxRow]:
-        """The sandboxes of one episode, or all of them."""
-        if episode is None:
-            return self._read(SandboxRow, "sandboxes")
-        return self._read(SandboxRow, "sandboxes WHERE episode = ?", episode)
-
-    # sessions
-
-    def save_session(self, row: SessionRow) -> None:
-        """Insert or replace a session of this server."""
-        self.write(_replacement("sessions", replace(row, server=self.server, used_at=time.time())))
-
-    def delete_session(self, session: str) -> None:
-        self.write(("DELETE FROM sessions WHERE id = ?", (session,)))
-
-    def session(self, session: str) -> SessionRow | None:
-        """A session of this server."""
-        rows = self._read(SessionRow, "sessions WHERE id = ? AND server = ?", session, self.server)
-        return next(iter(rows), None)
-
-    def unused_sessions(self, unix_seconds: float) -> list[SessionRow]:
-        """This server's sessions that no server has started or written since that time."""
-        where = "sessions WHERE server = ? AND used_at < ?"
-        return self._read(SessionRow, where, self.server, unix_seconds)
 
 
 def _columns(members: Mapping[str, Any]) -> dict[str, Any]:
@@ -431,13 +427,6 @@ def _columns(members: Mapping[str, Any]) -> dict[str, Any]:
         if verdict.get("success"):
             columns["outcome"] = Outcome.SUCCEEDED
     return columns
-
-
-def _replacement(table: str, row: SandboxRow | SessionRow) -> Change:
-    """The statement that inserts a row or replaces it."""
-    columns = {column.name: _cell(column.name, getattr(row, column.name)) for column in fields_of(row)}
-    places = ", ".join("?" * len(columns))
-    return f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES ({places})", (*columns.values(),)
 
 
 def _cell(name: str, value: Any) -> Any:

@@ -9,24 +9,33 @@ has the keys of another request that gets the same reply. A line `note` is a mes
 The other lines are `start`, the first, with what was fixed at the start; `ready`, with the prompt and the
 digest of the tools; `preprocess_failed`, `difference`, `claim` and `end`. A call that was made again, of the
 episode that this one branches from, has `"replayed": true` in its lines `accepted` and `call`.
+
+A trajectory has up to 256 MiB, and parsing JSON holds the interpreter's lock. So readers find lines by their
+places, and of a long line only the members before its long value are decoded. Every bound is for a damaged
+file, or one that comes from somewhere else.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import mmap
 import os
+import re
 import stat
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Annotated, Any, BinaryIO, NamedTuple, Self, TypeAlias
+
+import msgspec
 
 from decathlon_mcp.errors import DiskFullError
 from decathlon_mcp.storage.disk import (
@@ -38,22 +47,8 @@ from decathlon_mcp.storage.disk import (
     open_regular,
     write_all,
 )
-from decathlon_mcp.storage.trajectory_lines import (
-    MAX_KEYS,
-    MAX_LINE_BYTES,
-    NO_MEMBERS,
-    NOTHING,
-    Line,
-    LoggedKey,
-    decoded,
-    end_of_lines,
-    event_of,
-    find_lines,
-    read_line,
-    short_members,
-)
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, as_json_with_raw, read_object
+from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object, read_object
 
 TRAJECTORY_FILE = "trajectory.jsonl"
 MAX_CALLS_BYTES = 256 << 20
@@ -67,15 +62,94 @@ RETRY_SECONDS = 5.0
 """When a client may try again that was refused because the disk cannot be written."""
 MAX_SKIPPED_CALLS = 100_000
 """Numbers without a line in a trajectory: damaged lines must not make the tables as long as they like."""
+NOTHING = -1
+"""Place of a line that the trajectory does not have."""
+PREFIX_BYTES = 4 << 10
+"""Part of a line that has all members before the long one."""
+PIECE_BYTES = 1 << 20
+"""How much of a line is in memory at once while lines are looked for."""
+MAX_LINE_BYTES = 256 << 20
+"""Longest line that is read as a whole; a longer one was not written by a server."""
+MAX_NUMBER = 1 << 53
+MAX_KEYS = 10_000
+"""Keys of one episode's requests that are remembered, the newest; a client repeats its latest calls only."""
 
 _CALL_EVENTS = frozenset({"accepted", "call", "reply", "joined"})
 _INDEXED_EVENTS = _CALL_EVENTS | {"note"}
 _ORIGINS = frozenset({"accepted", "call", "joined"})
 """Lines that have members which a next server needs behind their long one."""
-_SENT, _FAILED = 1, 2
 _INDEXED_MEMBERS = ("seq", "calls", "server", "tool", "failed", "seconds")
+_LONG_MEMBERS = tuple(
+    f',"{name}":'.encode() for name in ("arguments", "result", "failure", "error", "text", "prompt", "answer")
+)
+_EVENT = re.compile(rb'\{"event":"([a-z_]+)"')
+_SENT, _FAILED = 1, 2
+
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+"""Neither NaN nor infinity, which Python's decoder takes."""
 
 log = logging.getLogger("decathlon.observe")
+
+
+class RequestKeys(msgspec.Struct, frozen=True, omit_defaults=True):
+    """By what the client of a request comes back to its call.
+
+    The request's JSON-RPC id is no key: clients use one again.
+    """
+
+    operation: str | None = None
+    """An id that the client has chosen."""
+    session: str | None = None
+    """Its MCP session."""
+    event_id: str | None = None
+    """The number that this server has given the events of the response, `GENERATION.NUMBER`; None if the
+    client cannot come back with it."""
+
+    @property
+    def texts(self) -> list[str]:
+        """The keys, each of which is enough to find the call. An event id counts in its own session only."""
+        chosen = [] if self.operation is None else [self.operation]
+        if self.session is None or self.event_id is None:
+            return chosen
+        return [*chosen, f"{self.session}:{self.event_id}"]
+
+
+class Line(RequestKeys, frozen=True):
+    """The short members of a line. All others, which may be megabytes, are skipped."""
+
+    time: _Seconds = 0.0
+    seq: _Count = 0
+    calls: _Count = 0
+    server: str | None = None
+    tool: str | None = None
+    name: str = ""
+    role: str = ""
+    failed: bool = False
+    replayed: bool = False
+    seconds: _Seconds | None = None
+    digest: str | None = None
+
+
+_NO_MEMBERS = Line()
+_decode_line = msgspec.json.Decoder(Line).decode
+
+
+class LoggedKey(NamedTuple):
+    """A key of a request, the digest of its call (see `episodes.operations`) and its number."""
+
+    key: str
+    digest: str
+    seq: int
+
+
+@dataclass(slots=True)
+class LoggedCalls:
+    """What a server that starts later does with the calls in a trajectory."""
+
+    keys: deque[LoggedKey] = field(default_factory=lambda: deque[LoggedKey](maxlen=MAX_KEYS))
+    unanswered: list[JsonObject] = field(default_factory=list[JsonObject])
+    """The last lines of the calls without a reply, in the order of their numbers."""
 
 
 class CallLines(NamedTuple):
@@ -89,15 +163,6 @@ class CallLines(NamedTuple):
     reply: bytes
     call_at: int
     reply_at: float
-
-
-@dataclass(slots=True)
-class LoggedCalls:
-    """What a server that starts later does with the calls in a trajectory."""
-
-    keys: deque[LoggedKey] = field(default_factory=lambda: deque[LoggedKey](maxlen=MAX_KEYS))
-    unanswered: list[JsonObject] = field(default_factory=list[JsonObject])
-    """The last lines of the calls without a reply, in the order of their numbers."""
 
 
 class Index:
@@ -120,24 +185,21 @@ class Index:
         self.placed: dict[str, int] = {}
         """Where the lines `start`, `ready` and `claim` begin."""
 
-    def read(
-        self,
-        lines: BinaryIO,
-        *,
-        whole: Collection[str] = (),
-        visit: Callable[[str, Line, bytes], None] = lambda event, line, data: None,
-    ) -> None:
-        """Add the lines that come after those that have been read. `visit`: is given those about calls."""
+    def read(self, lines: BinaryIO, whole: Collection[str] = ()) -> Iterator[tuple[str, Line, bytes]]:
+        """Add the lines that come after those that have been read, and yield each: its event, its members.
+
+        `whole`: events whose lines are read and yielded as a whole.
+        """
         for place, size, data in find_lines(lines, self.size_bytes, whole=whole):
-            event, line = event_of(data), NO_MEMBERS
+            event, line = event_of(data), _NO_MEMBERS
             # Of others they are not needed. They can be long, and labels have any names.
             if event in _INDEXED_EVENTS:
-                line = decoded(data) if event in whole else short_members(data)
+                line = _decoded(data) if event in whole else short_members(data)
+            self.size_bytes = place + size
             # No server can have given a number that is much higher.
             if line.seq <= self.lines + MAX_SKIPPED_CALLS:
                 self.add(event, line, place, size)
-                visit(event, line, data)
-            self.size_bytes = place + size
+                yield event, line, data
 
     def add(self, event: str, line: Line, place: int, size: int) -> None:
         match event:
@@ -257,7 +319,7 @@ class Trajectory:
         """
         out = append_to_regular(self.file)
         try:
-            self._end = end_of_lines(self.file)
+            self._end = _end_of_lines(self.file)
             out.truncate(self._end)
         except BaseException:
             out.close()
@@ -283,9 +345,10 @@ class Trajectory:
             if not self._may_add(event, len(line)) or not self._write(self._out, event, line):
                 return False
             place, self._end = self._end, self._end + len(line)
-            members = NO_MEMBERS
+            members = _NO_MEMBERS
             if event in _INDEXED_EVENTS:
-                members = Line(now, **{name: values[name] for name in _INDEXED_MEMBERS if name in values})
+                known = {name: values[name] for name in _INDEXED_MEMBERS if name in values}
+                members = Line(time=now, **known)
             self.index.add(event, members, place, len(line))
         return True
 
@@ -353,29 +416,30 @@ class Trajectory:
 
     def read_calls(self) -> LoggedCalls:
         """Find the lines that a dead server has left. Takes about a second for 256 MiB; raises OSError."""
-        index, logged = Index(), LoggedCalls()
+        logged = LoggedCalls()
         unanswered: dict[int, bytes] = {}
         accepted: set[int] = set()
-
-        def visit(event: str, line: Line, data: bytes) -> None:
+        for event, line, data in self._read_again():
             if event == "reply":
                 unanswered.pop(line.seq, None)
             elif event in ("accepted", "call"):
                 unanswered[line.seq] = data
             # The line `call` of one that was accepted before has the same.
             if line.digest is not None and not (event == "call" and line.seq in accepted):
-                logged.keys += [LoggedKey(key, line.digest, line.seq) for key in line.keys]
+                logged.keys += [LoggedKey(key, line.digest, line.seq) for key in line.texts]
             if event == "accepted":
                 accepted.add(line.seq)
-
-        with open_regular(self.file) as lines:
-            index.read(lines, whole=_ORIGINS, visit=visit)
-            with self._lock:  # what was appended meanwhile
-                index.read(lines, whole=_ORIGINS, visit=visit)
-                self.index = index
         last_lines = (unanswered[seq] for seq in sorted(unanswered))
         logged.unanswered = [call for data in last_lines if (call := read_object(data))]
         return logged
+
+    def _read_again(self) -> Iterator[tuple[str, Line, bytes]]:
+        index = Index()
+        with open_regular(self.file) as lines:
+            yield from index.read(lines, _ORIGINS)
+            with self._lock:  # what was appended meanwhile
+                yield from index.read(lines, _ORIGINS)
+                self.index = index
 
     def update(self) -> Self:
         """Find the lines that were written since the last time. Raises OSError."""
@@ -384,7 +448,7 @@ class Trajectory:
             if status.st_ino != self.index.inode or status.st_size < self.index.size_bytes:
                 self.index = Index()
                 self.index.inode = status.st_ino
-            self.index.read(lines)
+            deque(self.index.read(lines), maxlen=0)
         return self
 
     def forget(self) -> None:
@@ -412,3 +476,80 @@ class Trajectory:
         except OSError as error:
             return f"it cannot be read: {error.strerror}"
         return None if is_regular else "it is not a regular file"
+
+
+def read_line(lines: BinaryIO, place: int, limit_bytes: int) -> bytes:
+    """The line at a place, or its beginning; empty for NOTHING."""
+    if place == NOTHING:
+        return b""
+    lines.seek(place)
+    return lines.readline(limit_bytes)
+
+
+def find_lines(
+    lines: BinaryIO, place: int = 0, *, whole: Collection[str] = ()
+) -> Iterator[tuple[int, int, bytes]]:
+    """The complete lines from a place on: where each begins, its size, and its first PREFIX_BYTES.
+
+    `whole`: events whose lines are read as a whole, up to MAX_LINE_BYTES.
+    """
+    lines.seek(place)
+    while prefix := lines.readline(PREFIX_BYTES):
+        size, piece, pieces = len(prefix), prefix, [prefix]
+        is_whole = not piece.endswith(b"\n") and event_of(prefix) in whole
+        while not piece.endswith(b"\n") and (piece := lines.readline(PIECE_BYTES)):
+            size += len(piece)
+            if is_whole and size <= MAX_LINE_BYTES:
+                pieces.append(piece)
+        if not piece.endswith(b"\n"):
+            return  # still being written
+        yield place, size, b"".join(pieces)
+        place += size
+
+
+def short_members(prefix: bytes) -> Line:
+    """The members of a line before its long value; none if they cannot be read."""
+    if prefix.endswith(b"\n") and (line := _decoded(prefix)) is not _NO_MEMBERS:
+        return line
+    if (value := value_start(prefix)) is not None:
+        name, start = value
+        prefix = prefix[: start - len(name) - 4] + b"}"
+    return _decoded(prefix)
+
+
+def value_start(prefix: bytes) -> tuple[str, int] | None:
+    """The name of a line's first long member, and where its value starts; None if there is none."""
+    # A quote inside of a string is escaped, so that this is never found in one.
+    found = [(at, name) for name in _LONG_MEMBERS if (at := prefix.find(name)) >= 0]
+    if not found:
+        return None
+    at, name = min(found)
+    return name[2:-2].decode(), at + len(name)
+
+
+def event_of(line: bytes) -> str:
+    """The kind of a line; empty if it cannot be read."""
+    found = _EVENT.match(line)
+    return found[1].decode() if found else ""
+
+
+def _decoded(line: bytes) -> Line:
+    """Its members; none if it cannot be read."""
+    try:
+        return _decode_line(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    try:
+        # Lone surrogates, which Python's decoder takes, and which are written as they came.
+        return msgspec.convert(as_object(json.loads(line)), Line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return _NO_MEMBERS
+
+
+def _end_of_lines(file: Path) -> int:
+    """The size of a file up to the end of its last complete line, in bytes."""
+    with open_regular(file) as data:
+        if not os.fstat(data.fileno()).st_size:
+            return 0
+        with mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.rfind(b"\n") + 1

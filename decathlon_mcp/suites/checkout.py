@@ -16,7 +16,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from decathlon_mcp.archives.writing import append_from_checkout
+from msgspec.structs import replace
+
+from decathlon_mcp.archives.reading import Kind
+from decathlon_mcp.archives.writing import Entry, append, path_entry
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.storage.disk import open_regular
 
@@ -71,13 +74,24 @@ def write(
     members: Iterable[PurePosixPath],
     aliases: Mapping[PurePosixPath, PurePosixPath],
 ) -> None:
-    """Add these members to the archive `into`, which is created if it does not exist.
+    """Append these members to the archive `into`, which is created if it does not exist.
 
     `aliases`: more members by name, each with the path of the file that it is read from.
     """
-    named = {**{member: member for member in members}, **aliases}
-    for link in append_from_checkout(into, checkout, named):
-        log.warning("a link out of the checkout was left out", extra={"fields": {"path": str(link)}})
+    append(into, _entries(checkout, {**{member: member for member in members}, **aliases}))
+
+
+def _entries(checkout: Path, sources: Mapping[PurePosixPath, PurePosixPath]) -> Iterator[Entry]:
+    base = checkout.resolve()
+    for name in sorted(sources):
+        path = checkout / sources[name]
+        if path.is_symlink() and (path.readlink().is_absolute() or not path.resolve().is_relative_to(base)):
+            log.warning("a link out of the checkout was left out", extra={"fields": {"path": str(path)}})
+            continue
+        entry = path_entry(str(path), str(name))
+        if entry is not None and entry[0].kind is not Kind.FIFO:
+            member, body = entry
+            yield replace(member, mode=member.mode & 0o777), body
 
 
 def inside(checkout: Path, path: PurePosixPath) -> Path:

@@ -1,4 +1,9 @@
-"""Loading a suite from a checkout: its settings, its servers, its tasks and their splits."""
+"""Loading a suite from a checkout: its settings, its servers, its tasks, their splits, and what tasks share.
+
+Tasks share accounts (`accounts` in suite.yaml) and conflict groups (`conflicts` in suite.yaml, and
+Toolathlon's `tasks/<split>/task_conflict.json`) outside of their sandboxes, which limits how many of them run
+at once.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field, TypeAdapter
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.suites.documents import read_yaml
+from decathlon_mcp.suites.documents import read_json, read_yaml, validate
 from decathlon_mcp.suites.profile import packaged_profiles, profile_folders
-from decathlon_mcp.suites.resources import SuiteResources
+from decathlon_mcp.suites.resources import TASK_FILE, SuiteResources
 from decathlon_mcp.suites.servers import read_servers
-from decathlon_mcp.suites.sharing import read_conflicts, shared_resources
-from decathlon_mcp.suites.suite import Suite
-from decathlon_mcp.suites.suite_file import read_suite_file
+from decathlon_mcp.suites.suite import SINGLE_SLOT, SharedResource, Suite
+from decathlon_mcp.suites.suite_file import Account, read_suite_file
 from decathlon_mcp.suites.tasks import (
     CONFIG,
     FOLDER,
@@ -28,13 +35,20 @@ from decathlon_mcp.suites.tasks import (
     task_files,
     task_ids,
 )
-from decathlon_mcp.suites.tokens import TASK_FILE
 from decathlon_mcp.types import JsonObject, Language
 
 log = logging.getLogger("decathlon.suites")
 
 STARTER = Path(__file__).parent.parent / "starter" / "suite"
 TRAIN_PERCENT = 80
+CONFLICT_FILE = "task_conflict.json"
+
+
+class _Conflicts(BaseModel):
+    conflict_groups: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] = ()
+
+
+_CONFLICTS = TypeAdapter(_Conflicts)
 
 
 def load_suite(where: str | Path, language: Language = "en") -> Suite:
@@ -162,3 +176,48 @@ def splits_of(task_id: str, lists: Mapping[str, Sequence[str]], profile: str = "
         return (split,)
     number = int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:8], "big") % 100
     return ("train",) if number < TRAIN_PERCENT else ("test",)
+
+
+def read_conflicts(tasks: Path) -> list[tuple[str, ...]]:
+    """The groups of all `tasks/<split>/task_conflict.json`. Raises SuiteError naming file, line and field."""
+    return [
+        group
+        for path in sorted(tasks.glob(f"*/{CONFLICT_FILE}"))
+        for group in validate(path, _CONFLICTS, read_json(path)).conflict_groups
+    ]
+
+
+def shared_resources(
+    suite: str, tasks: Mapping[str, Task], groups: Iterable[Sequence[str]], resources: SuiteResources
+) -> dict[str, tuple[SharedResource, ...]]:
+    """The shared resources of each task that has any. `groups`: conflict groups, as task ids or patterns.
+
+    Two episodes of one task share its resources as two different tasks would.
+    """
+    shared: dict[str, list[SharedResource]] = {}
+    for patterns in groups:
+        members = [task for task in tasks if any(fnmatchcase(task, pattern) for pattern in patterns)]
+        name = f"the conflict group of {', '.join(members)}"
+        for task in members:
+            shared.setdefault(task, []).append(SharedResource(f"{suite}: {name}", name))
+    for task in tasks.values():
+        for name, account in resources.accounts(task).items():
+            shared.setdefault(task.id, []).append(_account(suite, name, account, task, resources))
+    return {task: tuple(dict.fromkeys(items)) for task, items in shared.items()}
+
+
+def _account(
+    suite: str, name: str, account: Account, task: Task, resources: SuiteResources
+) -> SharedResource:
+    key = f"{suite}: account {name}"
+    if account.told_by is not None:
+        key = f"{key} {_distinguishing_value(account.told_by, task, resources)}"
+    return SharedResource(key, f"the account {name}", account.slot_names or SINGLE_SLOT, name)
+
+
+def _distinguishing_value(token: str, task: Task, resources: SuiteResources) -> str:
+    """The token's value, or the task's id where the task's own token file computes it."""
+    value = resources.token_values_for(task).get(token)
+    if value:
+        return value
+    return f"of {task.id}" if token in resources.own_token_values(task) else ""

@@ -1,14 +1,21 @@
-"""A suite's servers, settings and token files, and what each task needs of them and from outside."""
+"""A suite's servers, settings and token files, and what each task needs of them and from outside.
+
+The token files `configs/global_configs.py` and `configs/token_key_session.py` are Python modules:
+`all_token_key_session = Dict(key="...")`. The real values are computed in the sandbox, by the payload
+`token_values`, because only there are the suite's own Python and the files that preprocess wrote and token
+files read. They are read here, without running them, to tell which values are not filled in.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import cast
+from typing import TypeAlias, cast
 
 from decathlon_mcp.archives.writing import pack_files
 from decathlon_mcp.errors import SuiteError
@@ -26,16 +33,18 @@ from decathlon_mcp.suites.suite_file import (
     settings_for,
 )
 from decathlon_mcp.suites.tasks import Needs, Task, TaskFolder
-from decathlon_mcp.suites.tokens import (
-    SOURCES,
-    TASK_FILE,
-    TokenValues,
-    is_filled_in,
-    read_checkout_tokens,
-    read_task_tokens,
-    token_file,
-)
 from decathlon_mcp.types import as_object
+
+SOURCES = {
+    "config": ("configs/global_configs.py", "global_configs"),
+    "token": ("configs/token_key_session.py", "all_token_key_session"),
+}
+"""The token files of a suite and the variable in each, by the prefix of their names in templates."""
+TASK_FILE = "token_key_session.py"
+"""A task's own token file, in its folder."""
+
+TokenValues: TypeAlias = Mapping[str, str | None]
+"""Values by name (`token.x`, `config.x`); None where the file computes the value."""
 
 _TOKEN_PREFIXES = tuple(f"{prefix}." for prefix in SOURCES)
 KEY_SEPARATOR = "#"
@@ -58,7 +67,16 @@ class SuiteResources:
     @cached_property
     def token_values(self) -> TokenValues:
         """The values in the suite's own token files."""
-        return read_checkout_tokens(self.checkout, self.profile)
+        return {
+            f"{prefix}.{key}": value
+            for prefix, (file, variable) in SOURCES.items()
+            for key, value in read_tokens(self._token_file(file), variable).items()
+        }
+
+    def _token_file(self, file: str) -> Path:
+        """A file of `SOURCES` in the checkout, or what the profile has in the place of a missing one."""
+        path = self.checkout / file
+        return path if path.exists() else self.checkout / dict(self.profile.stand_ins).get(file, file)
 
     def token_values_for(self, task: Task) -> TokenValues:
         """The suite's token values, overridden by those of the task's own token file."""
@@ -130,6 +148,38 @@ class SuiteResources:
             values={name: value for item in sets for name, value in item.values.items()},
             files={target: str(self.checkout / path) for target, path in files.items()},
         )
+
+    def credential_archives(self, task: Task, slots: Mapping[str, str]) -> list[tuple[PurePosixPath, bytes]]:
+        """Tar archives of the credentials that a task's sandboxes get, each with the folder to unpack it in.
+
+        The folder is the suite's root (an empty path) or `/`. `slots`: the slot it holds, by account. Blocks.
+        Raises SuiteError for a file that cannot be read.
+        """
+        credentials = self.credentials(task, slots)
+        contents = {PurePosixPath(): dict(self._token_files(credentials)), PurePosixPath("/"): {}}
+        for target, path in credentials.files.items():
+            goal = PurePosixPath(target)
+            top = PurePosixPath("/" if goal.is_absolute() else "")
+            contents[top] |= _contents(goal.relative_to(top), Path(path))
+        return [(top, pack_files(files, mode=0o600)) for top, files in contents.items() if files]
+
+    def _token_files(self, credentials: Credentials) -> Iterator[tuple[str, bytes]]:
+        """The suite's token files with the credentials' values appended, for each file that gets any."""
+        for prefix, (file, variable) in SOURCES.items():
+            values = {key: value for key, value in credentials.values.items() if key.startswith(f"{prefix}.")}
+            if values:
+                path = self._token_file(file)
+                lines = [
+                    f"{variable}[{key.partition('.')[2]!r}] = {value!r}\n" for key, value in values.items()
+                ]
+                yield file, b"".join([_read(path), _HEADING.encode(), *map(str.encode, lines)])
+
+    def service_archive(self, service: Service) -> bytes:
+        """A tar archive of the files in a service's working folder. Blocks. Raises SuiteError."""
+        files: dict[str, bytes] = {}
+        for name, path in service.files.items():
+            files |= _contents(PurePosixPath(name), self.checkout / path)
+        return pack_files(files, mode=0o600)
 
     def provided_credentials(self, task: Task) -> set[str]:
         """The credentials that a task gets from suite.yaml, whichever slots it holds."""
@@ -210,61 +260,18 @@ def _unique(groups: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for group in groups for name in group))
 
 
-SUITE_ROOT = PurePosixPath()
-FILE_SYSTEM_ROOT = PurePosixPath("/")
 _HEADING = "\n# The values of this episode's account (suite.yaml):\n"
 
 
-def credential_archives(
-    resources: SuiteResources, task: Task, slots: Mapping[str, str]
-) -> list[tuple[PurePosixPath, bytes]]:
-    """Tar archives, each with the folder to unpack it in; see `Suite.credentials`."""
-    credentials = resources.credentials(task, slots)
-    files = {PurePosixPath(target): Path(path) for target, path in credentials.files.items()}
-    relative = {target: path for target, path in files.items() if not target.is_absolute()}
-    absolute = {target.relative_to("/"): path for target, path in files.items() if target.is_absolute()}
-    token_files = dict(_token_files(resources, credentials))
-    archives: list[tuple[PurePosixPath, bytes]] = []
-    if relative or token_files:
-        archives.append((SUITE_ROOT, _pack(relative, token_files)))
-    if absolute:
-        archives.append((FILE_SYSTEM_ROOT, _pack(absolute, {})))
-    return archives
-
-
-def service_archive(resources: SuiteResources, service: Service) -> bytes:
-    """A tar archive of the files in a service's working folder; see `Suite.service_files`."""
-    return _pack({PurePosixPath(name): resources.checkout / path for name, path in service.files.items()}, {})
-
-
-def _token_files(resources: SuiteResources, credentials: Credentials) -> Iterator[tuple[PurePosixPath, str]]:
-    """The suite's token files with the credentials' values appended, for each file that gets any."""
-    for prefix, (file, variable) in SOURCES.items():
-        values = {key: value for key, value in credentials.values.items() if key.startswith(f"{prefix}.")}
-        if values:
-            path = token_file(resources.checkout, resources.profile, file)
-            lines = [f"{variable}[{key.partition('.')[2]!r}] = {value!r}\n" for key, value in values.items()]
-            yield PurePosixPath(file), "".join([_read(path).decode(), _HEADING, *lines])
-
-
-def _pack(files: Mapping[PurePosixPath, Path], texts: Mapping[PurePosixPath, str]) -> bytes:
-    """A tar archive of the files, readable only by the sandbox's user."""
-    contents = {str(goal): text.encode() for goal, text in texts.items()}
-    for goal, path in files.items():
-        for place in _below(path):
-            contents[str(goal / place.relative_to(path))] = _read(place)
-    return pack_files(contents, mode=0o600)
-
-
-def _below(path: Path) -> Iterator[Path]:
-    """A file itself, or all files below a folder, sorted."""
+def _contents(goal: PurePosixPath, path: Path) -> dict[str, bytes]:
+    """The content of a file, or of all files below a folder, by their paths at or below `goal`."""
     # Symbolic links are followed: the operator made these folders, not a checkout from elsewhere.
-    if not path.is_dir():
-        yield path
-        return
-    for folder, folders, names in os.walk(path, followlinks=True):
-        folders.sort()
-        yield from (Path(folder, name) for name in sorted(names))
+    places = [path]
+    if path.is_dir():
+        places = [
+            Path(folder, name) for folder, _, names in os.walk(path, followlinks=True) for name in names
+        ]
+    return {str(goal / place.relative_to(path)): _read(place) for place in sorted(places)}
 
 
 def _read(path: Path) -> bytes:
@@ -272,3 +279,55 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise SuiteError(f"{path} cannot be read: {error.strerror}", file=str(path)) from None
+
+
+def read_tokens(path: Path, variable: str) -> TokenValues:
+    """The entries of `variable = Dict(key=value, ...)` or `variable = {...}`, without those that are None.
+
+    Empty where the file does not exist or has another form.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    values: dict[str, str | None] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == variable for target in statement.targets
+        ):
+            values.update(_entries(statement.value))
+    return values
+
+
+def read_task_tokens(folder: Path) -> TokenValues:
+    """The values of a task's own token file, which override the suite's."""
+    values = read_tokens(folder / TASK_FILE, SOURCES["token"][1])
+    return {f"token.{key}": value for key, value in values.items()}
+
+
+def is_filled_in(name: str, values: TokenValues, placeholders: Collection[str]) -> bool:
+    """Whether a name has a value other than a placeholder. A computed value counts as filled in."""
+    return name in values and values[name] not in placeholders
+
+
+def _entries(value: ast.expr) -> dict[str, str | None]:
+    pairs: list[tuple[str, ast.expr]] = []
+    if isinstance(value, ast.Call):
+        pairs = [(keyword.arg, keyword.value) for keyword in value.keywords if keyword.arg]
+    elif isinstance(value, ast.Dict):
+        pairs = [
+            (key.value, entry)
+            for key, entry in zip(value.keys, value.values, strict=True)
+            if isinstance(key, ast.Constant) and isinstance(key.value, str)
+        ]
+    return {key: text for key, entry in pairs for text in _constant(entry)}
+
+
+def _constant(value: ast.expr) -> tuple[str | None, ...]:
+    """The text of a constant, nothing for the constant None, and None for a computed value."""
+    # The sandbox does not have the operator's environment: `os.environ.get("X", "XX")` is its default.
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "os.environ.get" and len(value.args) == 2:
+        return _constant(value.args[1])
+    if isinstance(value, ast.Constant):
+        return () if value.value is None else (str(value.value),)
+    return (None,)

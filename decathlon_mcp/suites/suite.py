@@ -18,15 +18,15 @@ from decathlon_mcp.suites import checkout as archives
 from decathlon_mcp.suites.checkout import revision
 from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.prompts import Prompt, read_prompt
-from decathlon_mcp.suites.resources import SuiteResources, credential_archives, service_archive
+from decathlon_mcp.suites.resources import SOURCES, SuiteResources
 from decathlon_mcp.suites.servers import FOLDER as SERVERS
 from decathlon_mcp.suites.servers import ServerConfig
-from decathlon_mcp.suites.sharing import SharedResource
 from decathlon_mcp.suites.suite_file import FILE, Service
 from decathlon_mcp.suites.tasks import FOLDER, Task
-from decathlon_mcp.suites.tokens import SOURCES
 from decathlon_mcp.types import JsonObject, Language, Names
 
+SINGLE_SLOT = ("",)
+"""The slots of a resource that one task uses at a time."""
 _VALUES = TypeAdapter(dict[str, str])
 
 
@@ -35,6 +35,19 @@ class Release(NamedTuple):
 
     name: str
     description: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedResource:
+    """An account or a conflict group. Each running task that uses it holds one of its slots.
+
+    `key` identifies it, `name` is for messages; `account` is the name of its account in the suite's settings.
+    """
+
+    key: str
+    name: str
+    slots: tuple[str, ...] = SINGLE_SLOT
+    account: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,23 +111,11 @@ class Suite:
         """The services that a task needs, by name, as they are used here."""
         return {name: self.resources.service(name) for name in task.needs.services}
 
-    def credentials(self, task: Task, slots: Mapping[str, str]) -> list[tuple[PurePosixPath, bytes]]:
-        """Archives of the credentials that a task's sandboxes get, each with the folder to unpack it in.
-
-        The folder is the suite's root (an empty path) or `/`. `slots`: the slot it holds, by account. Blocks:
-        reads files. Raises SuiteError for a file that cannot be read.
-        """
-        return credential_archives(self.resources, task, slots)
-
     @cached_property
     def service_images(self) -> frozenset[str]:
         """The images of the services that tasks have for themselves."""
         services = (service for task in self.tasks.values() for service in self.services(task).values())
         return frozenset(service.image for service in services if service.image is not None)
-
-    def service_files(self, service: Service) -> bytes:
-        """A tar archive of a service's files. Blocks. Raises SuiteError for a file that cannot be read."""
-        return service_archive(self.resources, service)
 
     def launch_time(self, when: datetime) -> str:
         """A time in the format of the prompt and of the evaluator's `--launch_time`."""

@@ -48,10 +48,10 @@ from pydantic import (
     model_validator,
 )
 
-from decathlon_mcp.foreign_names import quoted, similar
 from decathlon_mcp.suites.documents import file_error, read_yaml, validate
 from decathlon_mcp.suites.profile import SuiteProfile, detect_profile, merge, packaged_profiles
 from decathlon_mcp.types import JsonObject, PreprocessSandbox
+from decathlon_mcp.validation import quoted, similar
 
 FILE = "suite.yaml"
 

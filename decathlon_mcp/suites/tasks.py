@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.suites.documents import file_error, read_json, validate
-from decathlon_mcp.suites.prompts import language_suffix
+from decathlon_mcp.suites.prompts import CLAIM, language_suffix
 from decathlon_mcp.suites.suite_file import Deadlines
-from decathlon_mcp.suites.tool_names import CLAIM
 from decathlon_mcp.types import JsonObject, Language, PreprocessSandbox
 
 log = logging.getLogger("decathlon.suites")

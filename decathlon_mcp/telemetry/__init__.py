@@ -1,1 +1,1 @@
-"""Telemetry: logs, metrics, and what spans are made with."""
+"""Telemetry: logs."""

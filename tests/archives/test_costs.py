@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from decathlon_mcp.archives.joining import joined
 from decathlon_mcp.archives.packing import pack_folder
-from decathlon_mcp.archives.unpacking import unpack
+from decathlon_mcp.archives.unpacking import joined, unpack
 from decathlon_mcp.archives.workspace import CleanWorkspace
 from decathlon_mcp.archives.writing import pack_files
 

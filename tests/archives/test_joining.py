@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.archives.joining import append_archive
+from decathlon_mcp.archives.unpacking import append_archive
 from decathlon_mcp.archives.writing import empty_archive, save
 from decathlon_mcp.errors import BadRequestError
 

@@ -181,16 +181,6 @@ def test_a_private_service_without_the_file_that_it_starts_with_is_missing(check
     assert "starts with configs/users_data.json of the checkout" in requirement.message
 
 
-def test_a_gym_task_without_its_database_lacks_nothing(gym: Checkout) -> None:
-    gym.task("howtocook-nutrition-ppt")
-    gym.task("canvas-report")
-    suite = gym.load()
-    catalogue = Catalogue([suite])
-    assert catalogue.is_runnable(suite, suite.tasks["howtocook-nutrition-ppt"])
-    (requirement,) = catalogue.missing_requirements(suite, suite.tasks["canvas-report"])
-    assert (requirement.kind, requirement.name) == ("service", "postgres")
-
-
 def test_a_token_that_is_not_filled_in_is_missing(checkout: Checkout) -> None:
     checkout.server(
         "github", "params: {command: g, env: {T: '${token.github_token}', R: '${token.github_read_only}'}}"

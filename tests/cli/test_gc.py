@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from decathlon_mcp.cli.gc import collect
@@ -27,7 +26,7 @@ from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
 from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.records import remove_folder
 from decathlon_mcp.storage.lock import Server
-from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
+from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, SessionRow, Store
 from decathlon_mcp.types import public_id
 from tests.probe.leftovers import processes_by_sandbox
 
@@ -63,11 +62,11 @@ async def main():
                 spec={"policy": "visible", "owner": {"token": "alice", "session": "a-secret-session"}},
                 progress={"calls": 3, "note": "\\x1b[31m"},
             ))
-            store.insert_sandbox(SandboxRow(
+            store.save(SandboxRow(
                 name=name, owner=lock.name, episode=handle, role="agent", provider="host", isolation="none",
                 wire_version=1, spec={},
             ))
-            store.save_session(SessionRow(
+            store.save(SessionRow(
                 id="s" + lock.name, server=lock.name, address="lobby", path="/mcp", data={},
             ))
         # Unlike a driver, it does not end with its stdin.
@@ -234,10 +233,10 @@ def test_episodes_that_can_be_continued_are_kept_unless_abandoned(
         assert store is not None
         (row,) = store.find_episodes(public_id(dead.handle), 2)
         assert (row.phase, row.ending) == (ENDED, Ending.NOT_CONTINUED)
-        assert store.sandboxes(dead.handle) == []
+        assert store.find(SandboxRow, episode=dead.handle) == []
         assert store.unfinished_episodes() == []
     with Store.open(dead.state, dead.name) as store:
-        assert store.session(f"s{dead.name}") is None
+        assert store.find_one(SessionRow, id=f"s{dead.name}") is None
     assert shell.run("gc").stdout.startswith("nothing is left")
 
 
@@ -334,7 +333,9 @@ def test_a_server_that_is_being_started_again_is_not_touched(
     dead = server()
     dead.kill()
     file = dead.state / "servers" / dead.name
-    file.write_bytes(msgspec.json.encode(Server.read(file.read_bytes()).supervised_by(os.getpid())))
+    own = Server.of_this_process(supervisor=os.getpid())
+    supervised = {"supervisor": own.supervisor, "supervisor_ticks": own.supervisor_ticks}
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), **supervised}))
     printed = shell.run("gc", "--abandon").stdout
     assert printed == f"left a server that died to its supervisor: process {os.getpid()} starts it again\n"
     assert dead.is_running_a_sandbox

@@ -41,8 +41,7 @@ from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import trajectory as trajectory_module
-from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.storage.trajectory_lines import RequestKeys
+from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
 from decathlon_mcp.types import JsonObject
 from tests.episodes.calling import make_call
 from tests.episodes.environment import sandbox_factory
@@ -145,13 +144,12 @@ def episode_of(folder: Path, trajectory: Trajectory) -> Episode:
         limits=registry.options.limits.for_task(task),
     )
     ticket = registry.admission.reserve("find-answer")
-    metrics = registry.metrics.episode(factory.suite.name, spec.task_name)
     return Episode(
         spec,
         sandbox_factory=factory,
         ticket=ticket,
         trajectory=trajectory,
-        metrics=metrics,
+        emit=registry.events.emit,
     )
 
 

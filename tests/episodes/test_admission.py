@@ -8,7 +8,7 @@ import pytest
 from decathlon_mcp.episodes import admission as admission_module
 from decathlon_mcp.episodes.admission import Admission, Ticket, share_of
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.suites.sharing import SharedResource
+from decathlon_mcp.suites.suite import SharedResource
 
 pytestmark = pytest.mark.anyio
 

@@ -11,6 +11,7 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import DecathlonError
+from decathlon_mcp.plugins.metrics.endpoint import metrics_of
 from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
 from tests.fakes.provider import FakeProvider
@@ -22,7 +23,7 @@ CLIENT = Principal()
 
 def value(registry: EpisodeRegistry, name: str, **labels: str) -> float:
     """The value of one series."""
-    found = registry.metrics.registry.get_sample_value(f"decathlon_{name}", labels)
+    found = metrics_of(registry).registry.get_sample_value(f"decathlon_{name}", labels)
     assert found is not None, f"there is no series {name} {labels}"
     return found
 

@@ -24,7 +24,7 @@ from decathlon_mcp.episodes.operations import (
     call_digest,
 )
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.storage.trajectory_lines import MAX_KEYS, LoggedKey, RequestKeys
+from decathlon_mcp.storage.trajectory import MAX_KEYS, LoggedKey, RequestKeys
 from decathlon_mcp.types import JsonObject, as_json
 from tests.episodes.crashing_server import STEPS
 

@@ -18,6 +18,7 @@ from decathlon_mcp.episodes.call_log import RecordedCalls
 from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.episodes.records import read_episode
 from decathlon_mcp.storage.kept_tools import remove_unnamed_tools
+from decathlon_mcp.storage.store import EpisodeRow
 from decathlon_mcp.storage.trajectory import Trajectory
 from tests.probe.clients import playing, start
 from tests.probe.serving import Served, serving
@@ -71,7 +72,7 @@ async def test_what_a_plug_in_keeps_of_an_episode_is_in_its_row_and_its_fact_in_
             episode.records.note_plugin("moon", {"phase": "full"})
             episode.records.note_facts(moon=True)
             await player.client.call_tool("claim_done", {})
-            row = store.episode(episode.id)
+            row = store.find_one(EpisodeRow, id=episode.id)
             assert row is not None
             stored = read_episode(row, (), served.episodes.catalogue)
             assert stored.progress.plugins == {"moon": {"phase": "full"}}

@@ -42,14 +42,14 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.plugins.metrics.endpoint import metrics_of
 from decathlon_mcp.plugins.regrade.regrading import is_open
 from decathlon_mcp.sandboxes.base import SandboxSpec, check_swept
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock
 from decathlon_mcp.storage.store import EpisodeRow, SandboxRow, SessionRow, Store
-from decathlon_mcp.storage.trajectory import LoggedCalls, Trajectory
-from decathlon_mcp.storage.trajectory_lines import RequestKeys
+from decathlon_mcp.storage.trajectory import LoggedCalls, RequestKeys, Trajectory
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
 from tests.episodes.calling import make_call
@@ -117,7 +117,7 @@ async def recovered(
         offered = {"servers": {"probe": [{"name": "echo"}]}, "local": {}}
         store.update_episode(HANDLE, phase=phase, progress=progress, tools=offered)
         if agent is not None:
-            store.insert_sandbox(agent)
+            store.save(agent)
     trajectory = Trajectory(state / "episodes" / HANDLE).create()
     files = KeptFiles(trajectory.folder)
     files.reserve_verdict()
@@ -347,10 +347,10 @@ async def test_sessions_of_a_server_that_has_no_file_any_more_do_not_stay(tmp_pa
     create_state_folder(state)
     with Store.open(state, "other") as store:
         store.server = "gone"
-        store.save_session(SessionRow(id="s", server="", address="lobby", path="/mcp", data={}))
+        store.save(SessionRow(id="s", server="", address="lobby", path="/mcp", data={}))
     async with recovered(tmp_path, Phase.QUEUED, {}, has_file=False) as registry:
         assert registry.store is not None
-        assert registry.store.session("s") is not None
+        assert registry.store.find_one(SessionRow, id="s", server=registry.store.server) is not None
     with Store.open(state, "next") as store:
         assert store.query("SELECT id FROM sessions") == []
 
@@ -399,7 +399,7 @@ CLAIMED: JsonObject = {**READY, "claim": {"by_agent": True, "at": "2026-01-01T00
 
 def recoveries(registry: EpisodeRegistry) -> dict[str, float]:
     """How many episodes of dead servers were counted, by what became of them."""
-    samples = [sample for metric in registry.metrics.registry.collect() for sample in metric.samples]
+    samples = [sample for metric in metrics_of(registry).registry.collect() for sample in metric.samples]
     found = {
         sample.labels["result"]: sample.value
         for sample in samples

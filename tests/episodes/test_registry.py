@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes import directory as directory_module
 from decathlon_mcp.episodes.records import EpisodeRecords
@@ -110,7 +110,7 @@ async def test_a_full_server_refuses_starts_and_draws(tmp_path: Path) -> None:
         with pytest.raises(AtCapacityError):
             registry.refuse_unless_startable("find-answer", ADA)
         with pytest.raises(AtCapacityError):
-            registry.draw(Draw.model_validate({}), ADA)
+            registry.draw(TaskFilter.model_validate({}), ADA)
         assert len(registry.live) == 1
 
 
@@ -128,7 +128,7 @@ async def test_a_queued_episode_says_what_it_waits_for_and_starts_when_it_is_fre
 
 async def test_a_draw_gives_a_task_of_the_filters(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider()) as registry:
-        assert registry.draw(Draw.model_validate({"search": "dens"}), ADA) == "dense"
+        assert registry.draw(TaskFilter.model_validate({"search": "dens"}), ADA) == "dense"
 
 
 async def test_a_policy_that_reveals_more_needs_a_controller(tmp_path: Path) -> None:

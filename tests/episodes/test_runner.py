@@ -35,7 +35,6 @@ from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.kept_tools import KeptTools
 from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.telemetry.metrics import EpisodeMetrics
 from tests.episodes.calling import make_call
 from tests.episodes.environment import (
     TOOLS,
@@ -316,7 +315,7 @@ async def test_a_cancelled_call_is_recorded_and_the_episode_continues(tmp_path: 
     assert (second_reply["seq"], second_reply["failed"]) == (2, False)
 
 
-@pytest.mark.parametrize("part", ["called", "add_reply"])
+@pytest.mark.parametrize("part", ["_emit", "add_reply"])
 async def test_a_call_whose_end_cannot_be_recorded_ends_for_its_callers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -327,7 +326,7 @@ async def test_a_call_whose_end_cannot_be_recorded_ends_for_its_callers(
         episode = registry.start("find-answer", PLAYER)
         await episode.ready()
         with monkeypatch.context() as patch:
-            patch.setattr(EpisodeMetrics if part == "called" else CallLog, part, explode)
+            patch.setattr(episode.calls if part == "_emit" else CallLog, part, explode)
             with anyio.fail_after(10), pytest.raises(DecathlonError, match="a fault of the server: Runtime"):
                 await make_call(episode, "probe__echo", CallParams.of({}))
         await make_call(episode, "probe__echo", CallParams.of({"text": "still here"}))
@@ -553,7 +552,7 @@ def new_episode(
         sandbox_factory=factory,
         ticket=registry.admission.reserve(task_name),
         trajectory=Trajectory(folder / spec.id).create(),
-        metrics=registry.metrics.episode(factory.suite.name, task_name),
+        emit=registry.events.emit,
     )
 
 

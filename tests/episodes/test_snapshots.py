@@ -106,10 +106,10 @@ async def saving(
         return saved
 
     def note_driver(
-        self: EpisodeSnapshots, sandbox: Sandbox, driver: DriverClient, sealed: Path | None
+        self: EpisodeSnapshots, sandbox: Sandbox, driver: DriverClient, task_folder_archive: Path | None
     ) -> AbstractAsyncContextManager[None]:
         state.drivers.append(driver)
-        return in_body(self, sandbox, driver, sealed)
+        return in_body(self, sandbox, driver, task_folder_archive)
 
     async def note_ping(self: DriverClient, *, saving: bool = False) -> None:
         if saving:

@@ -24,15 +24,16 @@ from decathlon_mcp.errors import (
     ImageError,
     ProviderUnavailableError,
 )
+from decathlon_mcp.events import Events
+from decathlon_mcp.plugins.metrics.metrics import Metrics
 from decathlon_mcp.plugins.pool import pool as warm_pool
 from decathlon_mcp.plugins.pool.pool import SandboxPool
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.lock import create_state_folder
-from decathlon_mcp.storage.store import Store
+from decathlon_mcp.storage.store import SandboxRow, Store
 from decathlon_mcp.suites.loading import load_suite
-from decathlon_mcp.telemetry.metrics import Metrics
 from decathlon_mcp.types import Network
 from tests.driver.peer import until
 from tests.episodes.environment import (
@@ -108,7 +109,7 @@ async def pooled(
     admission = Admission(max_sandboxes=max_sandboxes, max_opening=max_opening, max_queue=8, memory=memory)
     metrics = Metrics()
     pool = SandboxPool(size, admission)
-    factory = replace(sandbox_factory(tmp_path, provider), sources=SandboxSources([pool], metrics))
+    factory = replace(sandbox_factory(tmp_path, provider), sources=SandboxSources([pool], Events([metrics])))
     async with provider, pool.running():
         yield Pooled(pool, admission, factory, provider, metrics)
     assert provider.machine.sandboxes == {}
@@ -191,15 +192,15 @@ async def test_the_episode_is_in_the_store_before_it_has_the_sandbox(
                 await pool.until_idle(1)
             async with pool.opened(records=records) as name:
                 assert is_pooled(name)
-                (row,) = store.sandboxes("e")
+                (row,) = store.find(SandboxRow, episode="e")
                 assert (row.name, row.role, row.spec["image"]) == (name, "agent", "sha256:fake")
-            assert store.sandboxes() == []
+            assert store.find(SandboxRow) == []
             await pool.until_idle(1)
 
             def refuse(*arguments: object) -> None:
                 raise AtCapacityError("the disk is full")
 
-            monkeypatch.setattr(Store, "insert_sandbox", refuse)
+            monkeypatch.setattr(Store, "save", refuse)
             (idle,) = pool.names
             with pytest.raises(AtCapacityError):
                 async with pool.opened(records=records):

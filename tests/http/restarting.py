@@ -102,7 +102,7 @@ class Restartable:
             drain=self._drain,
             on_ready=ready.set,
             stop=self._stop,
-            metrics=self.registry.metrics,
+            events=self.registry.events,
         )
         self._stopped.set()
 

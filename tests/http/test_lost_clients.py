@@ -19,10 +19,10 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.events import Spans
 from decathlon_mcp.http.application import http_app
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
-from decathlon_mcp.telemetry.spans import Spans
 from tests.driver.peer import until
 from tests.episodes.environment import TOOLS, ended, running_registry
 from tests.fakes.driver import FakeRun
@@ -58,7 +58,8 @@ async def served_by_fake(
     provider = provider or FakeProvider(tools=TOOLS)
     async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
-        registry.spans = registry.directory.spans = spans
+        registry.spans = spans
+        registry.events.listeners = [] if spans is None else [spans]
 
         async def serve() -> None:
             app = http_app(registry)

@@ -19,6 +19,7 @@ from decathlon_mcp.protocol import http as mcp_http
 from decathlon_mcp.protocol import sessions
 from decathlon_mcp.protocol.messages import EventId, Kind
 from decathlon_mcp.storage.database import FILE_NAME
+from decathlon_mcp.storage.store import SessionRow
 from tests.http.messages import INITIALIZE
 from tests.http.restarting import RawSession, Restartable, answer_of, restartable
 
@@ -85,12 +86,12 @@ async def test_log_level_survives(tmp_path: Path, http: httpx2.AsyncClient) -> N
         await session.ask("logging/setLevel", {"level": "error"}, request_id=1)
         await server.restart()
         await session.ask("tools/list", request_id=2)
-        row = server.store.session(session.id)
+        row = server.store.find_one(SessionRow, id=session.id)
         assert row is not None
         assert row.data["log_level"] == "error"
         await server.restart()
         await session.ask("logging/setLevel", {"level": "info"}, request_id=3)
-        row = server.store.session(session.id)
+        row = server.store.find_one(SessionRow, id=session.id)
         assert row is not None
         assert row.data["log_level"] == "info"
 

@@ -103,7 +103,7 @@ async def serving(
                 on_ready=ready.set,
                 stop=stop,
                 limits=limits,
-                metrics=episodes.metrics,
+                events=episodes.events,
             )
             stopped.set()
 

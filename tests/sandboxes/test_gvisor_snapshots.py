@@ -24,7 +24,7 @@ from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from decathlon_mcp.sandboxes.snapshots import Snapshot, snapshots_of
 from decathlon_mcp.sandboxes.users import SandboxUser
-from decathlon_mcp.storage.store import Store
+from decathlon_mcp.storage.store import SandboxRow, Store
 from decathlon_mcp.types import Network
 from tests.sandboxes.conftest import Bench
 from tests.sandboxes.killed_server import host_provider
@@ -118,7 +118,7 @@ def test_state_that_is_saved_after_a_restart_can_be_copied(tmp_path: Path, netwo
     with Store.open(tmp_path, "dead") as store:
         provider = host_provider("dead", tmp_path / "sandboxes", kernel="gvisor")
         with SandboxRecords(store, "episode").sandbox(spec, provider, "agent"):
-            (row,) = store.sandboxes()
+            (row,) = store.find(SandboxRow)
     taken_back = sandbox_spec(row)
     assert taken_back == spec
     saving.describe(tmp_path, taken_back, image, "runsc 1")

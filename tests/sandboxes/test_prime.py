@@ -367,7 +367,7 @@ async def test_gc_removes_machines_of_episodes_only_if_they_are_abandoned(
                 name=name, owner=dead, episode=f"{name}-handle-of-an-episode", role="agent", provider="prime",
                 isolation="container", wire_version=1, spec={},
             )  # fmt: skip
-            store.insert_sandbox(row)
+            store.save(row)
     async with PrimeProvider(dead, tmp_path / "prime", per_minute=6000) as server:
         async with server.open(replace(prime.new_spec(survives=True), name="running")):
             with monkeypatch.context() as patch:

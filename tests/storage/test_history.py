@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing
@@ -16,7 +15,7 @@ import msgspec
 import pytest
 from decathlon_client.results import TaskSummary
 
-from decathlon_mcp.errors import BadRequestError, SettingsError
+from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.labels import check_labels
 from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.entries import JSON_BYTES
@@ -31,7 +30,7 @@ from decathlon_mcp.plugins.history.values import (
     Page,
     RunColumn,
 )
-from decathlon_mcp.storage.trajectory import MAX_SKIPPED_CALLS, Trajectory
+from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import as_json_with_raw, public_id
 from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run
 
@@ -250,16 +249,6 @@ def test_a_cursor_that_is_none_is_a_bad_request(tmp_path: Path, cursor: str) -> 
         history.episodes(EpisodeQuery(), cursor=cursor)
     with pytest.raises(BadRequestError):
         history.runs(cursor=cursor)
-
-
-def test_a_folder_of_another_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    add_episode(tmp_path, "one", labels={"run": "r"})
-    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
-        connection.execute("PRAGMA user_version = 3")
-    history = EpisodeHistory([tmp_path])
-    for read in (history.runs, lambda: history.run("r"), lambda: history.episodes(EpisodeQuery())):
-        with pytest.raises(SettingsError, match=r"has schema 3, .* move the folder away"):
-            read()
 
 
 def test_an_owner_sees_the_numbers_of_its_own_episodes(tmp_path: Path) -> None:
@@ -581,18 +570,6 @@ def test_damaged_lines_hide_no_others(tmp_path: Path, writers: Writers, line: by
     assert [time.seconds for time in history.call_times(episode)] == [0.25, 0.25]
 
 
-def test_numbers_that_damaged_lines_skip_take_little_memory(tmp_path: Path, writers: Writers) -> None:
-    trajectory, episode = writers.open()
-    write_calls(trajectory, 1, 1)
-    for number in range(1, 100):
-        trajectory.add("call", seq=number * MAX_SKIPPED_CALLS, name="x")
-    history = EpisodeHistory([tmp_path])
-    details = history.episode(episode)
-    assert details is not None
-    assert details.calls <= MAX_SKIPPED_CALLS + 1
-    assert len(history.calls(episode, 1, 1)) == 1
-
-
 @pytest.mark.parametrize(
     "labels",
     [
@@ -611,21 +588,6 @@ def test_labels_of_any_name_and_length_leave_the_head_readable(
     assert details is not None
     assert details.head is not None
     assert details.head["policy"] == "visible"
-
-
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_trajectory_that_is_no_regular_file_is_not_read(tmp_path: Path, writers: Writers, kind: str) -> None:
-    trajectory, episode = writers.open()
-    write_calls(trajectory, 1, 1)
-    file = trajectory.file
-    elsewhere = file.rename(tmp_path / "elsewhere")
-    if kind == "pipe":
-        os.mkfifo(file)
-    else:
-        file.symlink_to(elsewhere)
-    details = EpisodeHistory([tmp_path]).episode(episode)
-    assert details is not None
-    assert details.calls == 0
 
 
 def test_no_list_opens_a_trajectory(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def embedded(state: Path, *providers: str) -> Generator[InstanceLock]:
 
 
 def serve(supervisor: int | None = None) -> Server:
-    return Server.of_this_process(["local"], serves=True, survives=True).supervised_by(supervisor)
+    return Server.of_this_process(["local"], serves=True, survives=True, supervisor=supervisor)
 
 
 @contextmanager

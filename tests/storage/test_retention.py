@@ -12,7 +12,7 @@ import pytest
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.plugins.page.stored_runs import delete_run, pin_run
-from decathlon_mcp.storage.retention import delete_old_episodes
+from decathlon_mcp.storage.kept_files import delete_old_episodes
 from decathlon_mcp.storage.store import EpisodeRow, Store
 from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run
 
@@ -75,7 +75,7 @@ async def test_ended_episodes_are_deleted_with_their_folders_once_they_are_old(
     assert await delete_old_episodes(store, folder, -1) == 1
     assert not ended.exists()
     assert live.exists()
-    row = store.episode("ended")
+    row = store.find_one(EpisodeRow, id="ended")
     assert row is not None
     assert (row.phase, row.spec) == ("ended", {})
     assert await delete_old_episodes(store, folder, -1) == 0

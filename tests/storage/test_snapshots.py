@@ -130,7 +130,7 @@ def test_an_unfinished_state_is_none_and_is_removed(tmp_path: Path) -> None:
     state = nearest_state(episode, 9)
     assert state is not None
     assert state.folder == folder
-    assert state.sealed_file.read_text() == "sealed"
+    assert state.task_folder_archive.read_text() == "sealed"
     states.prepare(episode, 8)
     assert not unfinished.exists()
     (episode / "snapshots" / "4.json").write_text('{"at": "many"}')

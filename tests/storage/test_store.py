@@ -9,8 +9,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,11 @@ def test_rows_are_read_back_as_written(tmp_path: Path) -> None:
         (row,) = store.unfinished_episodes()
         written = episode(operation="s:1", phase="ready", token="alice")
         assert row == replace(written, progress={"calls": 1}, tools={"files": []}, verdict={"reward": 1.0})
-        assert store.episode("s:1", by="operation") == store.episode("one-agent", by="agent_id") == row
+        assert store.find_one(EpisodeRow, operation="s:1") == row
+        assert store.find_one(EpisodeRow, agent_id="one-agent") == row
         store.end_episode("one", "closed")
         assert store.unfinished_episodes() == []
-        ended = store.episode("one")
+        ended = store.find_one(EpisodeRow, id="one")
         assert ended is not None
         assert (ended.phase, ended.ending) == (ENDED, "closed")
 
@@ -134,7 +135,7 @@ def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
     with Store.open(tmp_path, "me") as store:
         for name in ("one", "two"):
             store.insert_episode(episode(name))
-            store.insert_sandbox(
+            store.save(
                 SandboxRow(
                     name=f"{name}-agent",
                     owner="me",
@@ -147,9 +148,9 @@ def test_end_of_an_episode_forgets_its_sandboxes(tmp_path: Path) -> None:
                 )
             )
         store.end_episode("one", "closed")
-        assert [row.name for row in store.sandboxes()] == ["two-agent"]
-        store.delete_sandbox("two-agent")
-        assert store.sandboxes("two") == []
+        assert [row.name for row in store.find(SandboxRow)] == ["two-agent"]
+        store.delete(SandboxRow, "two-agent")
+        assert store.find(SandboxRow, episode="two") == []
 
 
 SESSION = SessionRow(id="s", server="", address="task", path="/tasks/x/mcp", data={})
@@ -159,20 +160,20 @@ def test_server_sees_the_rows_of_dead_servers_after_adopting_them(tmp_path: Path
     # A killed server does not end its context.
     with Store.open(tmp_path, "dead") as dead, Store.open(tmp_path, "heir") as store:
         dead.insert_episode(episode())
-        dead.save_session(SESSION)
-        assert store.session("s") is None
+        dead.save(SESSION)
+        assert store.find_one(SessionRow, id="s", server=store.server) is None
         store.adopt([])
         assert [row.server for row in store.unfinished_episodes()] == ["heir"]
-        assert store.session("s") is not None
-        store.delete_session("s")
+        assert store.find_one(SessionRow, id="s", server=store.server) is not None
+        store.delete(SessionRow, "s")
 
 
 def test_sessions_of_a_server_that_ended_by_itself_are_deleted(tmp_path: Path) -> None:
     with Store.open(tmp_path, "first") as store:
-        store.save_session(SESSION)
+        store.save(SESSION)
     with Store.open(tmp_path, "second") as store:
         store.adopt([])
-        assert store.session("s") is None
+        assert store.find_one(SessionRow, id="s", server=store.server) is None
 
 
 def test_every_row_that_was_written_survives_kill_9(tmp_path: Path) -> None:
@@ -260,7 +261,7 @@ def test_changes_while_the_store_is_locked_are_written_later(
                 store.insert_episode(episode("two"))
         # At once, without waiting for the time of the next try.
         store.insert_episode(episode("two"))
-        row = store.episode("one")
+        row = store.find_one(EpisodeRow, id="one")
         assert row is not None
         assert (row.phase, row.progress) == (ENDED, {"number": 99})
 
@@ -279,40 +280,36 @@ def test_store_says_why_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
         store._retry_at = 0.0  # pyright: ignore[reportPrivateUsage]
         assert store.why_unwritable() is None
-        row = store.episode("one")
+        row = store.find_one(EpisodeRow, id="one")
         assert row is not None
         assert row.phase == "ready"
 
 
-def test_changes_on_a_read_only_disk_are_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@contextmanager
+def read_only(store: Store) -> Generator[None]:
+    """The error of a statement is that of a read-only file."""
+    connection = store._connection  # pyright: ignore[reportPrivateUsage]
+    connection.execute("PRAGMA query_only = ON")
+    yield
+    assert store.why_unwritable() == "attempt to write a readonly database"
+    connection.execute("PRAGMA query_only = OFF")
+
+
+@pytest.mark.parametrize("fails", [full, read_only])
+def test_changes_that_the_disk_refuses_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[[Store], AbstractContextManager[None]]
 ) -> None:
     monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
     with Store.open(tmp_path, "me") as store:
         store.insert_episode(episode())
-        connection = store._connection  # pyright: ignore[reportPrivateUsage]
-        connection.execute("PRAGMA query_only = ON")  # its error is that of a read-only file
-        store.update_episode("one", phase="ready", progress={})
-        assert store.why_unwritable() == "attempt to write a readonly database"
-        connection.execute("PRAGMA query_only = OFF")
-        assert store.why_unwritable() is None
-        row = store.episode("one")
-        assert row is not None
-        assert row.phase == "ready"
-
-
-def test_changes_on_a_full_disk_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "RETRY_SECONDS", 0.0)
-    with Store.open(tmp_path, "me") as store:
-        store.insert_episode(episode())
-        with full(store):
+        with fails(store):
             store.update_episode("one", verdict={"detail": "x" * 100_000})
             store.end_episode("one", "closed")
             assert [row.id for row in store.unfinished_episodes()] == ["one"]
             with pytest.raises(AtCapacityError):
                 store.insert_episode(episode("two"))
         store.insert_episode(episode("two"))
-        row = store.episode("one")
+        row = store.find_one(EpisodeRow, id="one")
         assert row is not None
         assert row.phase == ENDED
         assert row.verdict == {"detail": "x" * 100_000}
@@ -334,11 +331,11 @@ def test_changes_that_could_not_be_written_are_bounded(
     with Store.open(tmp_path, "me") as store:
         with locked(tmp_path):
             for number in range(100):
-                store.save_session(SessionRow(id=f"{number}", server="", address="lobby", path="/", data={}))
+                store.save(SessionRow(id=f"{number}", server="", address="lobby", path="/", data={}))
         monkeypatch.setattr(store, "_retry_at", 0.0)
-        store.delete_sandbox("none")
-        assert store.session("0") is None
-        assert store.session("99") is not None
+        store.delete(SandboxRow, "none")
+        assert store.find_one(SessionRow, id="0", server=store.server) is None
+        assert store.find_one(SessionRow, id="99", server=store.server) is not None
 
 
 @pytest.mark.parametrize("columns", [{"cause": "\ud800"}, {"calls": 2**70}])

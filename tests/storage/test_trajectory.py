@@ -19,9 +19,10 @@ from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.trajectory import (
     MAX_NOTE_LINE_BYTES,
     MAX_SKIPPED_CALLS,
+    NOTHING,
+    LoggedKey,
     Trajectory,
 )
-from decathlon_mcp.storage.trajectory_lines import NOTHING, LoggedKey
 from decathlon_mcp.types import JsonObject
 from tests.storage.trajectories import events
 

@@ -110,7 +110,9 @@ def test_credentials_of_a_slot_override_the_checkouts_own(checkout: Checkout) ->
     missing = " ".join(Catalogue([suite]).missing_sentences(suite, task))
     assert "notion_integration_key, " not in missing, "every slot provides it"
     assert "notion_state" not in missing
-    (first_folder, relative), (second_folder, absolute) = suite.credentials(task, {"notion": "first"})
+    (first_folder, relative), (second_folder, absolute) = suite.resources.credential_archives(
+        task, {"notion": "first"}
+    )
     assert (first_folder, second_folder) == (PurePosixPath(), PurePosixPath("/"))
     files = contents(relative)
     assert files["configs/notion_state.json"] == '{"b": 1}'
@@ -118,7 +120,7 @@ def test_credentials_of_a_slot_override_the_checkouts_own(checkout: Checkout) ->
     values: dict[str, object] = {"Dict": dict}
     exec(files["configs/token_key_session.py"], values)
     assert values["all_token_key_session"] == {"other": "XX", "notion_integration_key": "o'ne"}
-    (_, second), *rest = suite.credentials(task, {"notion": "second"})
+    (_, second), *rest = suite.resources.credential_archives(task, {"notion": "second"})
     assert "'two'" in contents(second)["configs/token_key_session.py"]
     assert rest == []
 
@@ -136,10 +138,10 @@ def test_credential_files_of_a_server_are_packed_and_required(checkout: Checkout
     (sentence,) = Catalogue([suite]).missing_sentences(suite, task)
     assert sentence.startswith(f"needs the file {checkout.path}/secrets/key.json (copied to /root/.mail/")
     with pytest.raises(SuiteError, match="cannot be read"):
-        suite.credentials(task, {})
+        suite.resources.credential_archives(task, {})
     checkout.write("secrets/key.json", "{}")
     assert Catalogue([suite]).is_runnable(suite, task)
-    assert suite.credentials(suite.tasks["without"], {}) == []
+    assert suite.resources.credential_archives(suite.tasks["without"], {}) == []
 
 
 def test_the_calendars_credentials_are_where_its_server_reads_them(checkout: Checkout) -> None:
@@ -153,7 +155,7 @@ def test_the_calendars_credentials_are_where_its_server_reads_them(checkout: Che
     checkout.write("configs/gcp-oauth.keys.json", "keys")
     checkout.write("configs/google_credentials.json", "credentials")
     assert Catalogue([suite]).is_runnable(suite, task)
-    ((folder, archive),) = suite.credentials(task, {})
+    ((folder, archive),) = suite.resources.credential_archives(task, {})
     assert folder == PurePosixPath("/")
     assert contents(archive) == {
         "root/.calendar-mcp/gcp-oauth.keys.json": "keys",

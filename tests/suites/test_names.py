@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decathlon_mcp.suites.tool_names import spell
+from decathlon_mcp.suites.prompts import spell
 from decathlon_mcp.types import Names
 
 

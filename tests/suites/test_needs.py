@@ -56,18 +56,6 @@ def test_a_credential_that_a_task_can_do_without_is_not_needed(checkout: Checkou
     assert (tasks["meeting-assign"].needs.credentials, tasks["meeting-assign"].needs.network) == ((), False)
 
 
-def test_values_in_templates_that_are_not_filled_in_are_needed_credentials(checkout: Checkout) -> None:
-    checkout.server(
-        "github", "params: {command: g, env: {T: '${token.github_token}', R: '${token.github_read_only}'}}"
-    )
-    checkout.task(servers=("github",))
-    checkout.write("configs/token_key_session_example.py", TOKENS)
-    assert checkout.load().tasks["find-paper"].needs.credentials == ("token.github_token",)
-    checkout.write("configs/token_key_session.py", 'all_token_key_session = {"github_token": "ghp_1"}')
-    needs = checkout.load().tasks["find-paper"].needs
-    assert needs.credentials == ("token.github_token", "token.github_read_only")
-
-
 def test_a_tasks_own_token_file_provides_values(checkout: Checkout) -> None:
     checkout.server("sheet", "params: {command: g, env: {F: '${token.folder}', G: '${token.other}'}}")
     own = 'folder_id = open("id").read()\nall_token_key_session = Dict(folder=folder_id, other="XX")\n'

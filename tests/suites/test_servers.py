@@ -109,18 +109,13 @@ def test_the_gyms_launchers_are_started_as_they_are(gym: Checkout) -> None:
 
 def test_a_server_is_found_by_its_name_and_not_by_its_file(checkout: Checkout) -> None:
     checkout.server("rail_12306", file="12306")
-    assert [spec["name"] for spec in specs(checkout, "rail_12306")] == ["rail_12306"]
+    checkout.server("a")
+    assert [spec["name"] for spec in specs(checkout, "rail_12306", "a")] == ["rail_12306", "a"]
 
 
 def test_a_server_without_a_name_has_the_name_of_its_file(checkout: Checkout) -> None:
     checkout.server("", "params: {command: x}\n", file="plain")
     assert specs(checkout, "plain")[0]["command"] == "x"
-
-
-def test_servers_have_the_order_of_the_task(checkout: Checkout) -> None:
-    for name in ("a", "b", "c"):
-        checkout.server(name)
-    assert [spec["name"] for spec in specs(checkout, "c", "a", "b")] == ["c", "a", "b"]
 
 
 def test_every_kind_of_template_is_filled(checkout: Checkout) -> None:
@@ -186,13 +181,10 @@ def test_a_server_reached_by_url_is_an_error_of_its_tasks_that_names_mcp_remote(
     assert "localhost:8000" not in error.message, "a URL may contain a secret"
 
 
-def test_a_url_of_null_is_a_missing_field(checkout: Checkout) -> None:
-    checkout.server("a", "url: null\nparams: {command: x, url: null}\n")
-    assert specs(checkout, "a")[0]["command"] == "x"
-
-
 def test_a_relative_cwd_is_below_the_root_and_null_is_a_missing_field(checkout: Checkout) -> None:
-    checkout.server("a", "params: {command: x, args: null, env: null, cwd: local_servers/a}\n")
+    checkout.server(
+        "a", "url: null\nparams: {command: x, url: null, args: null, env: null, cwd: local_servers/a}\n"
+    )
     (spec,) = specs(checkout, "a")
     assert (spec["cwd"], spec["args"], spec["env"]) == ("/workspace/local_servers/a", [], {})
 
@@ -277,10 +269,3 @@ def test_an_empty_file_is_no_server(checkout: Checkout) -> None:
     checkout.server("empty", "# nothing yet\n")
     checkout.task()
     assert dict(checkout.load().servers) == {}
-
-
-def test_specs_of_a_server_without_a_file_are_an_error(checkout: Checkout) -> None:
-    checkout.task(servers=("ghost",))
-    suite = checkout.load()
-    with pytest.raises(SuiteError, match="ghost"):
-        suite.server_specs(suite.tasks["find-paper"], root=ROOT, values={})

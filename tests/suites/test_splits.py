@@ -30,13 +30,6 @@ def test_a_listed_task_is_in_its_split_and_another_is_split_by_its_hash(
     assert splits(checkout) == {"imagenet": (listed,), "my-own": splits_of("my-own", {})}
 
 
-def test_a_checkouts_own_lists_replace_the_packaged_ones(checkout: Checkout) -> None:
-    checkout.task("imagenet")
-    checkout.task("my-own")
-    checkout.write("suite.yaml", "splits: {mine: [my-*]}\n")
-    assert splits(checkout) == {"imagenet": (), "my-own": ("mine",)}
-
-
 def test_the_packaged_lists_do_not_apply_to_another_profile(gym: Checkout) -> None:
     gym.task("imagenet")
     assert splits(gym) == {"imagenet": splits_of("imagenet", {})}

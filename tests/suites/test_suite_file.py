@@ -135,35 +135,12 @@ def test_what_does_not_fit_names_file_line_and_field(
     assert raised.value.data == {"file": str(path), "line": line, "field": field}
 
 
-def test_a_suite_file_that_is_not_yaml_is_an_error(checkout: Checkout) -> None:
-    checkout.task()
-    checkout.write("suite.yaml", "name: [\n")
-    with pytest.raises(SuiteError, match=r"suite\.yaml, line 2: not YAML"):
-        checkout.load()
-
-
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "? " * 100_000, "{a: " * 100_000])
 def test_a_file_that_is_nested_too_deeply_is_an_error(checkout: Checkout, text: str) -> None:
     checkout.task()
     checkout.write("suite.yaml", text)
     with pytest.raises(SuiteError, match=r"suite\.yaml, line 1: nested more than 100 levels deep"):
         checkout.load()
-
-
-def test_json_that_is_nested_too_deeply_is_an_error_of_its_task(checkout: Checkout) -> None:
-    task = checkout.task("deep")
-    (task / "task_config.json").write_text("[" * 100_000)
-    (error,) = checkout.load().tasks["deep"].errors
-    assert error.message.endswith("task_config.json: not JSON that can be read: nested too deeply")
-
-
-def test_without_lists_tasks_are_split_by_a_hash(checkout: Checkout) -> None:
-    for number in range(200):
-        checkout.task(f"task-{number}")
-    splits = {name: task.splits for name, task in checkout.load().tasks.items()}
-    assert set(splits.values()) == {("train",), ("test",)}
-    assert 140 < sum(split == ("train",) for split in splits.values()) < 180
-    assert (splits["task-0"], splits["task-2"]) == (("train",), ("test",))
 
 
 def test_lists_of_a_suite_are_its_splits_and_unmatched_patterns_are_logged(

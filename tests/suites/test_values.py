@@ -75,13 +75,6 @@ def test_a_tasks_own_values_override_the_suites(checkout: Checkout) -> None:
     }
 
 
-def test_servers_without_templates_use_no_tokens(checkout: Checkout) -> None:
-    checkout.server("plain")
-    checkout.task(servers=("plain",))
-    suite = checkout.load()
-    assert suite.token_names(suite.tasks["find-paper"]) == frozenset()
-
-
 @pytest.mark.parametrize("channel", ["", "no json", "[]", '{"token.a": 1}'])
 def test_invalid_channel_content_is_an_error(checkout: Checkout, channel: str) -> None:
     checkout.task()

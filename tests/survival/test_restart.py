@@ -23,7 +23,7 @@ from decathlon_mcp.plugins.docker.events import OWNER_LABEL, SANDBOX_LABEL
 from decathlon_mcp.protocol.messages import OPERATION_KEY
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.plugin import PROVIDER
-from decathlon_mcp.storage.store import Store
+from decathlon_mcp.storage.store import SandboxRow, Store
 from tests.probe.clients import connected
 from tests.probe.leftovers import processes_marked
 from tests.probe.serving import SUITE
@@ -149,7 +149,7 @@ async def test_sandbox_that_was_opened_ahead_is_taken_back_and_the_idle_ones_are
         async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
             with Store.open_read_only(state) as store:
                 assert store is not None
-                (row,) = store.sandboxes(episode.id)
+                (row,) = store.find(SandboxRow, episode=episode.id)
             assert row.name.startswith("pooled-")
             await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
             await until_one_is_idle(server)

@@ -6,7 +6,8 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.registry import Collector
 
-from decathlon_mcp.telemetry.metrics import Metrics
+from decathlon_mcp.events import Admitted, Ended, Judged, Ready, Recovered, Started, Swept
+from decathlon_mcp.plugins.metrics.metrics import Metrics
 
 
 def lines(collector: Collector) -> set[str]:
@@ -17,14 +18,12 @@ def lines(collector: Collector) -> set[str]:
 
 def test_events_of_the_recovery_are_counted() -> None:
     metrics = Metrics()
-    metrics.set_generation(7)
-    metrics.recovered("continued")
-    metrics.recovered("continued")
-    metrics.recovered("ended")
-    metrics.swept(3)
-    metrics.swept(0)
+    metrics.on_event(Recovered("continued"))
+    metrics.on_event(Recovered("continued"))
+    metrics.on_event(Recovered("ended"))
+    metrics.on_event(Swept(3))
+    metrics.on_event(Swept(0))
     text = lines(metrics.registry)
-    assert "decathlon_generation 7.0" in text
     assert 'decathlon_episodes_recovered_total{result="continued"} 2.0' in text
     assert 'decathlon_episodes_recovered_total{result="graded"} 0.0' in text
     assert "decathlon_sweeps_total 2.0" in text
@@ -33,10 +32,10 @@ def test_events_of_the_recovery_are_counted() -> None:
 
 def test_a_recovered_episode_is_not_started_again_and_has_no_times_of_another_server() -> None:
     metrics = Metrics()
-    episode = metrics.episode("suite", "task")
-    episode.ready()
-    episode.verdict_made("scored")
-    episode.ended("scored")
+    emit = metrics.episode("suite", "task", "")
+    emit(Ready())
+    emit(Judged("scored"))
+    emit(Ended("scored"))
     text = lines(metrics.registry)
     assert not any(line.startswith("decathlon_episodes_started_total{") for line in text)
     assert 'decathlon_episodes_ended_total{ending="scored",suite="suite"} 1.0' in text
@@ -45,9 +44,9 @@ def test_a_recovered_episode_is_not_started_again_and_has_no_times_of_another_se
 
 def test_a_recovered_opening_that_starts_over_has_a_time() -> None:
     metrics = Metrics()
-    episode = metrics.episode("suite", "task")
-    episode.admitted()
-    episode.ready()
+    emit = metrics.episode("suite", "task", "")
+    emit(Admitted())
+    emit(Ready())
     expected = {"decathlon_queue_seconds_count 0.0", "decathlon_opening_seconds_count 1.0"}
     assert expected <= lines(metrics.registry)
 
@@ -56,10 +55,10 @@ def test_a_recovered_opening_that_starts_over_has_a_time() -> None:
 def test_tasks_are_labels_only_if_asked_for(by_task: bool) -> None:
     metrics = Metrics(by_task=by_task, suites=["suite"], endings=["scored"], statuses=["scored"])
     for number in range(5):
-        episode = metrics.episode("suite", f"task-{number}")
-        episode.started()
-        episode.verdict_made("scored")
-        episode.ended("scored")
+        emit = metrics.episode("suite", f"task-{number}", "")
+        emit(Started())
+        emit(Judged("scored"))
+        emit(Ended("scored"))
     series = [line for line in lines(metrics.registry) if line.startswith("decathlon_evaluations_total{")]
     assert len(series) == (5 if by_task else 1)
 

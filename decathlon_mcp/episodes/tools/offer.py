@@ -21,7 +21,7 @@ from decathlon_mcp.episodes.tools.offered import OfferedTools, offered_tools, sa
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.storage.kept_tools import KeptTools
-from decathlon_mcp.suites.tool_names import LOCAL
+from decathlon_mcp.suites.prompts import LOCAL
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, as_json
 

@@ -18,9 +18,9 @@ from decathlon_mcp.driver.mcp_schema import valid_definition
 from decathlon_mcp.episodes.state import State
 from decathlon_mcp.episodes.suite_hooks import ToolDescriptions
 from decathlon_mcp.errors import SetUpError, UnknownToolError
-from decathlon_mcp.foreign_names import quoted, similar
-from decathlon_mcp.suites.tool_names import CLAIM, LOCAL, spell
+from decathlon_mcp.suites.prompts import CLAIM, LOCAL, spell
 from decathlon_mcp.types import JsonObject, Names, as_json, as_object
+from decathlon_mcp.validation import quoted, similar
 
 ORIGINAL_KEY = "decathlon/original"
 """Key in the `_meta` of a tool whose name was shortened; its value has the server and the original name."""

@@ -20,8 +20,8 @@ from decathlon_client.notes import text_of
 from decathlon_client.values import as_object, as_objects
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.types import JsonObject
+from decathlon_mcp.validation import quoted
 
 KEY_VARIABLE, URL_VARIABLE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 """Variables that OpenAI's SDKs read too."""

@@ -22,7 +22,7 @@ from decathlon_client.resume import RevisionError
 from decathlon_client.shutdown import shutdown_on_signal
 
 from decathlon_mcp.app import read_catalogue
-from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
+from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
 from decathlon_mcp.cli.output import print_json, print_table, printed, shell_path, this_command
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
@@ -94,7 +94,7 @@ Agent: TypeAlias = ProgramAgent | ModelAgent
 class RunOptions:
     """What is played, and how it is shown."""
 
-    tasks: Sequence[str] | Filters
+    tasks: Sequence[str] | TaskFilter
     """Their ids, or filters for all that can run here."""
     attempts: int
     """At each task."""
@@ -198,9 +198,9 @@ def default_run(agent: Agent, server: object) -> str:
     return f"{agent.name[:60]}-{digest[:8]}"
 
 
-async def _listed_tasks(d: Decathlon, chosen: Sequence[str] | Filters) -> list[str]:
+async def _listed_tasks(d: Decathlon, chosen: Sequence[str] | TaskFilter) -> list[str]:
     """The tasks to be played on a server that runs already. Raises BadRequestError, ClientError."""
-    if isinstance(chosen, Filters):
+    if isinstance(chosen, TaskFilter):
         listed = await d.tasks(prompts=False, **chosen.model_dump(exclude_none=True, exclude_defaults=True))
         return [task.id for task in listed if task.runnable]
     known = {task.id for task in await d.tasks(prompts=False)}
@@ -209,10 +209,10 @@ async def _listed_tasks(d: Decathlon, chosen: Sequence[str] | Filters) -> list[s
     return list(dict.fromkeys(chosen))
 
 
-def _task_ids(settings: Settings, chosen: Sequence[str] | Filters) -> list[str]:
+def _task_ids(settings: Settings, chosen: Sequence[str] | TaskFilter) -> list[str]:
     """The tasks to be played here. Raises UnknownTaskError, BadRequestError if none fits, SuiteError."""
     catalogue = read_catalogue(settings)
-    if isinstance(chosen, Filters):
+    if isinstance(chosen, TaskFilter):
         return runnable_tasks(catalogue, chosen)
     for name in chosen:
         catalogue.find(name)

@@ -66,8 +66,8 @@ class Branches(EpisodeHooks):
     def acting(self, start: Start, agent: AgentSandbox) -> AbstractAsyncContextManager[object]:
         """States can be saved while the agent acts."""
         assert agent.driver is not None
-        sealed = start.sealed_file if start.episode.records.progress.sealed else None
-        return self.snapshots(start.episode).saving(agent.sandbox, agent.driver, sealed)
+        task_folder_archive = start.task_folder_archive if start.episode.records.progress.sealed else None
+        return self.snapshots(start.episode).saving(agent.sandbox, agent.driver, task_folder_archive)
 
     def snapshots(self, episode: Episode) -> EpisodeSnapshots:
         """What saves the states of this episode."""

@@ -19,6 +19,7 @@ from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.sandbox_sources import Opened
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError, SandboxLostError, SnapshotError
+from decathlon_mcp.events import SandboxTaken
 from decathlon_mcp.plugins.branches.states import SavedState, discard
 from decathlon_mcp.plugins.regrade.keeping import keep_sealed, read_original
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -64,7 +65,7 @@ async def begin_as_copy(
         # Others would wait for it in vain.
         await anyio.to_thread.run_sync(discard, state)
         return None
-    episode.metrics.copied()
+    episode.emit(SandboxTaken("copied"))
     session = await start.offer.tool_session(sandbox, driver)
     return AgentSandbox(sandbox, driver, session, tools, sealed=state.sealed)
 
@@ -117,7 +118,7 @@ def policy_of_copy(policy: ReconnectPolicy, generation: int) -> ReconnectPolicy:
 
 async def _copy_sealed(start: Start, state: SavedState) -> None:
     """Copy the task's folder as preprocess left it. Raises OSError, ValueError."""
-    await anyio.to_thread.run_sync(shutil.copyfile, state.sealed_file, start.sealed_file)
+    await anyio.to_thread.run_sync(shutil.copyfile, state.task_folder_archive, start.task_folder_archive)
     # What is kept of the episode that was saved is kept of the copy.
     if (original := await anyio.to_thread.run_sync(read_original, state.owner)) is not None:
         await keep_sealed(start, original)

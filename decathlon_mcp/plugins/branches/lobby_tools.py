@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from decathlon_mcp.catalogue.draws import Draw
+from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -58,7 +58,7 @@ class StartOrBranchEpisode(StartEpisode):
     def _branch_excludes_what_is_the_same(self) -> Self:
         if (self.branch_of is None) != (self.at is None):
             raise ValueError("`branch_of` and `at` belong together")
-        same = (*Draw.model_fields, "task", "launch_time", "max_calls", "policy")
+        same = (*TaskFilter.model_fields, "task", "launch_time", "max_calls", "policy")
         given = [f"`{name}`" for name in same if getattr(self, name) not in (None, ())]
         if self.branch_of is not None and given:
             raise ValueError(f"`branch_of` cannot be combined with {', '.join(given)}")

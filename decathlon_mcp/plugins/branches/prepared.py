@@ -138,7 +138,7 @@ class PreparedTasks:
 
     async def _save_set_up(self, entry: _Entry, start: Start, agent: AgentSandbox) -> None:
         episode, session = start.episode, agent.open_session
-        sealed = start.sealed_file if agent.sealed else None
+        task_folder_archive = start.task_folder_archive if agent.sealed else None
         async with anyio.create_task_group() as tasks:
             for name in (*episode.spec.task.needs.servers, *session.starts.optional):
                 tasks.start_soon(session.starts.start_ahead, [name])
@@ -147,14 +147,14 @@ class PreparedTasks:
             at = await anyio.to_thread.run_sync(self._create, folder)
             sandbox = cast("SavedSandbox", agent.sandbox)
             async with self._states.room(sandbox.max_snapshot_bytes):
-                state = await save_state(episode, at, 0, sandbox, session.driver, sealed)
+                state = await save_state(episode, at, 0, sandbox, session.driver, task_folder_archive)
 
             def keep() -> None:
-                if sealed is not None:
+                if task_folder_archive is not None:
                     # Only with `--keep` there is one.
                     with suppress(FileNotFoundError):
                         shutil.copyfile(episode.history.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
-                self._states.add(state, sealed)
+                self._states.add(state, task_folder_archive)
 
             await anyio.to_thread.run_sync(keep)
         except (SnapshotError, LimitExceededError, CallTimeoutError, OSError) as error:

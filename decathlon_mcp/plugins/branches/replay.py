@@ -37,8 +37,7 @@ from decathlon_mcp.plugins.history.recorded_calls import (
     recorded_calls,
     why_missing,
 )
-from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.storage.trajectory_lines import RequestKeys
+from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject, as_object
 

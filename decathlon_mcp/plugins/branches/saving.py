@@ -59,7 +59,12 @@ def why_not_saved(factory: SandboxFactory, states: SavedStates, task: Task) -> s
 
 
 async def save_state(
-    episode: Episode, folder: Path, at: int, sandbox: SavedSandbox, driver: DriverClient, sealed: Path | None
+    episode: Episode,
+    folder: Path,
+    at: int,
+    sandbox: SavedSandbox,
+    driver: DriverClient,
+    task_folder_archive: Path | None,
 ) -> SavedState:
     """Save the sandbox of an episode after call `at`, while none runs, in a new folder.
 
@@ -78,7 +83,7 @@ async def save_state(
         wire_version=wire.VERSION,
         generation=driver.reconnect.generation,
         size_bytes=await anyio.to_thread.run_sync(lambda: snapshot.size_bytes),
-        sealed=sealed is not None,
+        sealed=task_folder_archive is not None,
         token=episode.spec.owner.share_key,
         progress=episode.records.progress.facts.noted(),
         tools=offered.to_json(),
@@ -87,11 +92,11 @@ async def save_state(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is saved. `sealed`: see `states.SEALED_FILE`."""
+    """What is saved. `task_folder_archive`: see `states.SEALED_FILE`."""
 
     sandbox: SavedSandbox
     driver: DriverClient
-    sealed: Path | None
+    task_folder_archive: Path | None
     tasks: TaskGroup
 
 
@@ -111,7 +116,7 @@ class EpisodeSnapshots:
 
     @asynccontextmanager
     async def saving(
-        self, sandbox: Sandbox, driver: DriverClient, sealed: Path | None
+        self, sandbox: Sandbox, driver: DriverClient, task_folder_archive: Path | None
     ) -> AsyncGenerator[None]:
         """In the body, the states of this sandbox can be saved."""
         episode = self._episode
@@ -120,7 +125,7 @@ class EpisodeSnapshots:
             return
         try:
             async with background_tasks() as tasks:
-                self._source = _Source(cast("SavedSandbox", sandbox), driver, sealed, tasks)
+                self._source = _Source(cast("SavedSandbox", sandbox), driver, task_folder_archive, tasks)
                 if self._every is not None:
                     self._answered = episode.trajectory.index.answered
                     self._pauses.on_still = self._save_if_due
@@ -188,12 +193,14 @@ class EpisodeSnapshots:
             if (known := await anyio.to_thread.run_sync(SavedState.read, folder)) is not None:
                 return known
             async with self._states.room(source.sandbox.max_snapshot_bytes):
-                state = await save_state(episode, folder, at, source.sandbox, source.driver, source.sealed)
+                state = await save_state(
+                    episode, folder, at, source.sandbox, source.driver, source.task_folder_archive
+                )
             if episode.state.phase is not Phase.READY:
                 # What runs in the sandbox may have been killed before it was saved.
                 await anyio.to_thread.run_sync(shutil.rmtree, folder)
                 raise BadRequestError("the attempt was closed while its state was saved")
-            await anyio.to_thread.run_sync(self._states.add, state, source.sealed)
+            await anyio.to_thread.run_sync(self._states.add, state, source.task_folder_archive)
         except OSError as error:
             raise SnapshotError(f"the state cannot be kept: {error.strerror}") from None
         return state

@@ -63,7 +63,7 @@ class SavedState:
     tools: JsonObject = field(default_factory=dict[str, object])
 
     @property
-    def sealed_file(self) -> Path:
+    def task_folder_archive(self) -> Path:
         return self.folder.with_name(SEALED_FILE)
 
     @property
@@ -151,8 +151,8 @@ class SavedStates:
                 shutil.rmtree(unfinished)
         return folder
 
-    def add(self, state: SavedState, sealed: Path | None) -> None:
-        """Keep a state whose snapshot is there; `sealed`: its `SEALED_FILE`. Deletes others.
+    def add(self, state: SavedState, task_folder_archive: Path | None) -> None:
+        """Keep a state whose snapshot is there; `task_folder_archive`: its `SEALED_FILE`. Deletes others.
 
         Raises LimitExceededError for one that is too large, alone or beside what other tokens keep of their
         shares, and OSError; then it is not kept.
@@ -160,8 +160,8 @@ class SavedStates:
         with self._lock:
             try:
                 self._require_room(state)
-                if sealed is not None and not state.sealed_file.exists():
-                    _link(sealed, state.sealed_file)
+                if task_folder_archive is not None and not state.task_folder_archive.exists():
+                    _link(task_folder_archive, state.task_folder_archive)
                 content = {**asdict(state), "folder": ""}
                 with new_file(_record(state.folder), state.folder.with_suffix(".partial")) as file:
                     file.write(as_json(content))

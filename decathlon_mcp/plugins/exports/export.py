@@ -19,7 +19,7 @@ from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.storage.store import Store
 
 if TYPE_CHECKING:
-    from decathlon_mcp.catalogue.draws import Filters
+    from decathlon_mcp.catalogue.draws import TaskFilter
     from decathlon_mcp.plugins.exports.harbor import HarborOptions
 
 Format: TypeAlias = Literal["jsonl", "parquet", "inspect", "html"]
@@ -73,7 +73,7 @@ def export(state: Path, name: str | None, *, every: bool, to: Format, out: Path,
 
 
 def export_tasks(
-    settings: Settings, filters: Filters, options: HarborOptions, out: Path, *, force: bool
+    settings: Settings, filters: TaskFilter, options: HarborOptions, out: Path, *, force: bool
 ) -> int:
     """Write the tasks that fit and can run here. Raises SuiteError, SettingsError, BadRequestError."""
     # Imported late: most of the server is needed to read tasks.

@@ -15,12 +15,12 @@ import msgspec
 
 from decathlon_mcp.plugins.history.values import CallEntry, CallTime, Entry, NoteEntry, Text
 from decathlon_mcp.storage.disk import open_regular
-from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.storage.trajectory_lines import (
+from decathlon_mcp.storage.trajectory import (
     NOTHING,
     PIECE_BYTES,
     PREFIX_BYTES,
     Line,
+    Trajectory,
     read_line,
     short_members,
     value_start,

@@ -44,8 +44,7 @@ from decathlon_mcp.plugins.history.workspaces import (
 from decathlon_mcp.storage.database import read_only_connection
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.kept_files import SERVER_LOGS_FILE
-from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.storage.trajectory_lines import NOTHING
+from decathlon_mcp.storage.trajectory import NOTHING, Trajectory
 from decathlon_mcp.types import JsonObject, as_object, is_public_id, read_object
 
 PAGE_ITEMS = 100

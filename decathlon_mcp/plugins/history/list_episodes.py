@@ -85,7 +85,7 @@ def show_episode(state: Path, name: str, *, as_json: bool, handles: bool) -> int
     with Store.open_read_only(state) as store:
         row = find_row(store, state, name)
         assert store is not None
-        details = _details(row, store.sandboxes(row.id), state)
+        details = _details(row, store.find(SandboxRow, episode=row.id), state)
     if not handles:
         capabilities = (row.id, row.agent_id)
         longest = None if as_json else MAX_TEXT_CHARACTERS

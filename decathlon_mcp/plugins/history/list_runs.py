@@ -11,11 +11,11 @@ from pathlib import Path
 from decathlon_mcp.cli.output import age, print_json, print_table, printed
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.foreign_names import did_you_mean
 from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
 from decathlon_mcp.plugins.history.values import Counts, Estimate, RunReport, RunSummary, TaskReport
 from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.types import JsonObject
+from decathlon_mcp.validation import did_you_mean
 
 _RUNS = ("run", "episodes", "live", "lost", "success", "mean reward", "tasks", "newest")
 _TASKS = ("task", "episodes", "live", "lost", "success", "mean reward", "calls", "turns")

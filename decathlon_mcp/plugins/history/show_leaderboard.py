@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 
 from decathlon_mcp.app import read_catalogue
-from decathlon_mcp.catalogue.draws import Filters, filter_tasks
+from decathlon_mcp.catalogue.draws import TaskFilter, filter_tasks
 from decathlon_mcp.cli.output import print_json, printed
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
@@ -22,7 +22,9 @@ def show_leaderboard(settings: Settings, run: str, split: str | None, *, as_json
     check_state_folder(settings.state)
     tasks = [
         TaskKey(suite.name, name)
-        for name, suite, _ in filter_tasks(read_catalogue(settings), Filters.model_validate({"split": split}))
+        for name, suite, _ in filter_tasks(
+            read_catalogue(settings), TaskFilter.model_validate({"split": split})
+        )
     ]
     if not tasks:
         raise BadRequestError("the suite has no tasks")

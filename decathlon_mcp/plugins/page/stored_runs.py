@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from decathlon_mcp.storage.retention import delete_folder
+from decathlon_mcp.storage.kept_files import delete_folder
 from decathlon_mcp.storage.store import ENDED, Store
 from decathlon_mcp.telemetry.logs import fields
 

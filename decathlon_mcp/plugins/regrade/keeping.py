@@ -124,7 +124,7 @@ class KeptAttempts(EpisodeHooks):
         """Keep a claimed attempt with its workspace, before its grading."""
         files, limit_bytes = _files(episode), episode.spec.limits.workspace_bytes
         task, language = episode.spec.task, episode.sandbox_factory.suite.language
-        sealed = captured.sealed is not None and not in_place
+        sealed = captured.task_folder_archive is not None and not in_place
         if sealed and not files.has(KEPT_SEALED):
             return  # its loss has been logged
         kept = KeptAttempt(
@@ -156,7 +156,7 @@ async def keep_sealed(start: Start, original: Mapping[str, str]) -> None:
 
     def keep() -> None:
         files.write(ORIGINAL_FILE, {"files": dict(original)})
-        files.keep_archive(start.sealed_file, KEPT_SEALED, limit_bytes)
+        files.keep_archive(start.task_folder_archive, KEPT_SEALED, limit_bytes)
 
     await _try_to_keep(start.episode, files, keep)
 

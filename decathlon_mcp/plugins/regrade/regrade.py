@@ -18,7 +18,6 @@ from decathlon_mcp.cli.output import print_json, print_lines, print_table
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
-from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.grading.verdict import REWARDED, Verdict
 from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
 from decathlon_mcp.plugins.regrade.keeping import ATTEMPT_FILE, KeptAttempt
@@ -27,6 +26,7 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import running_servers
 from decathlon_mcp.telemetry.logs import configure_logging, fields
 from decathlon_mcp.types import HANDLE, JsonObject, public_id
+from decathlon_mcp.validation import quoted
 
 log = logging.getLogger("decathlon.cli")
 

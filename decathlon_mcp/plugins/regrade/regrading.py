@@ -25,7 +25,6 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
 from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownTaskError
-from decathlon_mcp.foreign_names import quoted
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.signing import verdict_digest
@@ -47,6 +46,7 @@ from decathlon_mcp.storage.trajectory import TRAJECTORY_FILE, Trajectory
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import Network, as_object, public_id, read_object
+from decathlon_mcp.validation import quoted
 
 LAST_LINE_BYTES = 1 << 16
 """More than the line `end` can have."""
@@ -226,16 +226,16 @@ class Regrader:
         files.restore_archive(KEPT_WORKSPACE, workspace, options.limits.workspace_bytes)
         if not kept_attempt.sealed:
             return CapturedWorkspace(workspace, None)
-        preprocessed, checkout, sealed = (
+        preprocessed, checkout, task_folder_archive = (
             scratch / f"{name}.tar" for name in ("preprocessed", "checkout", "sealed")
         )
         files.restore_archive(KEPT_SEALED, preprocessed, SEALED_LIMIT_BYTES)
         suite.task_archive(task, checkout, sealed=True)
         original = as_object(files.read(ORIGINAL_FILE).get("files")) or {}
-        overlay(checkout, preprocessed, sealed, folder=task.folder, original=original)
+        overlay(checkout, preprocessed, task_folder_archive, folder=task.folder, original=original)
         preprocessed.unlink()
         checkout.unlink()
-        return CapturedWorkspace(workspace, sealed)
+        return CapturedWorkspace(workspace, task_folder_archive)
 
 
 _PLAYED: Mapping[Isolation, str] = {
@@ -290,6 +290,6 @@ def _row(folder: Path) -> EpisodeRow | None:
     """The row of the episode in this folder. Raises BadRequestError if it cannot be read."""
     try:
         with Store.open_read_only(folder.parent.parent) as store:
-            return None if store is None else store.episode(folder.name)
+            return None if store is None else store.find_one(EpisodeRow, id=folder.name)
     except SettingsError as error:
         raise BadRequestError(f"the episode's row cannot be read: {error.message}") from None

@@ -36,8 +36,7 @@ from decathlon_mcp.plugins.play.play import connect, waiting_for_server
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder
 from decathlon_mcp.storage.store import REPLAY_LABEL, Store
-from decathlon_mcp.storage.trajectory import Trajectory
-from decathlon_mcp.storage.trajectory_lines import NOTHING
+from decathlon_mcp.storage.trajectory import NOTHING, Trajectory
 from decathlon_mcp.types import JsonObject, as_object
 
 EQUAL, DIFFERENT, NOT_PLAYED = 0, 1, 2

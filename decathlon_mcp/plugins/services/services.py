@@ -62,7 +62,7 @@ async def open_services(
                     _open_sandbox(factory, name, service, episode, records)
                 )
                 if service.files:
-                    files = await anyio.to_thread.run_sync(factory.suite.service_files, service)
+                    files = await anyio.to_thread.run_sync(factory.suite.resources.service_archive, service)
                     await put_archive(sandbox, driver, SERVICE_ROOT, files)
                 await _start_service(name, service, driver, timeout_seconds=start_seconds)
             else:

@@ -11,7 +11,7 @@ more people than may play.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Thread
 
@@ -20,10 +20,10 @@ from opentelemetry.trace import Span, StatusCode, Tracer
 
 from decathlon_mcp import __version__
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.events import Admitted, Claimed, Emit, Ended, Event, Judged, Ready
 from decathlon_mcp.plugins.spans.requests import RequestSpans
 from decathlon_mcp.plugins.spans.settings import SpanSettings
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.telemetry.metrics import EpisodeMetrics, Metrics, TaskKey
 
 FLUSH_SECONDS = 2.0
 """How long the end of a server may wait for its collector: systemd and users wait for it."""
@@ -40,9 +40,13 @@ class ExportedSpans:
         self.serve = RequestSpans(tracer).serve
         self._end = end
 
-    def episode(self, metrics: Metrics, key: TaskKey, public_id: str) -> EpisodeSpans:
-        """What an episode reports to instead of `metrics.episode`."""
-        return EpisodeSpans(metrics, key, self.tracer, public_id)
+    def on_event(self, event: Event) -> None:
+        """Events of the server have no span; each request has one."""
+
+    def episode(self, suite: str, task: str, public_id: str) -> Emit:
+        """What makes the spans of an episode."""
+        names = {"episode": public_id, "suite": suite, "task": task}
+        return EpisodeSpans(self.tracer, {f"decathlon.{key}": name for key, name in names.items()}).on_event
 
     async def end(self) -> bool:
         """Send what has not been sent yet, for FLUSH_SECONDS at most; whether that was enough."""
@@ -55,55 +59,41 @@ class ExportedSpans:
         return not thread.is_alive()
 
 
-class EpisodeSpans(EpisodeMetrics):
-    """Metrics of one episode, and spans of its set-up and its grading.
+class EpisodeSpans:
+    """Makes the spans of an episode's set-up and its grading.
 
     Each is a child of the span in whose context it begins: the set-up of the request that started the
     episode, as the runner's task has the context of that request, and the grading of the one that closed the
     attempt.
     """
 
-    __slots__ = ("_attributes", "_span", "_tracer")
+    __slots__ = ("_attributes", "_grades", "_span", "_tracer")
 
-    def __init__(self, metrics: Metrics, key: TaskKey, tracer: Tracer, public_id: str) -> None:
-        super().__init__(metrics, key)
-        suite, task = key
-        self._attributes = {
-            "decathlon.episode": public_id,
-            "decathlon.suite": suite,
-            "decathlon.task": task,
-        }
-        self._tracer = tracer
+    def __init__(self, tracer: Tracer, attributes: Mapping[str, str]) -> None:
+        self._tracer, self._attributes = tracer, attributes
         self._span: Span | None = None
+        self._grades = False
 
-    def admitted(self) -> None:
-        super().admitted()
-        self._span = self._tracer.start_span("set_up", attributes=self._attributes)
+    def on_event(self, event: Event) -> None:
+        """Begin or end a span."""
+        match event:
+            case Admitted():
+                self._begin("set_up")
+            case Ready():
+                self._end()
+            case Claimed():
+                self._grades = True
+                self._begin("grade")
+            case Judged() if self._span is not None and self._grades:
+                self._span.add_event("gen_ai.evaluation.result", _result(event))
+                self._end(None if event.reward is not None else event.status)
+            case Ended(ending):
+                self._end(ending)
+            case _:
+                pass
 
-    def ready(self) -> None:
-        super().ready()
-        self._end()
-
-    def claimed(self) -> None:
-        super().claimed()
-        self._span = self._tracer.start_span("grade", attributes=self._attributes)
-
-    def verdict_made(self, status: str, *, reward: float | None = None, success: bool | None = None) -> None:
-        super().verdict_made(status, reward=reward, success=success)
-        if self._span is None or self._claimed_at is None:
-            return  # nothing was graded
-        result: dict[str, str | float] = {"gen_ai.evaluation.name": "reward"}
-        if reward is None or success is None:
-            result["error.type"] = status
-        else:
-            result["gen_ai.evaluation.score.value"] = float(reward)
-            result["gen_ai.evaluation.score.label"] = "pass" if success else "fail"
-        self._span.add_event("gen_ai.evaluation.result", result)
-        self._end(None if reward is not None else status)
-
-    def ended(self, ending: str) -> None:
-        super().ended(ending)
-        self._end(ending)
+    def _begin(self, name: str) -> None:
+        self._span = self._tracer.start_span(name, attributes=self._attributes)
 
     def _end(self, error: str | None = None) -> None:
         """End the open span, if there is one; with an error it failed for this reason."""
@@ -113,6 +103,15 @@ class EpisodeSpans(EpisodeMetrics):
                 self._span.set_status(StatusCode.ERROR)
             self._span.end()
             self._span = None
+
+
+def _result(verdict: Judged) -> dict[str, str | float]:
+    result: dict[str, str | float] = {"gen_ai.evaluation.name": "reward"}
+    if verdict.reward is None or verdict.success is None:
+        return {**result, "error.type": verdict.status}
+    label = "pass" if verdict.success else "fail"
+    score = {"gen_ai.evaluation.score.value": float(verdict.reward), "gen_ai.evaluation.score.label": label}
+    return {**result, **score}
 
 
 def create(settings: Settings) -> AbstractAsyncContextManager[ExportedSpans] | None:

@@ -16,11 +16,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from decathlon_mcp.driver.replies import Reply
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.foreign_names import MAX_NAME_CHARACTERS
 from decathlon_mcp.protocol.messages import CALL, McpError
 from decathlon_mcp.protocol.requests import Request, Result
 from decathlon_mcp.protocol.results import relayed_error, wire_error
 from decathlon_mcp.types import public_id
+from decathlon_mcp.validation import MAX_NAME_CHARACTERS
 
 TRACE_KEYS = ("traceparent", "tracestate")
 """Keys of the trace context, in a request's `_meta` and as HTTP headers."""

@@ -25,8 +25,8 @@ from decathlon_mcp.episodes.suite_hooks import ToolDescriptions
 from decathlon_mcp.errors import DriverError, SetUpError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.suites.profile import SuiteProfile
+from decathlon_mcp.suites.prompts import LOCAL
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.suites.tool_names import LOCAL
 from decathlon_mcp.types import JsonObject, as_object
 
 OUTPUT_TAIL = 2000

@@ -24,9 +24,9 @@ from decathlon_mcp.driver.replies import OVERLONG_KEY
 from decathlon_mcp.grading.attempt import Attempt, CallRecord
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.suites.profile import SuiteProfile
+from decathlon_mcp.suites.prompts import LOCAL
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.suites.tool_names import LOCAL
 from decathlon_mcp.types import JsonObject, as_object
 
 MAX_TURNS, MAX_STEPS = 50, 200

@@ -72,7 +72,7 @@ def isolation_of(settings: Settings) -> HostIsolation:
 
     def sandboxes() -> list[SandboxRow]:
         with suppress(SettingsError), Store.open_read_only(settings.state) as store:
-            return [] if store is None else store.sandboxes()
+            return [] if store is None else store.find(SandboxRow)
         return []  # a server says itself what its store has
 
     return decide_isolation(settings.isolation, settings.state, sandboxes)

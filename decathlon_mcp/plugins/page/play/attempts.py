@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from decathlon_mcp.catalogue.listing import list_tasks
+from decathlon_mcp.catalogue.catalogue import list_tasks
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.access import may_evaluate
 from decathlon_mcp.episodes.episode import Episode
@@ -55,7 +55,7 @@ from decathlon_mcp.plugins.page.play.reading import (
 from decathlon_mcp.plugins.page.play.schema import Field, Kind
 from decathlon_mcp.plugins.page.site import Site, Visit
 from decathlon_mcp.plugins.page.sorting import Sorting
-from decathlon_mcp.storage.trajectory_lines import RequestKeys
+from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.types import JsonObject, as_object
 
 RUN = "by-hand"

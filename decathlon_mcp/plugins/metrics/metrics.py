@@ -1,0 +1,231 @@
+"""Metrics of one server for Prometheus: what has happened in it, counted and timed.
+
+What can be read at any time (episodes by phase, the queue) is not counted here but read when somebody asks
+(`endpoint.py`). Events come on the event loop's thread, and another one reads the counters.
+
+Every label has a fixed set of values: suites, phases and endings of the server's own code, and tasks of its
+catalogue. Nothing that a client sends becomes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from time import perf_counter
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+
+from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.events import (
+    Admitted,
+    Called,
+    CallOutcome,
+    CallServed,
+    Claimed,
+    Emit,
+    Ended,
+    Event,
+    Judged,
+    Opening,
+    Ready,
+    Recovered,
+    RecoveryResult,
+    RequestRead,
+    ResponseBegun,
+    ResponseSent,
+    SandboxTaken,
+    Started,
+    Swept,
+)
+from decathlon_mcp.grading.verdict import Status
+from decathlon_mcp.plugins.metrics.settings import MetricSettings
+from decathlon_mcp.settings import Settings
+
+CALL_BUCKETS_SECONDS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+"""From the server's own share of a call, under a millisecond, to programs that run for minutes."""
+PHASE_BUCKETS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+"""From a process of the starter suite to the default deadline of an evaluation."""
+
+
+def create(settings: Settings, catalogue: Catalogue) -> Metrics:
+    """The metrics of a server with these suites."""
+    return Metrics(
+        by_task=settings.of(MetricSettings).metrics_tasks,
+        suites=[suite.name for suite in catalogue.suites],
+        endings=[ending.name.lower() for ending in Ending],
+        statuses=get_args(Status),
+    )
+
+
+class Metrics:
+    """The metrics of one server, an `events.Listener`.
+
+    `by_task`: episodes and verdicts are counted by task, not only by suite. `suites`, `endings`, `statuses`:
+    values of labels whose counters begin at 0, unless they are counted by task.
+    """
+
+    def __init__(
+        self,
+        *,
+        by_task: bool = False,
+        suites: Collection[str] = (),
+        endings: Collection[str] = (),
+        statuses: Collection[str] = (),
+    ) -> None:
+        self.by_task = by_task
+        self.registry = registry = CollectorRegistry()
+        counter = partial(Counter, registry=registry)
+        phases = partial(Histogram, registry=registry, buckets=PHASE_BUCKETS_SECONDS)
+        subject = self.subject_labels
+        # Episodes.
+        self.started = counter("decathlon_episodes_started", "Episodes that clients have started.", subject)
+        self.ended = counter(
+            "decathlon_episodes_ended", "Episodes that have ended, by the reason.", (*subject, "ending")
+        )
+        self._recovered = counter(
+            "decathlon_episodes_recovered",
+            "Episodes of a dead server that this one found, by what became of them.",
+            ("result",),
+        )
+        self.queue_seconds = phases(
+            "decathlon_queue_seconds", "Time from an episode's start until it may open its sandbox."
+        )
+        self.opening_seconds = phases(
+            "decathlon_opening_seconds",
+            "Time from when it may open its sandbox until its tools can be called, if the set-up succeeds.",
+        )
+        self.verdicts = counter(
+            "decathlon_evaluations",
+            "Verdicts by status (forfeited: cannot be graded, perhaps by the agent's doing), also of those "
+            "that were not evaluated.",
+            (*subject, "status"),
+        )
+        self.evaluation_seconds = phases(
+            "decathlon_evaluation_seconds", "Time from the end of an attempt to its verdict."
+        )
+        # Calls.
+        calls = counter("decathlon_tool_calls", "Calls that were sent to tasks' MCP servers.", ("outcome",))
+        self.calls = {outcome: calls.labels(outcome) for outcome in get_args(CallOutcome)}
+        call_seconds = Histogram(
+            "decathlon_tool_call_seconds",
+            "Duration of the parts of a call: `request` from the head of the HTTP request to the episode, "
+            "`driver` until the sandbox has replied, `response` until the end of the HTTP response.",
+            ("hop",),
+            buckets=CALL_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._request_seconds = call_seconds.labels("request")
+        self.driver_seconds = call_seconds.labels("driver")
+        self._response_seconds = call_seconds.labels("response")
+        # HTTP.
+        responses = counter(
+            "decathlon_http_responses", "HTTP responses that were begun, by status.", ("status",)
+        )
+        self._responses = responses
+        responses.labels(200)
+        self._request_bytes = counter("decathlon_http_request_bytes", "Bytes of the bodies of MCP requests.")
+        self._response_bytes = counter(
+            "decathlon_http_response_bytes", "Bytes of the bodies of all HTTP responses."
+        )
+        # The server and its machine.
+        self._sweeps = counter("decathlon_sweeps", "Sweeps for sandboxes that no episode has.")
+        self._swept_sandboxes = counter("decathlon_swept_sandboxes", "Sandboxes that sweeps have removed.")
+        self._openings = counter(
+            "decathlon_sandbox_openings",
+            "Sandboxes for agents and graders: `warm` if they had been opened ahead, `copied` if they are "
+            "copies of saved states.",
+            ("opening",),
+        )
+        ProcessCollector(registry=registry)
+        # An alert on an increase does not see the first increment of a counter that did not exist before.
+        for family, values in ((self._recovered, RecoveryResult), (self._openings, Opening)):
+            for value in get_args(values):
+                family.labels(value)
+        for suite in () if by_task else suites:
+            self.started.labels(suite)
+            for ending in endings:
+                self.ended.labels(suite, ending)
+            for status in statuses:
+                self.verdicts.labels(suite, status)
+
+    @property
+    def subject_labels(self) -> tuple[str, ...]:
+        """The labels that say what was played."""
+        return ("suite", "task") if self.by_task else ("suite",)
+
+    def subject(self, suite: str, task: str) -> tuple[str, ...]:
+        """The values of `subject_labels`. The task must be one of the catalogue's."""
+        return (suite, task) if self.by_task else (suite,)
+
+    def episode(self, suite: str, task: str, public_id: str) -> Emit:
+        """What counts an episode."""
+        return EpisodeMetrics(self, self.subject(suite, task)).on_event
+
+    def on_event(self, event: Event) -> None:
+        """Count an event of the server."""
+        match event:
+            case ResponseSent(size_bytes):
+                self._response_bytes.inc(size_bytes)
+            case ResponseBegun(status):
+                self._responses.labels(status).inc()
+            case RequestRead(size_bytes):
+                self._request_bytes.inc(size_bytes)
+            case CallServed(request_seconds, response_seconds):
+                self._request_seconds.observe(request_seconds)
+                self._response_seconds.observe(response_seconds)
+            case SandboxTaken(opening):
+                self._openings.labels(opening).inc()
+            case Swept(sandboxes):
+                self._sweeps.inc()
+                self._swept_sandboxes.inc(sandboxes)
+            case Recovered(result):
+                self._recovered.labels(result).inc()
+            case _:
+                pass
+
+
+class EpisodeMetrics:
+    """Counts what happens in one episode. `subject`: the labels of what is played."""
+
+    __slots__ = ("_claimed_at", "_metrics", "_since", "_subject")
+
+    def __init__(self, metrics: Metrics, subject: tuple[str, ...]) -> None:
+        self._metrics, self._subject = metrics, subject
+        # When it was started or admitted, and claimed; None for what happened in another server.
+        self._since: float | None = None
+        self._claimed_at: float | None = None
+
+    def on_event(self, event: Event) -> None:
+        """Count an event of the episode."""
+        metrics = self._metrics
+        match event:
+            case Called(outcome, sent_at):
+                metrics.calls[outcome].inc()
+                metrics.driver_seconds.observe(perf_counter() - sent_at)
+            case Started():
+                self._since = perf_counter()
+                metrics.started.labels(*self._subject).inc()
+            case Admitted():
+                now = perf_counter()
+                if self._since is not None:
+                    metrics.queue_seconds.observe(now - self._since)
+                self._since = now
+            case Ready():
+                if self._since is not None:
+                    metrics.opening_seconds.observe(perf_counter() - self._since)
+                self._since = None
+            case Claimed():
+                self._claimed_at = perf_counter()
+            case Judged(status):
+                metrics.verdicts.labels(*self._subject, status).inc()
+                if self._claimed_at is not None:
+                    metrics.evaluation_seconds.observe(perf_counter() - self._claimed_at)
+            case Ended(ending):
+                metrics.ended.labels(*self._subject, ending).inc()
+            case _:
+                metrics.on_event(event)
