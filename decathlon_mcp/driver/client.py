@@ -16,7 +16,7 @@ from functools import cache, partial
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from anyio import aclose_forcefully
@@ -177,7 +177,6 @@ class DriverClient:
         cwd: str,
         timeout_seconds: float,
         env: Mapping[str, str] | None = None,
-        inherit: Literal["all", "minimal"] = "all",
         output_bytes: int = 65536,
         channel: bool = False,
         leave: bool = False,
@@ -194,7 +193,6 @@ class DriverClient:
                 "argv": list(argv),
                 "cwd": cwd,
                 "env": {**self._environment, **(env or {})},
-                "inherit": inherit,
                 "timeout_seconds": timeout_seconds,
                 "output_bytes": output_bytes,
                 "channel": channel,
@@ -292,9 +290,7 @@ class DriverClient:
         read = partial(read_reply, server=server, limit_bytes=self._reply_bytes)
         call: JsonObject = {
             "server": server,
-            "method": "tools/call",
             "params": params,
-            "timeout_seconds": None,
             "max_bytes": self._reply_bytes,
             **({} if cut is None else {"cut": cut.to_json()}),
         }

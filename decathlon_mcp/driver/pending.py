@@ -10,7 +10,6 @@ from typing import Any, Self
 import msgspec
 from decathlon_sandbox import wire
 from decathlon_sandbox.lines import body_of_ids
-from decathlon_sandbox.rates import TokenBucket
 
 from decathlon_mcp.background import Flag
 from decathlon_mcp.driver.messages import Message, Notification
@@ -182,8 +181,10 @@ class NotificationLimit:
     """Limits on the notifications of one sandbox that are passed on."""
 
     def __init__(self) -> None:
-        self._count = TokenBucket(per_second=NOTIFICATIONS_PER_SECOND, burst=NOTIFICATIONS_BURST)
-        self._bytes = TokenBucket(per_second=NOTIFICATION_BYTES_PER_SECOND, burst=NOTIFICATION_BYTES_BURST)
+        self._count = wire.TokenBucket(per_second=NOTIFICATIONS_PER_SECOND, burst=NOTIFICATIONS_BURST)
+        self._bytes = wire.TokenBucket(
+            per_second=NOTIFICATION_BYTES_PER_SECOND, burst=NOTIFICATION_BYTES_BURST
+        )
 
     def take(self, size_bytes: int = 0) -> bool:
         """Whether a notification of that length may be passed on."""

@@ -29,7 +29,6 @@ from decathlon_sandbox.lines import (
     attach_line,
     body_of_ids,
 )
-from decathlon_sandbox.rates import TokenBucket
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.pending import Survival
@@ -273,7 +272,7 @@ class DriverStream:
         self.loss: Loss | None = None
         """Why the stream has ended for good; set before `run` returns."""
         self._lines = Lines(max_read_bytes)
-        self._reading = TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
+        self._reading = wire.TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
         self._work = anyio.Event()
         """Wakes `_maintain`."""
         self._writer = Writer(source.stream, self._wake)

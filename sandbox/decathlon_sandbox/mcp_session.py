@@ -9,7 +9,7 @@ import itertools
 import re
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.rpc import RequestError
+from decathlon_sandbox.requests import RequestError
 from decathlon_sandbox.strict_json import as_list, as_object, encode_ascii, parse
 
 TYPE_CHECKING = False
@@ -200,20 +200,20 @@ def is_error(message: dict[str, Any]) -> bool:
 class Handshake(ReplyHandler):
     """Initializes a session, then lists the server's tools page by page.
 
-    Ends with exactly one call: `on_success(info)` or `on_failure(error)`.
+    Ends with exactly one call: `on_success(tools)` or `on_failure(error)`.
     """
 
     def __init__(
         self,
         session: McpSession,
-        on_success: Callable[[dict[str, Any]], object],
+        on_success: Callable[[list[dict[str, Any]]], object],
         on_failure: Callable[[RequestError], object],
     ) -> None:
         self._session = session
         self._on_success = on_success
         self._on_failure = on_failure
         self._method = "initialize"
-        self._info: dict[str, Any] = {}
+        self._capabilities: dict[str, Any] = {}
         self._tools: list[dict[str, Any]] = []
         self._cursors: set[str] = set()
 
@@ -240,15 +240,10 @@ class Handshake(ReplyHandler):
             self._fail_with_reply(message)
 
     def _on_initialized(self, message: dict[str, Any], result: dict[str, Any]) -> None:
-        protocol = result.get("protocolVersion")
-        if not isinstance(protocol, str):
+        if not isinstance(result.get("protocolVersion"), str):
             self._fail_with_reply(message)
             return
-        self._info = {
-            "protocolVersion": protocol,
-            "serverInfo": as_object(result.get("serverInfo")) or {},
-            "capabilities": as_object(result.get("capabilities")) or {},
-        }
+        self._capabilities = as_object(result.get("capabilities")) or {}
         self._session.notify("notifications/initialized")
         self._request("tools/list", {})
 
@@ -275,10 +270,10 @@ class Handshake(ReplyHandler):
             self._on_failure(error)
 
     def _succeed(self) -> None:
-        self._on_success({**self._info, "tools": self._tools})
+        self._on_success(self._tools)
 
     def _is_server_without_tools(self, error: dict[str, Any]) -> bool:
-        return error.get("code") == METHOD_NOT_FOUND and "tools" not in self._info["capabilities"]
+        return error.get("code") == METHOD_NOT_FOUND and "tools" not in self._capabilities
 
     def _fail_with_reply(self, message: dict[str, Any]) -> None:
         text = (as_object(message.get("error")) or {}).get("message")

@@ -1,4 +1,4 @@
-"""One of the task's MCP servers: a process, and the session with it."""
+"""One of the task's MCP servers: a process, the session with it, and the calls that are relayed to it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import signal
 import time
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.mcp_session import McpSession
-from decathlon_sandbox.rpc import RequestError, describe_error
+from decathlon_sandbox.mcp_session import McpSession, ReplyHandler
+from decathlon_sandbox.requests import RequestError, answer_in_thread, describe_error
 from decathlon_sandbox.streams import LineSplitter, Reader, TailBuffer, Writer
+from decathlon_sandbox.strict_json import as_object, encode
 from decathlon_sandbox.supervisor import child_environment
 
 TYPE_CHECKING = False
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from decathlon_sandbox.event_loop import EventLoop
-    from decathlon_sandbox.rpc import Params
+    from decathlon_sandbox.event_loop import EventLoop, Timer
+    from decathlon_sandbox.requests import Request
     from decathlon_sandbox.streams import Backpressure
     from decathlon_sandbox.supervisor import Child, ProcessSupervisor
+
+    Notify = Callable[[str, dict[str, Any]], object]
 
 STDERR_BYTES = 8192
 MAX_UNREAD_BYTES = wire.MAX_LINE_BYTES
@@ -30,6 +33,8 @@ EXIT_SECONDS = 1.0
 """How long a server that closed its stdout may take to exit before it counts as lost."""
 ENVELOPE_BYTES = 1024
 """Upper limit of what a reply grows by when it is relayed."""
+MAX_TEXT_GROWTH = 8
+"""How much longer than a reply's line the text of its result can be (`9e15` becomes 9000000000000000.0)."""
 
 
 class ServerState(enum.Enum):
@@ -45,10 +50,16 @@ class Server:
     """
 
     def __init__(
-        self, loop: EventLoop, supervisor: ProcessSupervisor, backpressure: Backpressure, settings: Params
+        self,
+        loop: EventLoop,
+        supervisor: ProcessSupervisor,
+        backpressure: Backpressure,
+        settings: dict[str, Any],
     ) -> None:
-        self.name = settings.string("name")
-        self.request_seconds = settings.optional_number("request_seconds")
+        self.name: str = settings["name"]
+        self.request_seconds: float | None = settings.get("request_seconds")
+        self.calls: set[int] = set()
+        """The requests of the calls in progress."""
         self.state = ServerState.STARTING
         self.was_running = False
         self.started_at = time.monotonic()
@@ -64,12 +75,9 @@ class Server:
         self._loop = loop
         self._supervisor = supervisor
         self._backpressure = backpressure
-        path = settings.string("path") if settings.has("path") else None
-        self._argv = [settings.string("command"), *settings.strings("args")]
-        self._cwd = settings.path("cwd")
-        self._env = child_environment(
-            settings.one_of("inherit", "all", "minimal"), settings.string_mapping("env"), self._cwd, path
-        )
+        self._argv: list[str] = [settings["command"], *settings["args"]]
+        self._cwd: str = settings["cwd"]
+        self._env = child_environment(settings["inherit"], settings["env"], self._cwd, settings.get("path"))
         self._stderr = TailBuffer(STDERR_BYTES)
         self._losing = False
 
@@ -166,3 +174,84 @@ class Server:
         self._stdout_reader.drain()
         self._stderr_reader.drain()
         self._stdin.close()
+
+
+class RelayedCall(ReplyHandler):
+    """One `call` request: ends with the server's reply, a timeout, a cancellation or the server's end."""
+
+    def __init__(
+        self, loop: EventLoop, request: Request, server: Server, params: dict[str, Any], notify: Notify
+    ) -> None:
+        self._loop = loop
+        self._request = request
+        self._server = server
+        self._params: dict[str, Any] = params["params"]
+        self._max_bytes: int = params["max_bytes"]
+        self._cut: dict[str, Any] | None = params.get("cut")
+        self._notify = notify
+        self._deadline: Timer | None = None
+
+    def begin(self) -> None:
+        self._session_request_id = self._server.session.request("tools/call", self._params, self)
+        self._server.calls.add(self._request.id)
+        seconds = self._server.request_seconds
+        if seconds is not None:
+            message = f"server {self._server.name} has not answered within {seconds:g} s"
+            timeout = RequestError(wire.TIMEOUT, message)
+            self._deadline = self._loop.call_later(seconds, lambda: self._abandon(timeout))
+        cancelled = RequestError(wire.CANCELLED, "the call was cancelled")
+        self._request.on_cancel = lambda: self._abandon(cancelled)
+
+    def on_reply(self, message: dict[str, Any], line: bytes) -> None:
+        self._end()
+        result, cut = as_object(message.get("result")), self._cut
+        # The text of content items is never longer than its JSON.
+        growth = MAX_TEXT_GROWTH if cut and cut.get("folder") else 1
+        if cut is None or result is None or len(line) * growth <= cut["characters"]:
+            self._reply(line)
+        else:
+            # In a thread: the text may have 64 MiB, and the other calls go on.
+            answer_in_thread(self._loop, self._request, lambda: self._shorten(result, cut, line))
+
+    def _shorten(self, result: dict[str, Any], limit: dict[str, Any], line: bytes) -> Callable[[], object]:
+        """Shorten the result if it is too long; returns what replies."""
+        from decathlon_sandbox.truncation import cut, shorten
+
+        folder, characters = limit.get("folder"), limit["characters"]
+        shortened = shorten(result, characters) if folder is None else cut(result, folder, characters)
+        if shortened is None:
+            return lambda: self._reply(line)
+        if shortened.path is not None and shortened.full_text is not None:
+            try:
+                os.makedirs(os.path.dirname(shortened.path), exist_ok=True)
+                with open(shortened.path, "x", encoding="utf-8", errors="replace") as file:
+                    file.write(shortened.full_text)
+            except OSError as error:
+                message = f"the whole reply cannot be saved: {describe_error(error)}"
+                raise RequestError(wire.FILES, message) from None
+        overlong = encode({"path": shortened.path, "characters": shortened.characters})
+        text = encode({"result": shortened.result})
+        return lambda: self._reply(text, overlong)
+
+    def _reply(self, line: bytes, overlong: bytes | None = None) -> None:
+        if len(line) > self._max_bytes:
+            message = f"the reply has {len(line)} bytes, more than the limit of {self._max_bytes} bytes"
+            self._request.fail(RequestError(wire.TOO_LONG, message))
+        else:
+            self._request.reply_encoded(line, overlong)
+
+    def on_error(self, error: RequestError) -> None:
+        self._end()
+        self._request.fail(error)
+
+    def on_progress(self, params: dict[str, Any]) -> None:
+        self._notify(wire.PROGRESS, {"id": self._request.id, "params": params})
+
+    def _abandon(self, error: RequestError) -> None:
+        self._server.session.abandon(self._session_request_id, error.message)
+        self.on_error(error)
+
+    def _end(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._server.calls.discard(self._request.id)

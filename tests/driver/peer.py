@@ -178,15 +178,14 @@ class DriverPeer:
         tool: str,
         *,
         meta: Any = None,
-        timeout_seconds: float | None = 30.0,
+        max_bytes: int = 4 << 20,
+        cut: dict[str, Any] | None = None,
         **arguments: Any,
     ) -> int:
         params: dict[str, Any] = {"name": tool, "arguments": arguments}
         if meta is not None:
             params["_meta"] = meta
-        return await self.begin(
-            wire.CALL, server=server, method="tools/call", params=params, timeout_seconds=timeout_seconds
-        )
+        return await self.begin(wire.CALL, server=server, params=params, max_bytes=max_bytes, cut=cut)
 
     async def tool(self, server: str, tool: str, **arguments: Any) -> dict[str, Any]:
         """Call a tool and return the server's whole reply."""
@@ -256,6 +255,18 @@ async def until(condition: Callable[[], object]) -> None:
     with anyio.fail_after(BOUND_SECONDS):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.02)
+
+
+def command(*argv: str, **params: Any) -> dict[str, Any]:
+    """Parameters of a `run`."""
+    defaults: dict[str, Any] = {
+        "cwd": "/",
+        "env": {},
+        "timeout_seconds": 60,
+        "output_bytes": 1000,
+        "channel": False,
+    }
+    return {"argv": argv, **defaults, **params}
 
 
 def stdio_server(name: str, command: str, *args: str, **settings: Any) -> dict[str, Any]:

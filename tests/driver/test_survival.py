@@ -304,14 +304,7 @@ async def test_new_server_resets_tunnels_and_keeps_forwarded_ports(tmp_path: Pat
 
 async def begin_large(peer: DriverPeer, tool: str = "hang") -> int:
     """Begin a call whose reply may have 60 MiB. There is room for three of them."""
-    return await peer.begin(
-        wire.CALL,
-        server="scripted",
-        method="tools/call",
-        params={"name": tool, "arguments": {"unit": "x", "times": 3}},
-        timeout_seconds=60,
-        max_bytes=60 * MIB,
-    )
+    return await peer.begin_tool("scripted", tool, max_bytes=60 * MIB, unit="x", times=3)
 
 
 async def test_request_without_room_for_its_response_waits(python: str) -> None:
