@@ -9,15 +9,12 @@ from __future__ import annotations
 import binascii
 import os
 import stat
+from collections.abc import Iterator
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.requests import RequestError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    Parts = tuple[bytes, ...]
+Parts = tuple[bytes, ...]
 
 MAX_DEPTH = 1_000
 """How many folders a member may lie in."""

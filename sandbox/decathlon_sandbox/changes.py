@@ -10,17 +10,11 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Iterator
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.requests import RequestError, answer_in_thread
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-    from decathlon_sandbox.event_loop import EventLoop
-    from decathlon_sandbox.requests import Request
+from decathlon_sandbox.requests import RequestError
+from decathlon_sandbox.strict_json import JsonObject
 
 SCRATCH = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", "/var/cache", "/var/log")
 """Folders whose changed content is removed: nothing in them is expected to last."""
@@ -56,20 +50,10 @@ def snapshot() -> dict[str, int]:
     return {"moment_ns": moment, "offset_ns": _offset_ns()}
 
 
-def clean(loop: EventLoop, request: Request, params: dict[str, Any]) -> None:
-    """Remove and report changes without blocking the event loop."""
-
-    def work() -> Callable[[], object]:
-        result = Cleaning(params).run()
-        return lambda: request.reply(result)
-
-    answer_in_thread(loop, request, work)
-
-
 class Cleaning:
     """One walk over the writable file systems, or over given folders."""
 
-    def __init__(self, params: dict[str, Any]) -> None:
+    def __init__(self, params: JsonObject) -> None:
         self._moment_ns: int = params["since"]["moment_ns"]
         self._offset_ns: int = params["since"]["offset_ns"]
         self._under: list[str] | None = params["under"]
@@ -83,7 +67,7 @@ class Cleaning:
         self._paths: list[str] = []
         self._path_count = 0
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> JsonObject:
         """Walk everything. Raises RequestError if changes cannot be recognized: the clock was set back."""
         if _offset_ns() < self._offset_ns - _CLOCK_STEP_NS:
             raise RequestError(wire.FILES, "the machine's clock was set back in the meantime")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import collections
 import os
 import time
+from collections.abc import Callable
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.event_loop import log
+from decathlon_sandbox.event_loop import EventLoop, Timer, log
 from decathlon_sandbox.lines import (
     DAMAGED,
     OVERLONG,
@@ -22,16 +23,9 @@ from decathlon_sandbox.lines import (
     ids_of_body,
     refused_line,
 )
-from decathlon_sandbox.requests import HIGH_WATER_BYTES, RESERVED_BYTES, Requests
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from decathlon_sandbox.event_loop import EventLoop, Timer
-    from decathlon_sandbox.requests import Request
-    from decathlon_sandbox.streams import Backpressure
+from decathlon_sandbox.requests import HIGH_WATER_BYTES, RESERVED_BYTES, Request, Requests
+from decathlon_sandbox.streams import Backpressure
+from decathlon_sandbox.strict_json import JsonObject
 
 EMPTY_INPUT_SECONDS = 0.2
 """How often an input at its end is read again. A FIFO can get another writer."""
@@ -168,7 +162,7 @@ class Connection:
         backpressure: Backpressure,
         *,
         begin: Callable[[Request], object],
-        on_notification: Callable[[str, dict[str, Any]], object],
+        on_notification: Callable[[str, JsonObject], object],
         on_attached: Callable[[], object],
     ) -> None:
         self._loop = loop

@@ -9,14 +9,12 @@ from functools import cached_property
 from decathlon_sandbox import wire
 from decathlon_sandbox.connection import Connection
 from decathlon_sandbox.event_loop import EventLoop, log_exception
-from decathlon_sandbox.requests import Request, RequestError
+from decathlon_sandbox.requests import Request, RequestError, answer_in_thread
 from decathlon_sandbox.streams import Backpressure
-from decathlon_sandbox.strict_json import encode
+from decathlon_sandbox.strict_json import JsonObject, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from decathlon_sandbox.servers import Servers
     from decathlon_sandbox.supervisor import ProcessSupervisor
     from decathlon_sandbox.tunnels import Tunnels
@@ -129,9 +127,9 @@ class Driver:
         self._connection.start()
         # As another process, it would reach those outside of its sandbox.
         if wire.MEMORY_VARIABLE in os.environ and os.getpid() == 1:
-            from decathlon_sandbox.memory import limit_memory
+            from decathlon_sandbox.memory import MemoryLimit
 
-            limit_memory(self._loop)
+            MemoryLimit(self._loop, int(os.environ[wire.MEMORY_VARIABLE]) << 20).look()
         self._loop.run()
 
     def shut_down(self) -> None:
@@ -166,13 +164,16 @@ class Driver:
             self._connection.expect_saving(params.get("saving", False))
             request.reply({})
         elif method == wire.ARRANGE:
-            from decathlon_sandbox.files import arrange
+            from decathlon_sandbox.files import run_steps
 
-            arrange(self._loop, request, params)
+            answer_in_thread(
+                self._loop, request, lambda: run_steps(params["steps"]), lambda _: request.reply({})
+            )
         elif method == wire.PACK:
-            from decathlon_sandbox.files import pack
+            from decathlon_sandbox.archives import pack
 
-            pack(self._loop, request, params)
+            folder, max_bytes = params["folder"], params["max_bytes"]
+            answer_in_thread(self._loop, request, lambda: {"tar": pack(folder, max_bytes)}, request.reply)
         elif method == wire.RUN:
             from decathlon_sandbox.runs import Run
 
@@ -182,9 +183,9 @@ class Driver:
 
             request.reply({"since": snapshot()})
         elif method == wire.CLEAN:
-            from decathlon_sandbox.changes import clean
+            from decathlon_sandbox.changes import Cleaning
 
-            clean(self._loop, request, params)
+            answer_in_thread(self._loop, request, lambda: Cleaning(params).run(), request.reply)
         elif method == wire.MERGE:
             merging, fixed_addresses = self._supervisor.merge_memory()
             request.reply({"merging": merging, "fixed_addresses": fixed_addresses})
@@ -211,16 +212,16 @@ class Driver:
         if "_tunnels" in self.__dict__:
             self._tunnels.reset_all()
 
-    def _on_notification(self, method: str, params: dict[str, Any]) -> None:
+    def _on_notification(self, method: str, params: JsonObject) -> None:
         if "_tunnels" in self.__dict__:
             self._tunnels.on_notification(method, params)
 
-    def _notify(self, method: str, params: dict[str, Any]) -> None:
+    def _notify(self, method: str, params: JsonObject) -> None:
         data = encode({"jsonrpc": "2.0", "method": method, "params": params})
         if len(data) <= wire.MAX_NOTIFICATION_BYTES:
             self._connection.notify(data)
 
-    def _notify_of_servers(self, method: str, params: dict[str, Any]) -> None:
+    def _notify_of_servers(self, method: str, params: JsonObject) -> None:
         """Send what a task's server causes, unless it is above a rate or would take room from responses."""
         if self._notification_rate.take() and self._connection.has_room:
             self._notify(method, params)

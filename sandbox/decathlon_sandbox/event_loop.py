@@ -11,13 +11,9 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Callback = Callable[[], object]
-
+Callback = Callable[[], object]
 
 MAX_WAIT_SECONDS = 3600.0
 _MAX_LOG_BYTES = 4000  # below PIPE_BUF: a pipe that polls as writable accepts this much without blocking

@@ -1,36 +1,20 @@
-"""`arrange`: file operations in order, in their own thread; and `pack`."""
+"""The file operations of `arrange`."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.requests import RequestError, answer_in_thread, describe_error
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
-    from decathlon_sandbox.event_loop import EventLoop
-    from decathlon_sandbox.requests import Request
+from decathlon_sandbox.requests import RequestError, describe_error
+from decathlon_sandbox.strict_json import JsonObject
 
 COPY_CHUNK_BYTES = 1 << 23
 
 
-def arrange(loop: EventLoop, request: Request, params: dict[str, Any]) -> None:
-    """Run the steps without blocking the event loop."""
-
-    def work() -> Callable[[], object]:
-        run_steps(params["steps"])
-        return lambda: request.reply({})
-
-    answer_in_thread(loop, request, work)
-
-
-def run_steps(steps: Iterable[dict[str, Any]]) -> None:
-    """Run the steps in order. Raises RequestError at the first failure, which does not undo earlier steps."""
+def run_steps(steps: Iterable[JsonObject]) -> None:
+    """Run the steps of `arrange` in order. Raises RequestError at the first that fails; undoes nothing."""
     for number, step in enumerate(steps):
         try:
             _run_step(step)
@@ -41,18 +25,7 @@ def run_steps(steps: Iterable[dict[str, Any]]) -> None:
             raise RequestError(wire.FILES, describe_error(error), {"step": number}) from None
 
 
-def pack(loop: EventLoop, request: Request, params: dict[str, Any]) -> None:
-    """Pack a folder without blocking the event loop."""
-    from decathlon_sandbox import archives
-
-    def work() -> Callable[[], object]:
-        result = {"tar": archives.pack(params["folder"], params["max_bytes"])}
-        return lambda: request.reply(result)
-
-    answer_in_thread(loop, request, work)
-
-
-def _run_step(step: dict[str, Any]) -> None:
+def _run_step(step: JsonObject) -> None:
     if "make" in step:
         os.makedirs(step["make"], exist_ok=True)
     elif "copy" in step:

@@ -7,10 +7,7 @@ privilege can claim an environment or a command line of many gigabytes (PR_SET_M
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 STAT_BYTES = 4096
 """Limit on /proc/PID/stat, which has 52 numbers and a name, and other files that the kernel fills."""

@@ -1,11 +1,7 @@
 """Requests from the server, from their arrival to their only response.
 
-An id is never used for two requests, and that alone makes a request run once: a server that has lost its
-stream, or a new server process, names the ids that it waits for. It gets the kept responses, and sends what
-has never come.
-
-A request begins only if its longest response fits into RESPONSE_BUFFER_BYTES in addition to those of the
-requests in progress, so that a response is never refused.
+An id is never used for two requests, and that alone makes a request run once. A request begins only if there
+is room for its longest response, so that a response is never refused (`wire`).
 """
 
 from __future__ import annotations
@@ -14,20 +10,24 @@ import json
 import re
 import threading
 from bisect import bisect_right
+from collections.abc import Callable, Collection
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.event_loop import log_exception
+from decathlon_sandbox.event_loop import EventLoop, log_exception
 from decathlon_sandbox.lines import body_of_ids
-from decathlon_sandbox.strict_json import encode
+from decathlon_sandbox.strict_json import JsonObject, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from typing import Any
+    from typing import TypeVar
 
     from decathlon_sandbox.connection import Connection
-    from decathlon_sandbox.event_loop import EventLoop
 
+    T = TypeVar("T")
+
+
+Notify = Callable[[str, JsonObject], object]
+"""Sends a notification, with its method and params."""
 OVERHEAD_BYTES = 100
 """Counted for every response in addition to its length, so that many short ones are bounded too. About what
 an entry of a dictionary, its key and the header of a `bytes` object occupy."""
@@ -47,7 +47,7 @@ _REQUEST_ID = re.compile(rb'\{"jsonrpc":"2\.0","id":(\d{1,18}),')
 class RequestError(Exception):
     """Failure of a request, with a code of the wire's table. `data` holds JSON values."""
 
-    def __init__(self, code: int, message: str, data: dict[str, Any] | None = None) -> None:
+    def __init__(self, code: int, message: str, data: JsonObject | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
@@ -62,7 +62,7 @@ def describe_error(error: Exception) -> str:
 
 
 def error_response(request_id: int | None, error: RequestError) -> bytes:
-    fields: dict[str, Any] = {"code": error.code, "message": error.message}
+    fields: JsonObject = {"code": error.code, "message": error.message}
     if error.data:
         fields["data"] = error.data
     return encode({"jsonrpc": "2.0", "id": request_id, "error": fields})
@@ -79,7 +79,7 @@ class Request:
         self,
         request_id: int,
         method: str,
-        params: dict[str, Any],
+        params: JsonObject,
         on_response: Callable[[Request, bytes], object],
     ) -> None:
         self.id = request_id
@@ -90,7 +90,7 @@ class Request:
         self.on_cancel: Callable[[], object] | None = None
         self._on_response = on_response
 
-    def reply(self, result: dict[str, Any]) -> None:
+    def reply(self, result: JsonObject) -> None:
         try:
             data = encode(result)
         except (ValueError, RecursionError) as error:
@@ -117,15 +117,20 @@ class Request:
         self._on_response(self, data)
 
 
-def answer_in_thread(loop: EventLoop, request: Request, work: Callable[[], Callable[[], object]]) -> None:
-    """Run `work`, which may block, in a thread, then in the loop what it returns or the answer to its error.
+def answer_in_thread(
+    loop: EventLoop,
+    request: Request,
+    work: Callable[[], T],
+    reply: Callable[[T], object],
+) -> None:
+    """Run `work`, which may block, in a thread, then in the loop `reply` with its result, or fail.
 
     RequestError, and OSError, ValueError and RecursionError as FILES, are expected errors.
     """
 
     def run() -> None:
         try:
-            answer = work()
+            result = work()
         except RequestError as error:
             failure = error
         except (OSError, ValueError, RecursionError) as error:
@@ -133,7 +138,7 @@ def answer_in_thread(loop: EventLoop, request: Request, work: Callable[[], Calla
         except Exception as error:  # noqa: BLE001  (the request must be answered in any case)
             failure = RequestError(wire.INTERNAL, f"{type(error).__name__}: {error}")
         else:
-            loop.call_soon_threadsafe(answer)
+            loop.call_soon_threadsafe(lambda: reply(result))
             return
         loop.call_soon_threadsafe(lambda: request.fail(failure))
 
@@ -151,7 +156,7 @@ class Requests:
         self,
         connection: Connection,
         begin: Callable[[Request], object],
-        on_notification: Callable[[str, dict[str, Any]], object],
+        on_notification: Callable[[str, JsonObject], object],
     ) -> None:
         self._connection = connection
         self._begin = begin
@@ -232,7 +237,7 @@ class Requests:
         used_bytes = self.response_bytes + self._connection.notification_bytes + self._reserved_bytes
         return wire.RESPONSE_BUFFER_BYTES - used_bytes
 
-    def _add(self, request_id: int, method: str, params: dict[str, Any]) -> None:
+    def _add(self, request_id: int, method: str, params: JsonObject) -> None:
         """Begin a request, or keep it until there is room. One with an id that was used before never runs."""
         if self._used_ids.add(request_id):
             self._waiting[request_id] = Request(request_id, method, params, self._on_response)
@@ -286,7 +291,7 @@ class Requests:
         self.begin_waiting()
 
 
-def _max_response_bytes(method: str, params: dict[str, Any]) -> int:
+def _max_response_bytes(method: str, params: JsonObject) -> int:
     if method in SMALL_METHODS:
         return SMALL_RESPONSE_BYTES
     if method != wire.CALL:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.requests import RequestError, describe_error
-from decathlon_sandbox.streams import HeadBuffer, Reader, TailBuffer
-from decathlon_sandbox.supervisor import child_environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from decathlon_sandbox.event_loop import EventLoop
-    from decathlon_sandbox.requests import Request
-    from decathlon_sandbox.supervisor import ProcessSupervisor
+from decathlon_sandbox.event_loop import EventLoop
+from decathlon_sandbox.requests import Request, RequestError, describe_error
+from decathlon_sandbox.streams import Reader, TailBuffer
+from decathlon_sandbox.strict_json import JsonObject
+from decathlon_sandbox.supervisor import ProcessSupervisor, child_environment
 
 CHANNEL_BYTES = 1 << 20
 
@@ -22,7 +16,7 @@ class Run:
     """Runs one command and answers its request once the command and its process tree have ended."""
 
     def __init__(
-        self, loop: EventLoop, supervisor: ProcessSupervisor, request: Request, params: dict[str, Any]
+        self, loop: EventLoop, supervisor: ProcessSupervisor, request: Request, params: JsonObject
     ) -> None:
         self._supervisor = supervisor
         self._request = request
@@ -40,15 +34,19 @@ class Run:
             raise RequestError(wire.SPAWN, f"{argv[0]} cannot be run: {describe_error(error)}") from None
         self._stdout = TailBuffer(params["output_bytes"])
         self._stderr = TailBuffer(params["output_bytes"])
-        self._channel = HeadBuffer(CHANNEL_BYTES) if params["channel"] else None
+        self._channel = bytearray() if params["channel"] else None
         self._readers = [
             Reader(loop, self._child.stdout, self._stdout.feed),
             Reader(loop, self._child.stderr, self._stderr.feed),
         ]
         if self._channel is not None:
-            self._readers.append(Reader(loop, self._child.channel, self._channel.feed))
+            self._readers.append(Reader(loop, self._child.channel, self._on_channel))
         self._deadline = loop.call_later(params["timeout_seconds"], self._on_timeout)
         request.on_cancel = self._on_cancel
+
+    def _on_channel(self, chunk: bytes) -> None:
+        if self._channel is not None:
+            self._channel += chunk[: CHANNEL_BYTES - len(self._channel)]
 
     def _on_timeout(self) -> None:
         self._timed_out = True
@@ -88,7 +86,7 @@ class Run:
                 "timed_out": self._timed_out,
                 "stdout": self._stdout.text(),
                 "stderr": self._stderr.text(),
-                "channel": None if self._channel is None else self._channel.text(),
+                "channel": None if self._channel is None else self._channel.decode("utf-8", "replace"),
                 "background": background_count,
             }
         )

@@ -6,25 +6,15 @@ import enum
 import os
 import signal
 import time
+from collections.abc import Callable
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.event_loop import EventLoop, Timer
 from decathlon_sandbox.mcp_session import McpSession, ReplyHandler
-from decathlon_sandbox.requests import RequestError, answer_in_thread, describe_error
-from decathlon_sandbox.streams import LineSplitter, Reader, TailBuffer, Writer
-from decathlon_sandbox.strict_json import as_object, encode
-from decathlon_sandbox.supervisor import child_environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from decathlon_sandbox.event_loop import EventLoop, Timer
-    from decathlon_sandbox.requests import Request
-    from decathlon_sandbox.streams import Backpressure
-    from decathlon_sandbox.supervisor import Child, ProcessSupervisor
-
-    Notify = Callable[[str, dict[str, Any]], object]
+from decathlon_sandbox.requests import Notify, Request, RequestError, answer_in_thread, describe_error
+from decathlon_sandbox.streams import Backpressure, LineSplitter, Reader, TailBuffer, Writer
+from decathlon_sandbox.strict_json import JsonObject, as_object, encode
+from decathlon_sandbox.supervisor import Child, ProcessSupervisor, child_environment
 
 STDERR_BYTES = 8192
 MAX_UNREAD_BYTES = wire.MAX_LINE_BYTES
@@ -54,7 +44,7 @@ class Server:
         loop: EventLoop,
         supervisor: ProcessSupervisor,
         backpressure: Backpressure,
-        settings: dict[str, Any],
+        settings: JsonObject,
     ) -> None:
         self.name: str = settings["name"]
         self.request_seconds: float | None = settings.get("request_seconds")
@@ -66,8 +56,8 @@ class Server:
         # Why the server cannot be called; meaningful while it is not running.
         self.error = RequestError(wire.SERVER, f"server {self.name} is not up")
         self.on_lost: Callable[[Server], object] = lambda server: None
-        self.on_notification: Callable[[Server, str, dict[str, Any]], object] = (
-            lambda server, method, params: None
+        self.on_notification: Callable[[Server, str, JsonObject], object] = lambda server, method, params: (
+            None
         )
         self.session = McpSession(
             self.name, self._send, lambda method, params: self.on_notification(self, method, params)
@@ -129,7 +119,7 @@ class Server:
         """The last STDERR_BYTES that it wrote to stderr."""
         return self._stderr.text()
 
-    def exit_details(self) -> dict[str, Any]:
+    def exit_details(self) -> JsonObject:
         """The end of its `stderr` and its `exit_code` (None: it runs; negative: a signal)."""
         return {"exit_code": self._child.exit_code, "stderr": self.stderr}
 
@@ -180,14 +170,14 @@ class RelayedCall(ReplyHandler):
     """One `call` request: ends with the server's reply, a timeout, a cancellation or the server's end."""
 
     def __init__(
-        self, loop: EventLoop, request: Request, server: Server, params: dict[str, Any], notify: Notify
+        self, loop: EventLoop, request: Request, server: Server, params: JsonObject, notify: Notify
     ) -> None:
         self._loop = loop
         self._request = request
         self._server = server
-        self._params: dict[str, Any] = params["params"]
+        self._params: JsonObject = params["params"]
         self._max_bytes: int = params["max_bytes"]
-        self._cut: dict[str, Any] | None = params.get("cut")
+        self._cut: JsonObject | None = params.get("cut")
         self._notify = notify
         self._deadline: Timer | None = None
 
@@ -202,7 +192,7 @@ class RelayedCall(ReplyHandler):
         cancelled = RequestError(wire.CANCELLED, "the call was cancelled")
         self._request.on_cancel = lambda: self._abandon(cancelled)
 
-    def on_reply(self, message: dict[str, Any], line: bytes) -> None:
+    def on_reply(self, message: JsonObject, line: bytes) -> None:
         self._end()
         result, cut = as_object(message.get("result")), self._cut
         # The text of content items is never longer than its JSON.
@@ -211,16 +201,21 @@ class RelayedCall(ReplyHandler):
             self._reply(line)
         else:
             # In a thread: the text may have 64 MiB, and the other calls go on.
-            answer_in_thread(self._loop, self._request, lambda: self._shorten(result, cut, line))
+            answer_in_thread(
+                self._loop,
+                self._request,
+                lambda: self._shorten(result, cut, line),
+                lambda shortened: self._reply(*shortened),
+            )
 
-    def _shorten(self, result: dict[str, Any], limit: dict[str, Any], line: bytes) -> Callable[[], object]:
-        """Shorten the result if it is too long; returns what replies."""
+    def _shorten(self, result: JsonObject, limit: JsonObject, line: bytes) -> tuple[bytes, bytes | None]:
+        """Shorten the result if it is too long; returns the reply, and JSON about the result."""
         from decathlon_sandbox.truncation import cut, shorten
 
         folder, characters = limit.get("folder"), limit["characters"]
         shortened = shorten(result, characters) if folder is None else cut(result, folder, characters)
         if shortened is None:
-            return lambda: self._reply(line)
+            return line, None
         if shortened.path is not None and shortened.full_text is not None:
             try:
                 os.makedirs(os.path.dirname(shortened.path), exist_ok=True)
@@ -230,8 +225,7 @@ class RelayedCall(ReplyHandler):
                 message = f"the whole reply cannot be saved: {describe_error(error)}"
                 raise RequestError(wire.FILES, message) from None
         overlong = encode({"path": shortened.path, "characters": shortened.characters})
-        text = encode({"result": shortened.result})
-        return lambda: self._reply(text, overlong)
+        return encode({"result": shortened.result}), overlong
 
     def _reply(self, line: bytes, overlong: bytes | None = None) -> None:
         if len(line) > self._max_bytes:
@@ -244,7 +238,7 @@ class RelayedCall(ReplyHandler):
         self._end()
         self._request.fail(error)
 
-    def on_progress(self, params: dict[str, Any]) -> None:
+    def on_progress(self, params: JsonObject) -> None:
         self._notify(wire.PROGRESS, {"id": self._request.id, "params": params})
 
     def _abandon(self, error: RequestError) -> None:

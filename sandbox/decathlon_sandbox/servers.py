@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.event_loop import EventLoop, Timer
 from decathlon_sandbox.mcp_session import Handshake
-from decathlon_sandbox.requests import RequestError
+from decathlon_sandbox.requests import Notify, Request, RequestError
 from decathlon_sandbox.server import RelayedCall, Server, ServerState
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from decathlon_sandbox.event_loop import EventLoop, Timer
-    from decathlon_sandbox.requests import Request
-    from decathlon_sandbox.streams import Backpressure
-    from decathlon_sandbox.supervisor import ProcessSupervisor
-
-    Notify = Callable[[str, dict[str, Any]], object]
+from decathlon_sandbox.streams import Backpressure
+from decathlon_sandbox.strict_json import JsonObject
+from decathlon_sandbox.supervisor import ProcessSupervisor
 
 CLOSE_SECONDS = 1.0
 """How long a frozen server may take to exit after its stdin is closed, and again after SIGTERM."""
@@ -36,16 +29,16 @@ class Servers:
         self._supervisor = supervisor
         self._backpressure = backpressure
         self._notify = notify
-        self._definitions: dict[str, dict[str, Any]] = {}
+        self._definitions: dict[str, JsonObject] = {}
         self._servers: dict[str, Server] = {}
         self._startups: set[Startup] = set()
         self._frozen = False
 
-    def define(self, request: Request, params: dict[str, Any]) -> None:
+    def define(self, request: Request, params: JsonObject) -> None:
         self._definitions.update({settings["name"]: settings for settings in params["servers"]})
         request.reply({})
 
-    def start(self, request: Request, params: dict[str, Any]) -> None:
+    def start(self, request: Request, params: JsonObject) -> None:
         self._check_not_frozen()
         names: list[str] = list(dict.fromkeys(params["names"]))
         for startup in self._startups:
@@ -70,7 +63,7 @@ class Servers:
         self._startups.add(startup)
         startup.begin()
 
-    def _start_after(self, startup: Startup, request: Request, params: dict[str, Any]) -> None:
+    def _start_after(self, startup: Startup, request: Request, params: JsonObject) -> None:
         """Start once another request, for some of the same servers, has ended; fails if that one fails."""
 
         def go_on(error: RequestError | None) -> None:
@@ -86,7 +79,7 @@ class Servers:
         startup.followers.append(go_on)
         request.on_cancel = lambda: request.fail(RequestError(wire.CANCELLED, "the start was cancelled"))
 
-    def call(self, request: Request, params: dict[str, Any]) -> None:
+    def call(self, request: Request, params: JsonObject) -> None:
         self._check_not_frozen()
         server = self._servers.get(params["server"])
         if server is None:
@@ -95,7 +88,7 @@ class Servers:
             raise server.error
         RelayedCall(self._loop, request, server, params, self._notify).begin()
 
-    def freeze(self, request: Request, params: dict[str, Any]) -> None:
+    def freeze(self, request: Request, params: JsonObject) -> None:
         """Stop servers the way the MCP SDK does, then kill everything that is left."""
         self._supervisor.exempt_matching(params.get("spare", ()))
         self._frozen = True
@@ -140,7 +133,7 @@ class Servers:
 
         poll()
 
-    def _on_notification(self, server: Server, method: str, params: dict[str, Any]) -> None:
+    def _on_notification(self, server: Server, method: str, params: JsonObject) -> None:
         if server.state is not ServerState.RUNNING:
             return
         if method == "notifications/tools/list_changed":
@@ -172,7 +165,7 @@ class Startup:
         self._on_end = on_end
         self.names = {server.name for server in servers}
         self.followers: list[Callable[[RequestError | None], object]] = []
-        self._tools: dict[str, list[dict[str, Any]]] = {}
+        self._tools: dict[str, list[JsonObject]] = {}
         self._opened: list[Server] = []
         self._deadlines: dict[str, Timer] = {}
         self._ended = False
@@ -226,7 +219,7 @@ class Startup:
             self._begin_handshake(server)
 
     def _begin_handshake(self, server: Server) -> None:
-        def on_success(tools: list[dict[str, Any]]) -> None:
+        def on_success(tools: list[JsonObject]) -> None:
             if self._ended:
                 return
             self._tools[server.name] = tools

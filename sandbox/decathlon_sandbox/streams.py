@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import collections
 import os
+from collections.abc import Callable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from decathlon_sandbox.event_loop import EventLoop
+from decathlon_sandbox.event_loop import EventLoop
 
 CHUNK_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
@@ -246,17 +243,3 @@ class TailBuffer:
         while self._is_cut and start < min(3, len(data)) and 0x80 <= data[start] < 0xC0:
             start += 1
         return data[start:].decode("utf-8", "replace")
-
-
-class HeadBuffer:
-    """Keeps the first `limit_bytes` of a stream."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._data = bytearray()
-
-    def feed(self, chunk: bytes) -> None:
-        self._data += chunk[: self._limit_bytes - len(self._data)]
-
-    def text(self) -> str:
-        return self._data.decode("utf-8", "replace")

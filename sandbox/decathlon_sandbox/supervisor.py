@@ -9,8 +9,10 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterable, Sequence
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.event_loop import EventLoop
 from decathlon_sandbox.processes import (
     COMMAND_LINE_BYTES,
     Process,
@@ -22,13 +24,7 @@ from decathlon_sandbox.processes import (
     read_processes,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from decathlon_sandbox.event_loop import EventLoop
-
-    ProcessTable = dict[int, Process]
+ProcessTable = dict[int, Process]
 
 # The variables that the MCP SDK's stdio client passes to a server.
 MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")

@@ -11,21 +11,13 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Callable
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.requests import RequestError, describe_error
-from decathlon_sandbox.streams import Reader, Writer
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from decathlon_sandbox.event_loop import EventLoop, Timer
-    from decathlon_sandbox.requests import Request
-    from decathlon_sandbox.streams import Backpressure
-
-    Notify = Callable[[str, dict[str, Any]], object]
+from decathlon_sandbox.event_loop import EventLoop, Timer
+from decathlon_sandbox.requests import Notify, Request, RequestError, describe_error
+from decathlon_sandbox.streams import Backpressure, Reader, Writer
+from decathlon_sandbox.strict_json import JsonObject
 
 LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -63,7 +55,7 @@ class Tunnels:
         self._last_number = 0
         self._resolver: socket.socket | None = None
 
-    def listen(self, request: Request, params: dict[str, Any]) -> None:
+    def listen(self, request: Request, params: JsonObject) -> None:
         """Listen on ports, except where this has been done before."""
         for port in params["ports"]:
             if port not in self._listeners:
@@ -92,7 +84,7 @@ class Tunnels:
         for tunnel in tuple(self._tunnels.values()):
             tunnel.reset()
 
-    def dial(self, request: Request, params: dict[str, Any]) -> None:
+    def dial(self, request: Request, params: JsonObject) -> None:
         """Open a connection; the response is sent once it is established."""
         port, number = params["port"], params["conn"]
         if self._full:
@@ -131,7 +123,7 @@ class Tunnels:
         request.on_cancel = self._dials[number]
         self._loop.add_writer(connection.fileno(), on_connected)
 
-    def on_notification(self, method: str, params: dict[str, Any]) -> None:
+    def on_notification(self, method: str, params: JsonObject) -> None:
         """Handle a notification about a tunnel; ignored if the tunnel is closed."""
         number = params["conn"]
         if method == wire.RESET and number in self._dials:
