@@ -175,7 +175,7 @@ class Driver:
             folder, max_bytes = params["folder"], params["max_bytes"]
             answer_in_thread(self._loop, request, lambda: {"tar": pack(folder, max_bytes)}, request.reply)
         elif method == wire.RUN:
-            from decathlon_sandbox.runs import Run
+            from decathlon_sandbox.supervisor import Run
 
             Run(self._loop, self._supervisor, request, params)
         elif method == wire.SNAPSHOT:

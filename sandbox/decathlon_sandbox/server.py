@@ -5,12 +5,11 @@ from __future__ import annotations
 import enum
 import os
 import signal
-import time
 from collections.abc import Callable
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.event_loop import EventLoop, Timer
-from decathlon_sandbox.mcp_session import McpSession, ReplyHandler
+from decathlon_sandbox.mcp_session import Handshake, McpSession, ReplyHandler
 from decathlon_sandbox.requests import Notify, Request, RequestError, answer_in_thread, describe_error
 from decathlon_sandbox.streams import Backpressure, LineSplitter, Reader, TailBuffer, Writer
 from decathlon_sandbox.strict_json import JsonObject, as_object, encode
@@ -34,10 +33,7 @@ class ServerState(enum.Enum):
 
 
 class Server:
-    """A server that is a child process: messages on its stdin and stdout, one per line.
-
-    It ends by itself (`on_lost` is called once) or is stopped.
-    """
+    """A server that is a child process: messages on its stdin and stdout, one per line."""
 
     def __init__(
         self,
@@ -45,6 +41,7 @@ class Server:
         supervisor: ProcessSupervisor,
         backpressure: Backpressure,
         settings: JsonObject,
+        on_notification: Callable[[Server, str, JsonObject], object],
     ) -> None:
         self.name: str = settings["name"]
         self.request_seconds: float | None = settings.get("request_seconds")
@@ -52,27 +49,31 @@ class Server:
         """The requests of the calls in progress."""
         self.state = ServerState.STARTING
         self.was_running = False
-        self.started_at = time.monotonic()
-        # Why the server cannot be called; meaningful while it is not running.
         self.error = RequestError(wire.SERVER, f"server {self.name} is not up")
-        self.on_lost: Callable[[Server], object] = lambda server: None
-        self.on_notification: Callable[[Server, str, JsonObject], object] = lambda server, method, params: (
-            None
-        )
+        """Why the server cannot be called; meaningful while it is not running."""
         self.session = McpSession(
-            self.name, self._send, lambda method, params: self.on_notification(self, method, params)
+            self.name, self._send, lambda method, params: on_notification(self, method, params)
         )
         self._loop = loop
         self._supervisor = supervisor
         self._backpressure = backpressure
         self._argv: list[str] = [settings["command"], *settings["args"]]
         self._cwd: str = settings["cwd"]
-        self._env = child_environment(settings["inherit"], settings["env"], self._cwd, settings.get("path"))
+        minimal = settings["inherit"] == "minimal"
+        self._env = child_environment(settings["env"], self._cwd, minimal=minimal)
         self._stderr = TailBuffer(STDERR_BYTES)
         self._losing = False
 
-    def open(self) -> None:
-        """Start the process. Raises RequestError."""
+    def start(
+        self,
+        deadline_seconds: float,
+        on_tools: Callable[[list[JsonObject]], object],
+        on_failure: Callable[[RequestError], object],
+    ) -> None:
+        """Start the process, initialize the session and list its tools; one of the two is called at the end.
+
+        Raises RequestError if there is no process. `on_failure` is called again if the process ends later.
+        """
         try:
             self._child: Child = self._supervisor.spawn(
                 self._argv,
@@ -93,6 +94,20 @@ class Server:
             self._loop, self._child.stdout, lines.feed, self._on_stdout_closed, self._backpressure
         )
         self._stderr_reader = Reader(self._loop, self._child.stderr, self._stderr.feed)
+
+        def fail(error: RequestError) -> None:
+            deadline.cancel()
+            error.data = {**self._exit_details(), **error.data}
+            on_failure(error)
+
+        def succeed(tools: list[JsonObject]) -> None:
+            deadline.cancel()
+            on_tools(tools)
+
+        message = f"server {self.name} was not up after {deadline_seconds:g} s"
+        deadline = self._loop.call_later(deadline_seconds, lambda: fail(RequestError(wire.SERVER, message)))
+        self._fail = fail
+        Handshake(self.session, succeed, fail).start()
 
     def begin_close(self) -> None:
         """Start a graceful shutdown: no more messages will be sent."""
@@ -119,9 +134,9 @@ class Server:
         """The last STDERR_BYTES that it wrote to stderr."""
         return self._stderr.text()
 
-    def exit_details(self) -> JsonObject:
-        """The end of its `stderr` and its `exit_code` (None: it runs; negative: a signal)."""
-        return {"exit_code": self._child.exit_code, "stderr": self.stderr}
+    def _exit_details(self) -> JsonObject:
+        """Its name, the end of its `stderr` and its `exit_code` (None: it runs; negative: a signal)."""
+        return {"server": self.name, "exit_code": self._child.exit_code, "stderr": self.stderr}
 
     def mark_ended(self, error: RequestError) -> None:
         """The server is being stopped: fail its requests with `error`."""
@@ -154,9 +169,9 @@ class Server:
         def on_killed() -> None:
             self._close_pipes()
             if self.state is not ServerState.ENDED:
-                data = {"server": self.name, **self.exit_details()}
-                self.mark_ended(RequestError(wire.SERVER, f"server {self.name} {reason}", data))
-                self.on_lost(self)
+                message = f"server {self.name} {reason}"
+                self.mark_ended(RequestError(wire.SERVER, message, self._exit_details()))
+                self._fail(self.error)
 
         self._supervisor.kill_tree(self._child, on_killed)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.event_loop import EventLoop, Timer
-from decathlon_sandbox.mcp_session import Handshake
+from decathlon_sandbox.event_loop import EventLoop
 from decathlon_sandbox.requests import Notify, Request, RequestError
 from decathlon_sandbox.server import RelayedCall, Server, ServerState
 from decathlon_sandbox.streams import Backpressure
@@ -54,10 +54,8 @@ class Servers:
                 if known is not None and known.was_running and not params.get("again"):
                     data = {**known.error.data, "ended": True}
                     raise RequestError(known.error.code, known.error.message, data)
-                settings = self._definitions[name]
-                server = Server(self._loop, self._supervisor, self._backpressure, settings)
-                server.on_notification = self._on_notification
-                servers.append(server)
+                parts = self._loop, self._supervisor, self._backpressure
+                servers.append(Server(*parts, self._definitions[name], self._on_notification))
         self._servers.update({server.name: server for server in servers})
         startup = Startup(self._loop, request, servers, params["deadline_seconds"], self._startups.discard)
         self._startups.add(startup)
@@ -167,7 +165,6 @@ class Startup:
         self.followers: list[Callable[[RequestError | None], object]] = []
         self._tools: dict[str, list[JsonObject]] = {}
         self._opened: list[Server] = []
-        self._deadlines: dict[str, Timer] = {}
         self._ended = False
 
     def begin(self) -> None:
@@ -180,7 +177,7 @@ class Startup:
         """Stop all servers of this request, then answer it with `error`."""
         if self._ended:
             return
-        self._end()
+        self._ended = True
         for server in self._servers:
             message = f"server {server.name} was stopped: {error.message}"
             server.mark_ended(RequestError(wire.SERVER, message, {"server": server.name}))
@@ -206,58 +203,30 @@ class Startup:
             and len(self._opened) - len(self._tools) < wire.STARTS_AT_ONCE
         ):
             server = self._servers[len(self._opened)]
-            server.on_lost = lambda lost: self.fail(_with_details(lost.error, lost))
-            try:
-                server.open()
-            except RequestError as error:
-                self.fail(error)
-                return
             self._opened.append(server)
-            self._deadlines[server.name] = self._loop.call_later(
-                self._deadline_seconds, lambda silent=server: self._on_deadline(silent)
-            )
-            self._begin_handshake(server)
+            try:
+                server.start(self._deadline_seconds, partial(self._on_tools, server), self.fail)
+            except RequestError as error:
+                self._opened.remove(server)
+                self.fail(error)
 
-    def _begin_handshake(self, server: Server) -> None:
-        def on_success(tools: list[JsonObject]) -> None:
-            if self._ended:
-                return
+    def _on_tools(self, server: Server, tools: list[JsonObject]) -> None:
+        if not self._ended:
             self._tools[server.name] = tools
-            self._deadlines.pop(server.name).cancel()
             self._open_next()
             self._succeed_if_complete()
-
-        def on_failure(error: RequestError) -> None:
-            self.fail(_with_details(error, server))
-
-        Handshake(server.session, on_success, on_failure).start()
 
     def _succeed_if_complete(self) -> None:
         if self._ended or len(self._tools) < len(self._servers):
             return
-        self._end()
+        self._ended = True
         for server in self._servers:
             server.state = ServerState.RUNNING
             server.was_running = True
         self._request.reply({"servers": {name: {"tools": tools} for name, tools in self._tools.items()}})
         self._let_followers_go_on(None)
 
-    def _on_deadline(self, silent: Server) -> None:
-        message = f"server {silent.name} was not up after {self._deadline_seconds:g} s"
-        self.fail(_with_details(RequestError(wire.SERVER, message), silent))
-
-    def _end(self) -> None:
-        self._ended = True
-        for deadline in self._deadlines.values():
-            deadline.cancel()
-
     def _let_followers_go_on(self, error: RequestError | None) -> None:
         self._on_end(self)
         for follow in self.followers:
             follow(error)
-
-
-def _with_details(error: RequestError, server: Server) -> RequestError:
-    """Add the server's name and exit details to an error that lacks them."""
-    error.data = {"server": server.name, **server.exit_details(), **error.data}
-    return error

@@ -93,10 +93,9 @@ Requests: params -> result
             server process that does not have them and their secrets. Starts nothing. A name that was defined
             before gets the new specification, which holds from its next start on.
             SERVER: {"name": STR, "command": STR, "args": [STR...], "env": {STR: STR},
-                     "inherit": "minimal" | "all", "cwd": DIR, "path": STR?, "request_seconds": NUM?}
+                     "inherit": "minimal" | "all", "cwd": DIR, "request_seconds": NUM?}
             "minimal" passes what the MCP SDK's stdio client passes (HOME, LOGNAME, PATH, SHELL, TERM, USER),
-            plus `env`. `path` replaces the inherited PATH, but not a PATH in `env`. The program is looked up
-            in the resulting PATH.
+            plus `env`. The program is looked up in the resulting PATH.
 `start`     {"names": [NAME...], "deadline_seconds": NUM, "again": BOOL?} -> {"servers": {NAME: INFO}}
             Makes sure that these servers run. Those that do not are started, STARTS_AT_ONCE of them at a
             time, initialized, and asked for their tools (all pages); the result has them only. Each has

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from decathlon_sandbox import supervisor, wire
+from decathlon_sandbox import processes, supervisor, wire
 
 from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, command, driver, until
 
@@ -138,8 +138,8 @@ def test_pattern_must_match_the_whole_command_line(
     def fake_read_file(pid: int, name: str, limit_bytes: int) -> bytes:
         return b"/usr/bin/kubectl\0port-forward\0svc/a\0" + b"80\0"
 
-    monkeypatch.setattr(supervisor, "read_file", fake_read_file)
-    assert supervisor.matches_command(1, [pattern]) is matches
+    monkeypatch.setattr(processes, "read_file", fake_read_file)
+    assert processes.matches_command(1, [pattern]) is matches
 
 
 def commands(peer: DriverPeer) -> list[str]:

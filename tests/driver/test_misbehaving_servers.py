@@ -66,9 +66,9 @@ async def test_exit_during_start_is_noticed_before_the_deadline(peer: DriverPeer
 
 
 @pytest.mark.parametrize(
-    "settings", [{"command": "no-such-program"}, {"cwd": "/no/such/folder"}, {"path": "/nowhere"}]
+    "settings", [{"command": "no-such-program"}, {"cwd": "/no/such/folder"}, {"env": {"PATH": "/nowhere"}}]
 )
-async def test_missing_program_fails_the_start(peer: DriverPeer, settings: dict[str, str]) -> None:
+async def test_missing_program_fails_the_start(peer: DriverPeer, settings: dict[str, Any]) -> None:
     server = {**stdio_server("none", "sh", "-c", "exit 1"), **settings}
     with pytest.raises(WireError, match="server none cannot be started") as error:
         await peer.start(peer.scripted_server("plain"), server)

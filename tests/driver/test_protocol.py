@@ -49,7 +49,7 @@ def test_start_up_imports_no_slow_module(python: str) -> None:
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.decode().splitlines()}
     assert "decathlon_sandbox.driver" in imported
     assert not SLOW_MODULES & imported
-    late = {"supervisor", "files", "runs", "servers", "server", "mcp_session", "tunnels"}
+    late = {"supervisor", "files", "servers", "server", "mcp_session", "tunnels"}
     assert not {f"decathlon_sandbox.{name}" for name in late} & imported
 
 

@@ -175,9 +175,8 @@ async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_
     peer: DriverPeer, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {
-        "env": {"A": "é", "TERM": "none"},
+        "env": {"A": "é", "TERM": "none", "PATH": "/bin:/usr/bin"},
         "cwd": str(tmp_path),
-        "path": "/bin:/usr/bin",
     }
     await peer.start(
         peer.scripted_server("plain", "one", **settings), peer.scripted_server("plain", "two", inherit="all")
@@ -196,7 +195,7 @@ async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_
 
 async def test_server_program_is_looked_up_in_the_servers_path(peer: DriverPeer, tmp_path: Path) -> None:
     (tmp_path / "only-here").symlink_to(sys.executable)
-    server = peer.scripted_server("plain", path=f"{tmp_path}:/usr/bin:/bin")
+    server = peer.scripted_server("plain", env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
     await peer.start({**server, "command": "only-here"})
     assert json.loads(await peer.text("scripted", "where"))["environment"]["PATH"].startswith(str(tmp_path))
 
