@@ -91,12 +91,7 @@ class Request:
         self._on_response = on_response
 
     def reply(self, result: JsonObject) -> None:
-        try:
-            data = encode(result)
-        except (ValueError, RecursionError) as error:
-            self.fail(RequestError(wire.INTERNAL, f"the result cannot be encoded as JSON: {error}"))
-        else:
-            self.reply_encoded(data)
+        self.reply_encoded(encode(result))
 
     def reply_encoded(self, result: bytes, overlong: bytes | None = None) -> None:
         """Reply with a result that is JSON already. `overlong`: JSON about a result that was shortened."""

@@ -25,6 +25,12 @@ from decathlon_sandbox.requests import Request, RequestError, describe_error
 from decathlon_sandbox.streams import Reader, TailBuffer
 from decathlon_sandbox.strict_json import JsonObject
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ctypes import CDLL
+    from socket import socket
+    from typing import IO
+
 ProcessTable = dict[int, Process]
 
 # The variables that the MCP SDK's stdio client passes to a server.
@@ -70,15 +76,16 @@ class Child:
     `exit_code` is None while the process runs; a negative number is the signal that ended it.
     """
 
-    __slots__ = ("channel", "exit_code", "mark", "on_exit", "pid", "popen", "stderr", "stdin", "stdout")
-
     def __init__(self, popen: subprocess.Popen[bytes], mark: str, on_exit: Callable[[int], object]) -> None:
         self.popen = popen
         self.pid = popen.pid
         self.mark = mark
         self.on_exit = on_exit
         self.exit_code: int | None = None
-        self.stdin = self.stdout = self.stderr = self.channel = -1
+        self.stdin, self.stdout, self.stderr = map(
+            _take_descriptor, (popen.stdin, popen.stdout, popen.stderr)
+        )
+        self.channel = -1
 
 
 class ProcessSupervisor:
@@ -107,17 +114,13 @@ class ProcessSupervisor:
         whether each was set.
         """
         self.server_variables = MERGED_VARIABLES
-        try:
-            import ctypes
-
-            libc = ctypes.CDLL(None)
-            prctl, personality = libc.prctl, libc.personality
-        except (ImportError, OSError, AttributeError):
+        libc = _libc()
+        if libc is None:
             return False, False
-        merging = prctl(_PR_SET_MEMORY_MERGE, 1, 0, 0, 0) == 0
+        merging = libc.prctl(_PR_SET_MEMORY_MERGE, 1, 0, 0, 0) == 0
         # Replaces the personality as a whole: Docker's seccomp profile compares with single values, and every
         # ordinary process has 0 before.
-        return merging, personality(_ADDR_NO_RANDOMIZE) != -1
+        return merging, libc.personality(_ADDR_NO_RANDOMIZE) != -1
 
     def spawn(
         self,
@@ -137,51 +140,32 @@ class ProcessSupervisor:
         mark = f"{self._mark}-{self._started_count}-"
         # First, so that it is found at the beginning of however long an environment.
         env = {wire.MARK_VARIABLE: mark, **env, wire.MARK_VARIABLE: mark}
-        child_fds: list[int] = []
-        own_fds: list[int] = []
+        ends: tuple[socket, ...] = ()
+        if channel:
+            from socket import socketpair
 
-        def make_pipe(*, to_child: bool = False) -> int:
-            read_fd, write_fd = os.pipe()
-            child_fds.append(read_fd if to_child else write_fd)
-            own_fds.append(write_fd if to_child else read_fd)
-            return child_fds[-1]
-
+            # A pipe could be opened through /proc/PID/fd. Linux refuses that where the process is not
+            # dumpable, gVisor does not.
+            ends = socketpair()
+            env[wire.CHANNEL_VARIABLE] = str(ends[1].fileno())
         try:
-            stdin_fd = make_pipe(to_child=True) if stdin else subprocess.DEVNULL
-            stdout_fd, stderr_fd = make_pipe(), make_pipe()
-            passed: tuple[int, ...] = ()
-            if channel:
-                from socket import socketpair
-
-                # A pipe could be opened through /proc/PID/fd. Linux refuses that where the process is not
-                # dumpable, gVisor does not.
-                own_end, child_end = socketpair()
-                own_fds.append(own_end.detach())
-                child_fds.append(child_end.detach())
-                passed = (child_fds[-1],)
-                env[wire.CHANNEL_VARIABLE] = str(passed[0])
             popen = subprocess.Popen(
                 argv,
+                bufsize=0,
                 cwd=cwd,
                 env=env,
-                stdin=stdin_fd,
-                stdout=stdout_fd,
-                stderr=stderr_fd,
-                pass_fds=passed,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[end.fileno() for end in ends[1:]],
                 start_new_session=True,
             )
-        except (OSError, ValueError):
-            for fd in own_fds:
-                os.close(fd)
-            raise
+            child = Child(popen, mark, on_exit)
+            if ends:
+                child.channel = os.dup(ends[0].fileno())
         finally:
-            for fd in child_fds:
-                os.close(fd)
-        child = Child(popen, mark, on_exit)
-        if stdin:
-            child.stdin = own_fds.pop(0)
-        child.stdout, child.stderr, *rest = own_fds
-        child.channel = rest[0] if rest else -1
+            for end in ends:
+                end.close()
         self._children[child.pid] = child
         return child
 
@@ -352,26 +336,39 @@ def _process_group(pid: int) -> int:
         return 0
 
 
+def _take_descriptor(pipe: IO[bytes] | None) -> int:
+    """A descriptor of the driver's end of a pipe, which its file does not close."""
+    if pipe is None:
+        return -1
+    with pipe:
+        return os.dup(pipe.fileno())
+
+
+def _libc() -> CDLL | None:
+    try:
+        import ctypes  # takes 3 ms
+
+        return ctypes.CDLL(None)
+    except (ImportError, OSError):
+        return None
+
+
 def _harden_driver() -> None:
     """Protect the driver from its children, and adopt orphans, as a machine's first process does anyway.
 
     Needs `ctypes`, without which another than a machine's first process does not find orphans.
     """
-    try:
-        import ctypes  # takes 3 ms
-
-        libc = ctypes.CDLL(None)
-        prctl = libc.prctl
-    except (ImportError, OSError, AttributeError):
+    libc = _libc()
+    if libc is None:
         return
     # Keeps processes without CAP_SYS_PTRACE from attaching to the driver and out of its fd, environ and mem
     # in /proc.
-    prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     if os.getpid() == 1:
         from decathlon_sandbox.seccomp import protect_first_process
 
         protect_first_process(libc)
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Run:

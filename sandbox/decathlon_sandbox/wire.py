@@ -196,7 +196,6 @@ COUNTER_BITS = 32
 """At 10,000 requests a second, a server process uses all counters after five days."""
 MAX_LINE_BYTES = 64 * 1024 * 1024
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024 + 64 * 1024
-ENVELOPE_BYTES = 1024
 RESPONSE_MARGIN_BYTES = 64 * 1024
 """How much longer than the longest reply of a task's server the response to a `call` can be."""
 REQUEST_BUFFER_BYTES = MAX_LINE_BYTES + 16 * 1024 * 1024
