@@ -44,7 +44,7 @@ class DriverPeer:
     """Sends requests and notifications to one driver.
 
     `token` is in the command line of the servers that it describes, so that their processes can be found.
-    `errors_without_id` holds error responses without an id, `lines` the bytes of every response by its id.
+    `lines` has the bytes of every response by its id.
     It is done with responses at once, unless `acknowledges` is false.
     """
 
@@ -54,7 +54,6 @@ class DriverPeer:
         self.acknowledges = True
         self.token = uuid.uuid4().hex
         self.notifications: list[tuple[str, dict[str, Any]]] = []
-        self.errors_without_id: list[WireError] = []
         self.lines: dict[int, bytes] = {}
         self.ids = itertools.count(FIRST_ID)
         self._responses: dict[int, dict[str, Any]] = {}
@@ -103,11 +102,6 @@ class DriverPeer:
         assert notification is not None
         self.notifications.remove(notification)
         return notification[1]
-
-    async def error_without_id(self) -> WireError:
-        """Wait for an error response without an id and remove it from the list."""
-        await self._until(lambda: bool(self.errors_without_id))
-        return self.errors_without_id.pop(0)
 
     async def boot(self) -> None:
         """Send the driver's source and attach to it."""
@@ -236,8 +230,6 @@ class DriverPeer:
         message = json.loads(payload.decode())
         if "method" in message:
             self.notifications.append((message["method"], message["params"]))
-        elif message["id"] is None:
-            self.errors_without_id.append(WireError(message["error"]))
         else:
             assert message["id"] not in self.lines, "a request was answered twice"
             self.lines[message["id"]] = payload
@@ -312,6 +304,7 @@ async def driver(
     environment: Mapping[str, str] | None = None,
     wrap: Sequence[str] = (),
     options: Sequence[str] = (),
+    survive_seconds: int = 0,
 ) -> AsyncGenerator[DriverPeer]:
     """Run a driver that has been attached. At the end it must exit by itself and leave no process.
 
@@ -327,7 +320,7 @@ async def driver(
             **(environment or {}),
         },
     ) as process:
-        peer = DriverPeer(process)
+        peer = DriverPeer(process, survive_seconds=survive_seconds)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(peer.receive_messages)
             tasks.start_soon(peer.receive_log)

@@ -67,36 +67,6 @@ async def test_concurrent_calls_to_one_server_get_their_own_replies(peer: Driver
         assert (await peer.result(number))["result"]["content"][0]["text"] == words
 
 
-async def test_reply_is_relayed_byte_for_byte(peer: DriverPeer) -> None:
-    await peer.start(peer.scripted_server("plain"))
-    parts = (
-        '{ "x-unknown" :  [1.10, 1E2, 12345678901234567890123, -0.0],',
-        '"result":{"content":[{"type":"hologram","é":"\\u00e9\\ud83d\\ude00\\\\ud83d","z":null}],"isError":true},',
-        '"jsonrpc":"2.0", "id":$id }',
-    )
-    line = "  ".join(parts)
-    number = await peer.begin_tool("scripted", "raw", line=line)
-    reply = await peer.result(number)
-    assert peer.lines[number].endswith(b'"result":' + line.replace("$id", str(reply["id"])).encode() + b"}")
-
-
-async def test_params_and_errors_are_relayed_unchanged(peer: DriverPeer) -> None:
-    await peer.start(peer.scripted_server("plain"))
-    params: dict[str, Any] = {
-        "name": "request",
-        "arguments": {"a": [1.5, None, "\u2028é\ud83d"], "": {}},
-        "_meta": {"x/y": 1},
-        "z": 1,
-    }
-    reply = await peer.request(wire.CALL, server="scripted", params=params, max_bytes=1000)
-    request_sent = json.loads(reply["result"]["content"][0]["text"])
-    assert request_sent["params"] == params
-    assert request_sent["method"] == "tools/call"
-    error = {"code": -32602, "message": "unknown tool", "data": {"kept": [True]}}
-    line = '{"jsonrpc":"2.0","id":$id,"error":' + json.dumps(error) + "}"
-    assert (await peer.tool("scripted", "raw", line=line))["error"] == error
-
-
 async def test_progress_carries_the_id_of_the_call_and_keeps_its_order(peer: DriverPeer) -> None:
     await peer.start(peer.sdk_server())
     numbers = [await peer.begin_tool("sdk", "count", meta={"progressToken": "same"}, to=5) for _ in range(2)]
@@ -111,13 +81,6 @@ async def test_progress_carries_the_id_of_the_call_and_keeps_its_order(peer: Dri
         assert [step["progress"] for step in steps] == [1, 2, 3, 4, 5]
         assert steps[0]["message"] == "step 1"
         assert steps[0]["total"] == 5
-
-
-async def test_call_without_a_progress_token_is_sent_without_one(peer: DriverPeer) -> None:
-    await peer.start(peer.scripted_server("plain"))
-    for meta in (None, {}, {"other": 1}):
-        request_sent = json.loads(await peer.text("scripted", "request", meta=meta))
-        assert request_sent["params"].get("_meta") == meta
 
 
 async def test_cancelled_call_is_cancelled_at_the_server(peer: DriverPeer, tmp_path: Path) -> None:
@@ -161,14 +124,6 @@ async def test_changed_tools_are_reported(peer: DriverPeer) -> None:
     await peer.start(peer.sdk_server())
     await peer.tool("sdk", "add_tool")
     assert await peer.notification(wire.CHANGED) == {"server": "sdk"}
-
-
-async def test_server_requests_are_declined_and_pings_are_answered(peer: DriverPeer) -> None:
-    await peer.start(peer.scripted_server("plain"))
-    answers = json.loads(await peer.text("scripted", "ask"))
-    assert [answer["id"] for answer in answers] == ["q0", "q1", "q2", "q3"]
-    assert answers[0]["result"] == {}
-    assert [answer["error"]["code"] for answer in answers[1:]] == [-32601] * 3
 
 
 async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_driver(

@@ -1,4 +1,4 @@
-"""Drivers that survive: streams that are cut, servers that are killed, and a server that never comes."""
+"""Drivers that survive: streams that are cut, another server, and a server that never comes."""
 
 from __future__ import annotations
 
@@ -10,30 +10,26 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import anyio
 import pytest
-from anyio.abc import Process
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver.client import Survival, boot_message, connect
+from decathlon_mcp.driver.client import BOOT_COMMAND, Survival, boot_message, connect
+from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.driver.peer import (
     BOUND_SECONDS,
     FIRST_ID,
-    SERVERS,
     DriverPeer,
     WireError,
     driver,
-    processes_with,
-    stdio_server,
     until,
 )
-from tests.driver.survivor import spec_of
 from tests.fakes.server_end import ServerEnd
 
 pytestmark = pytest.mark.anyio
@@ -143,6 +139,7 @@ def running_driver(scratch: Path) -> Generator[CutPeer]:
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["to_driver", "to_server"])
 def test_exchange_that_is_cut_at_every_byte_loses_and_doubles_nothing(direction: str, tmp_path: Path) -> None:
     with running_driver(tmp_path) as peer:
@@ -154,104 +151,16 @@ def test_exchange_that_is_cut_at_every_byte_loses_and_doubles_nothing(direction:
             peer.exchange(direction, after_bytes)
 
 
-# servers that are killed
+# a server that never comes
 
 
-class Lives:
-    """Server processes that follow each other on one local sandbox with a tool server that counts calls."""
-
-    def __init__(self, folder: Path) -> None:
-        self.token = uuid.uuid4().hex
-        self.owner = f"tests-survival-{self.token[:12]}"
-        self.folder = folder / "sandboxes"
-        self._log = folder / "log"
-        program = [str(SERVERS / "counting.py"), str(folder / "runs")]
-        self._arguments = {
-            "owner": self.owner,
-            "name": "survivor",
-            "folder": str(self.folder),
-            "log": str(self._log),
-            "server": stdio_server("counting", sys.executable, "-S", *program, self.token),
-        }
-        self._runs = folder / "runs"
-
-    async def start(self, generation: int, **arguments: Any) -> Process:
-        values = {**self._arguments, "generation": generation, **arguments}
-        return await anyio.open_process(
-            [sys.executable, "-m", "tests.driver.survivor", json.dumps(values)], stdout=None, stderr=None
-        )
-
-    def log(self) -> list[dict[str, Any]]:
-        lines = self._log.read_bytes().splitlines() if self._log.exists() else []
-        return [json.loads(line) for line in lines]
-
-    def runs(self) -> list[str]:
-        """The calls that the tool server got."""
-        return self._runs.read_text().split() if self._runs.exists() else []
-
-    def texts(self) -> list[str]:
-        """The logged outcomes of all calls."""
-        return [
-            entry["error"] if "error" in entry else entry["reply"]["result"]["content"][0]["text"]
-            for entry in self.log()
-            if "error" in entry or "reply" in entry
-        ]
-
-
-@pytest.fixture
-async def lives(tmp_path: Path) -> AsyncGenerator[Lives]:
-    lives = Lives(tmp_path)
-    yield lives
-    async with HostProvider("tests-survival-end", lives.folder, isolation="none") as provider:
-        await provider.sweep(lives.owner)
-    assert processes_with(lives.token) == []
-
-
-async def run_second(lives: Lives, **arguments: Any) -> None:
-    (sent,) = [entry["call"] for entry in lives.log() if "call" in entry]
-    async with await lives.start(2, call=sent, **{"unanswered": [sent], **arguments}) as server:
-        with anyio.fail_after(BOUND_SECONDS):
-            assert await server.wait() == 0
-
-
-async def test_running_call_of_a_killed_server_is_answered_to_the_next_one(lives: Lives) -> None:
-    async with await lives.start(1, tool="slow") as server:
-        await until(lambda: lives.runs() == ["slow"])
-        server.kill()
-        await server.wait()
-    await run_second(lives, tool="slow")
-    assert lives.runs() == ["slow", "count"]
-    assert lives.texts() == ["slow 1", "count 2"]
-
-
-async def test_reply_that_was_not_logged_is_kept_for_the_next_server(lives: Lives) -> None:
-    async with await lives.start(1, tool="count", kill_at="reply") as server:
-        await server.wait()
-    await run_second(lives, tool="count")
-    assert lives.runs() == ["count", "count"]
-    assert lives.texts() == ["count 1", "count 2"]
-
-
-async def test_logged_call_that_is_sent_again_does_not_run_again(lives: Lives) -> None:
-    """Also if the driver has not got the acknowledgement; nobody needs the reply then."""
-    async with await lives.start(1, tool="count", kill_at="logged") as server:
-        await server.wait()
-    await run_second(lives, tool="count", unanswered=[])
-    assert lives.runs() == ["count", "count"]
-    first, again, last = lives.texts()
-    assert (first, last) == ("count 1", "count 2")
-    assert "was answered before" in again
-
-
-async def test_driver_ends_with_all_its_processes_when_no_server_comes(lives: Lives) -> None:
-    async with await lives.start(1, tool="slow", survive_seconds=2) as server:
-        await until(lambda: lives.runs() == ["slow"])
-        assert processes_with(lives.token)
-        server.kill()
-        await server.wait()
-    killed_at = time.monotonic()
-    await until(lambda: processes_with(lives.token) == [])
-    assert time.monotonic() - killed_at < 20
+async def test_driver_ends_with_all_its_processes_when_no_server_comes(python: str) -> None:
+    async with driver(python, survive_seconds=1) as peer:
+        await peer.start(peer.scripted_server("daemonic"), peer.scripted_server("stubborn", "stubborn"))
+        ended_at = time.monotonic()
+        assert await peer.close() == 0
+        assert time.monotonic() - ended_at > 0.9
+        assert peer.living() == []
 
 
 # tunnels
@@ -259,6 +168,7 @@ async def test_driver_ends_with_all_its_processes_when_no_server_comes(lives: Li
 
 async def test_new_server_resets_tunnels_and_keeps_forwarded_ports(tmp_path: Path) -> None:
     owner, opened = f"tests-survival-{uuid.uuid4().hex[:12]}", anyio.Event()
+    spec = SandboxSpec("tunnels", BOOT_COMMAND, PurePosixPath("/episode"), survives=True)
 
     async def echo(stream: Any) -> None:
         async with stream:
@@ -280,7 +190,7 @@ async def test_new_server_resets_tunnels_and_keeps_forwarded_ports(tmp_path: Pat
             port = unused.extra(anyio.abc.SocketAttribute.local_port)
         async with (
             HostProvider(owner, tmp_path, isolation="none") as provider,
-            provider.open(spec_of("tunnels")) as sandbox,
+            provider.open(spec) as sandbox,
         ):
             async with connect(sandbox, survival=Survival(60, 1)) as client:
                 await client.forward({port: dial})

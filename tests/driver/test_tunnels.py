@@ -162,20 +162,6 @@ async def test_dial_connects_to_a_service_inside(driver: DriverClient) -> None:
             assert await receive_all(stream) == b""
 
 
-async def test_forwarded_port_can_lead_to_another_dialled_service(
-    tmp_path: Path, driver: DriverClient
-) -> None:
-    inside = free_port()
-    async with service(upper_case_service) as port:
-        await driver.forward({inside: lambda: driver.dial(port)})
-        async with await anyio.connect_tcp("127.0.0.1", inside) as client:
-            await client.send(BIG[:100_000])
-            received = b""
-            while len(received) < 100_000:
-                received += await client.receive()
-            assert received == BIG[:100_000].upper()
-
-
 async def test_dialling_a_closed_port_is_an_error(driver: DriverClient) -> None:
     with pytest.raises(DriverError, match="nothing answers at port"):
         await driver.dial(free_port())
@@ -251,20 +237,6 @@ async def until_dialled(peer: DriverPeer, port: int, number: int) -> None:
         await peer.request(wire.DIAL, port=port, conn=number - offset)
     with pytest.raises(WireError, match="connections already"):
         await peer.request(wire.DIAL, port=port, conn=-1000)
-
-
-async def test_dials_that_are_cancelled_by_their_caller_leave_places(
-    driver: DriverClient, silent_port: int
-) -> None:
-    for _ in range(2):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(MAX_TUNNELS):
-                tasks.start_soon(driver.dial, silent_port)
-            await driver.ping()
-            tasks.cancel_scope.cancel()
-    async with service(upper_case_service) as port, await driver.dial(port) as stream:
-        await stream.send(b"free")
-        assert await stream.receive() == b"FREE"
 
 
 # DNS
