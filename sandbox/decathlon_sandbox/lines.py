@@ -144,9 +144,6 @@ class Lines:
 
 
 def attach_line(nonce: bytes, generation: int, version: int, survive_seconds: int) -> bytes:
-    """Raises ValueError for a nonce of another form."""
-    if len(nonce) != NONCE_DIGITS or not _HEXADECIMAL.issuperset(nonce):
-        raise ValueError(f"a nonce has {NONCE_DIGITS} hexadecimal digits")
     return b"\n" + _control_line(b"attach %b %d %d %d" % (nonce, generation, version, survive_seconds))
 
 

@@ -360,5 +360,3 @@ raise SystemExit(main())
 """.replace("LOADER_SECONDS", str(LOADER_SECONDS))
 BOOT_COMMAND = ("python3", "-I", "-S", "-u", "-c", LOADER)
 OUT_OF_MEMORY_EXIT = 96
-NO_STANDARD_LIBRARY_EXIT = 97
-OLD_PYTHON_EXIT = 98

@@ -45,13 +45,12 @@ class DriverPeer:
 
     `token` is in the command line of the servers that it describes, so that their processes can be found.
     `lines` has the bytes of every response by its id.
-    It is done with responses at once, unless `acknowledges` is false.
+    It is done with responses at once.
     """
 
     def __init__(self, process: anyio.abc.Process, *, survive_seconds: int = 0) -> None:
         self.process = process
         self.end = ServerEnd(generation=1, survive_seconds=survive_seconds)
-        self.acknowledges = True
         self.token = uuid.uuid4().hex
         self.notifications: list[tuple[str, dict[str, Any]]] = []
         self.lines: dict[int, bytes] = {}
@@ -118,11 +117,6 @@ class DriverPeer:
     async def send_payload(self, payload: bytes) -> None:
         """Send a message, which need not be JSON."""
         self.end.send(payload)
-        await self.write()
-
-    async def acknowledge_all(self) -> None:
-        """Be done with every response that has arrived."""
-        self.end.done(*self.lines)
         await self.write()
 
     async def write(self) -> None:
@@ -208,7 +202,7 @@ class DriverPeer:
             assert self.end.damaged == []
             self._wake()
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                if self.acknowledges and ids:
+                if ids:
                     self.end.done(*ids)
                     await self.write()
         self.ended.set()

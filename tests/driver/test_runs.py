@@ -19,27 +19,25 @@ pytestmark = pytest.mark.anyio
 async def test_run_returns_exit_code_and_output(peer: DriverPeer, tmp_path: Path) -> None:
     result = await peer.request(
         wire.RUN,
-        **command("sh", "-c", "pwd; echo $A; cat; echo oops >&2; exit 3", cwd=str(tmp_path), env={"A": "é"}),
+        # A program that no shell starts has its folder as PWD too: not the server's, nor none.
+        **command(
+            sys.executable,
+            "-c",
+            "import os, sys; print(os.getcwd(), os.environ['PWD'], os.environ['A'], sys.stdin.read());"
+            "sys.stderr.write('oops'); sys.exit(3)",
+            cwd=str(tmp_path),
+            env={"A": "é", "PYTHONUTF8": "1"},
+        ),
     )
     assert result == {
         "exit_code": 3,
         "signal": None,
         "timed_out": False,
-        "stdout": f"{tmp_path}\né\n",
-        "stderr": "oops\n",
+        "stdout": f"{tmp_path} {tmp_path} é \n",
+        "stderr": "oops",
         "channel": None,
         "background": 0,
     }
-
-
-async def test_a_program_has_its_folder_as_pwd(peer: DriverPeer, tmp_path: Path) -> None:
-    """Not that of the server, nor none as in a container: scripts that a shell starts read it."""
-    show = [sys.executable, "-c", "import os; print(os.environ.get('PWD'))"]
-    result = await peer.request(wire.RUN, **command(*show, cwd=str(tmp_path)))
-    assert result["stdout"] == f"{tmp_path}\n"
-
-
-async def test_process_ended_by_a_signal_has_no_exit_code(peer: DriverPeer) -> None:
     result = await peer.request(wire.RUN, **command("sh", "-c", "kill -11 $$"))
     assert (result["exit_code"], result["signal"], result["timed_out"]) == (None, 11, False)
 
@@ -51,23 +49,19 @@ async def test_only_the_end_of_the_output_is_kept(peer: DriverPeer) -> None:
     )
     assert result["stdout"] == "ééé"  # half of a fourth character is left out
     assert result["stderr"] == "a\ufffd"
+    assert (await peer.request(wire.RUN, **command("echo", "hello", output_bytes=0)))["stdout"] == ""
 
 
-async def test_output_limit_can_be_zero(peer: DriverPeer) -> None:
-    result = await peer.request(wire.RUN, **command("echo", "hello", output_bytes=0))
-    assert result["stdout"] == ""
-
-
-async def test_channel_returns_what_was_written_to_it(peer: DriverPeer) -> None:
-    script = f"import os; os.write(int(os.environ['{wire.CHANNEL_VARIABLE}']), 'verdict é'.encode())"
+@pytest.mark.parametrize(
+    ("times", "expected"), [(1, "verdict é"), (300_000, "verdict é" * 104_857 + "verdic")]
+)
+async def test_channel_returns_the_first_mebibyte_that_was_written_to_it(
+    peer: DriverPeer, times: int, expected: str
+) -> None:
+    fd = f"int(os.environ['{wire.CHANNEL_VARIABLE}'])"
+    script = f"import os; open({fd}, 'w', encoding='utf-8').write('verdict é' * {times})"
     result = await peer.request(wire.RUN, **command(sys.executable, "-c", script, channel=True))
-    assert result["channel"] == "verdict é"
-
-
-async def test_channel_is_cut_after_one_mebibyte(peer: DriverPeer) -> None:
-    script = f"import os; open(int(os.environ['{wire.CHANNEL_VARIABLE}']), 'wb').write(b'y' * 3_000_000)"
-    result = await peer.request(wire.RUN, **command(sys.executable, "-c", script, channel=True))
-    assert len(result["channel"]) == 1 << 20
+    assert result["channel"] == expected
 
 
 async def test_process_inherits_no_descriptors_of_the_driver(peer: DriverPeer) -> None:

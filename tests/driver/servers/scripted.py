@@ -55,12 +55,8 @@ def daemonise() -> None:
 # tools
 
 
-def call(number: int, name: str, arguments: dict[str, Any], request: dict[str, Any]) -> None:
-    if name == "raw":
-        write(arguments["line"].replace("$id", str(number)).encode("utf-8", "surrogateescape") + b"\n")
-    elif name == "request":
-        text(number, json.dumps(request))
-    elif name == "text":
+def call(number: int, name: str, arguments: dict[str, Any]) -> None:
+    if name == "text":
         text(number, arguments["unit"] * arguments["times"])
     elif name == "hang":
         pass
@@ -127,7 +123,7 @@ def initialize(number: int, params: dict[str, Any]) -> None:
         write_stderr("thinking\n")
         return
     result: dict[str, Any] = {
-        "protocolVersion": "2024-11-05" if BEHAVIOUR == "old" else params["protocolVersion"],
+        "protocolVersion": params["protocolVersion"],
         "capabilities": {} if BEHAVIOUR == "toolless" else {"tools": {}},
         "serverInfo": {"name": BEHAVIOUR, "version": "0", "x-more": "kept"},
     }
@@ -188,7 +184,7 @@ def main() -> None:
         elif method == "tools/list":
             list_tools(number, params)
         elif method == "tools/call":
-            call(number, params["name"], params.get("arguments", {}), message)
+            call(number, params["name"], params.get("arguments", {}))
         elif method == "notifications/cancelled":
             notify("notifications/message", {"level": "info", "data": {"cancelled": params}})
     if BEHAVIOUR == "stubborn":
