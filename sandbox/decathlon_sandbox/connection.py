@@ -41,11 +41,7 @@ class Lease:
     def __init__(self, loop: EventLoop, on_end: Callable[[], object]) -> None:
         self._loop = loop
         self._on_end = on_end
-        try:
-            self._default_seconds = float(os.environ[wire.LEASE_VARIABLE])
-        except (KeyError, ValueError):
-            self._default_seconds = wire.LEASE_SECONDS
-        self._seconds = self._default_seconds
+        self._seconds = wire.LEASE_SECONDS
         self._heard_at = time.monotonic()
         self._timer: Timer | None = None
         self.may_be_saved = False
@@ -53,8 +49,8 @@ class Lease:
         since then, in which no server could be heard: the lease begins again."""
 
     def begin(self, seconds: int) -> None:
-        """Begin leases of so many seconds; of the default with 0."""
-        self._seconds = seconds or self._default_seconds
+        """Begin leases of so many seconds; of LEASE_SECONDS with 0."""
+        self._seconds = seconds or wire.LEASE_SECONDS
         self.renew()
         self._check()
 

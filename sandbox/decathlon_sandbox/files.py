@@ -129,22 +129,14 @@ def _write(path: str, text: str) -> None:
         raise
 
 
-def _check_absent(forbidden: list[str], under: str) -> None:
-    names = {name for name in forbidden if not name.startswith("/")}
-    paths = {_resolve_parent(name) for name in forbidden if name.startswith("/")}
-    pending = [os.path.realpath(under)]
+def _check_absent(names: list[str], under: str) -> None:
+    pending = [under]
     while pending:
         for path, name, is_folder in _list_folder(pending.pop()):
-            if name in names or path in paths:
+            if name in names:
                 raise RequestError(wire.FILES, f"{path} is there", {"path": path})
             if is_folder:
                 pending.append(path)
-
-
-def _resolve_parent(path: str) -> str:
-    """Resolve links in the folder of `path`, but not `path` itself."""
-    parent, name = os.path.split(path.rstrip("/"))
-    return os.path.join(os.path.realpath(parent), name)
 
 
 def _list_folder(folder: str) -> list[tuple[str, str, bool]]:

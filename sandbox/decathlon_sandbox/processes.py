@@ -14,8 +14,6 @@ from decathlon_sandbox import wire
 
 STAT_BYTES = 4096
 """Limit on /proc/PID/stat, which has 52 numbers and a name, and other files that the kernel fills."""
-CHILDREN_BYTES = 1 << 20
-"""Limit on /proc/PID/task/TID/children: about 150,000 children."""
 ENVIRONMENT_BYTES = 1 << 20
 """What is read of an environment. What lies beyond that is not seen."""
 COMMAND_LINE_BYTES = 1 << 16
@@ -55,15 +53,6 @@ class Process:
         return self.state in _ENDED_STATES
 
     @property
-    def stopped(self) -> bool:
-        """Whether a signal has stopped it (SIGSTOP), or a debugger."""
-        return self.state in (b"t", b"T")
-
-    @property
-    def uninterruptible(self) -> bool:
-        return self.state == b"D"
-
-    @property
     def exiting(self) -> bool:
         return self.flags & _PF_EXITING != 0
 
@@ -86,23 +75,6 @@ def read_process(pid: int) -> Process | None:
     """None if there is no such process."""
     stat = read_file(pid, "stat", STAT_BYTES)
     return Process(pid, stat) if stat else None
-
-
-def read_children(pid: int) -> list[int]:
-    """The pids of a process's children; empty if it is gone.
-
-    While children end and are reaped, the kernel may leave out others. Of a stopped process, the list is
-    complete.
-    """
-    try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-    return [
-        int(child)
-        for task in tasks
-        for child in (read_file(pid, f"task/{task}/children", CHILDREN_BYTES) or b"").split()
-    ]
 
 
 def read_environment(process: Process) -> bytes | None:

@@ -54,7 +54,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_MEMORY_MERGE = 67
 # linux/personality.h
 _ADDR_NO_RANDOMIZE = 0x40000
-_OWN_VARIABLES = (wire.LEASE_VARIABLE, wire.MEMORY_VARIABLE)
 
 
 def child_environment(extra: dict[str, str], cwd: str, *, minimal: bool = False) -> dict[str, str]:
@@ -67,7 +66,7 @@ def child_environment(extra: dict[str, str], cwd: str, *, minimal: bool = False)
         # A value that starts with "()" is an exported shell function; the SDK leaves those out too.
         names = [name for name in MINIMAL_VARIABLES if name in own and not own[name].startswith("()")]
         return {**{name: own[name] for name in names}, **extra}
-    return {**{name: own[name] for name in own if name not in _OWN_VARIABLES}, "PWD": cwd, **extra}
+    return {**{name: own[name] for name in own if name != wire.MEMORY_VARIABLE}, "PWD": cwd, **extra}
 
 
 class Child:

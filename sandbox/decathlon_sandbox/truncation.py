@@ -37,8 +37,6 @@ class CutResult:
     `full_text` must be saved at `path`; both are None if the rest of the text is dropped.
     """
 
-    __slots__ = ("characters", "full_text", "path", "result")
-
     def __init__(
         self, result: JsonObject, characters: int, path: str | None = None, full_text: str | None = None
     ) -> None:

@@ -46,7 +46,7 @@ Requests: params -> result
               {"write": PATH, "text": STR}   writes a file, with mode 0644
               {"absent": [NAME...], "under": DIR}
                                              fails if anything under DIR (links are not followed) has one of
-                                             these names, or is at one of these absolute paths
+                                             these names
               {"unpack": DIR, "tar": BASE64}
                                              unpacks an archive into DIR, created if missing. Existing files
                                              and links are replaced, a folder and a file never replace each
@@ -188,7 +188,6 @@ import time
 
 VERSION = 7
 LEASE_SECONDS = 60.0
-LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
 MARK_VARIABLE = "DECATHLON_MARK"
 MEMORY_VARIABLE = "DECATHLON_MEMORY_MIB"

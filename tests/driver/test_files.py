@@ -154,31 +154,15 @@ def test_copy_keeps_contents_and_times(tmp_path: Path) -> None:
     assert (tmp_path / "target/empty").stat().st_mtime_ns == 2_000_000_002
 
 
-def test_absent_checks_names_and_paths(tmp_path: Path) -> None:
+def test_absent_checks_names(tmp_path: Path) -> None:
     (tmp_path / "a/evaluation").mkdir(parents=True)
-    (tmp_path / "a/other").mkdir()
     (tmp_path / "a/link").symlink_to(tmp_path)
     under = {"under": str(tmp_path)}
-    assert failure({"absent": ["evaluation"], **under}).data == {
-        "path": f"{tmp_path}/a/evaluation",
-        "step": 0,
-    }
-    for name in (f"{tmp_path}/a/other", f"{tmp_path}/a/link"):
-        assert failure({"absent": [name], **under}).data["path"] == name
-    assert failure({"absent": ["link"], **under}).data["path"] == f"{tmp_path}/a/link"
-    run_steps([{"absent": ["evaluatio", "other.txt", "/a/other"], **under}])
+    for name in ("evaluation", "link"):
+        data = failure({"absent": ["other", name], **under}).data
+        assert data == {"path": f"{tmp_path}/a/{name}", "step": 0}
+    run_steps([{"absent": ["evaluatio", "other.txt"], **under}])
     run_steps([{"absent": ["evaluation"], "under": f"{tmp_path}/nowhere"}])
-
-
-def test_absent_resolves_links(tmp_path: Path) -> None:
-    (tmp_path / "real/secret").mkdir(parents=True)
-    (tmp_path / "link").symlink_to("real")
-    (tmp_path / "real/other").symlink_to("secret")
-    for under in ("", "/link", "/real"):
-        error = failure({"absent": [f"{tmp_path}/link/secret"], "under": f"{tmp_path}{under}"})
-        assert error.data["path"] == f"{tmp_path}/real/secret"
-    error = failure({"absent": [f"{tmp_path}/link/other/"], "under": str(tmp_path)})
-    assert error.data["path"] == f"{tmp_path}/real/other"
 
 
 def test_file_names_that_are_not_utf8_are_handled(tmp_path: Path) -> None:
