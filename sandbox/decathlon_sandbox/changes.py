@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
 
 from decathlon_sandbox import wire
 from decathlon_sandbox.requests import RequestError
@@ -59,7 +58,9 @@ class Cleaning:
         self._under: list[str] | None = params["under"]
         self._excepted = {os.path.realpath(path) for path in params["except"]}
         # Given folders can be on a machine that is no sandbox, where /tmp has other files too.
-        folders = _machine_scratch() if self._under is None else _own_scratch()
+        own = [os.environ["TMPDIR"]] if "TMPDIR" in os.environ else []
+        homes = [os.path.expanduser(f"~/{name}") for name in HOME_SCRATCH]
+        folders = [*own, *SCRATCH, *homes] if self._under is None else own
         self._scratch = {os.path.realpath(path) for path in folders}
         self._mount_points = {point for point, _ in _mounts()}
         self._sockets = _listening_sockets()
@@ -199,19 +200,6 @@ def _is_bytecode(path: str) -> bool:
 def _is_lock(path: str, status: os.stat_result) -> bool:
     # `uv run` creates one in the environment that it uses.
     return os.path.basename(path) == ".lock" and stat.S_ISREG(status.st_mode) and not status.st_size
-
-
-def _own_scratch() -> Iterator[str]:
-    if "TMPDIR" in os.environ:
-        yield os.environ["TMPDIR"]
-
-
-def _machine_scratch() -> Iterator[str]:
-    yield from _own_scratch()
-    yield from SCRATCH
-    home = os.path.expanduser("~")
-    for name in HOME_SCRATCH:
-        yield os.path.join(home, name)
 
 
 def _mounts() -> list[tuple[str, bool]]:

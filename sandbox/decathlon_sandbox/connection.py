@@ -1,9 +1,4 @@
-"""The driver's connection to the server: lines, kept responses, backpressure, and the lease.
-
-The stream can be lost: bytes from the server stop, and bytes to it go nowhere. Responses are kept until the
-server does not need them any more, which may be another server process. Nothing else is: a notification that
-is written while no server is attached is dropped.
-"""
+"""The driver's connection to the server: attachments, lines, backpressure, and the lease (`wire`)."""
 
 from __future__ import annotations
 

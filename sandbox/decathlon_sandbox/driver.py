@@ -78,10 +78,6 @@ def _reset_limits() -> None:
         pass  # without /proc, or in a kernel without it
 
 
-def _do_nothing() -> None:
-    pass
-
-
 def _claim_stdio() -> tuple[int, int]:
     """Move stdin and stdout to descriptors that children do not inherit; stray prints go to the log."""
     input_fd, output_fd = os.dup(0), os.dup(1)
@@ -116,7 +112,7 @@ class Driver:
             _reset_limits()
         # Only processes inside the sandbox would signal its first process. It does not ignore the signals
         # (SIG_IGN): every program in the sandbox would inherit that, and not end when it is told to.
-        on_signal = _do_nothing if os.getpid() == 1 else self._loop.stop
+        on_signal = (lambda: None) if os.getpid() == 1 else self._loop.stop
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, on_signal)
         self._notification_rate = wire.TokenBucket(

@@ -209,7 +209,7 @@ class Handshake(ReplyHandler):
         self._on_success = on_success
         self._on_failure = on_failure
         self._method = "initialize"
-        self._capabilities: JsonObject = {}
+        self._has_no_tools = False
         self._tools: list[JsonObject] = []
         self._cursors: set[str] = set()
 
@@ -230,8 +230,8 @@ class Handshake(ReplyHandler):
             self._on_initialized(message, result or {})
         elif result is not None:
             self._on_tools_page(result)
-        elif self._is_server_without_tools(as_object(message.get("error")) or {}):
-            self._succeed()
+        elif self._has_no_tools and (as_object(message.get("error")) or {}).get("code") == METHOD_NOT_FOUND:
+            self._on_success(self._tools)
         else:
             self._fail_with_reply(message)
 
@@ -239,7 +239,7 @@ class Handshake(ReplyHandler):
         if not isinstance(result.get("protocolVersion"), str):
             self._fail_with_reply(message)
             return
-        self._capabilities = as_object(result.get("capabilities")) or {}
+        self._has_no_tools = "tools" not in (as_object(result.get("capabilities")) or {})
         self._session.notify("notifications/initialized")
         self._request("tools/list", {})
 
@@ -251,7 +251,7 @@ class Handshake(ReplyHandler):
         self._tools.extend(tools)
         if cursor is None or (isinstance(cursor, str) and cursor in self._cursors):
             # A server that repeats a cursor does not know pages. The SDKs, which ask for one, take its tools.
-            self._succeed()
+            self._on_success(self._tools)
         elif not isinstance(cursor, str) or len(self._cursors) >= MAX_TOOL_PAGES:
             self._fail(f"has an endless list of tools (cursor {str(cursor)[:100]!r})")
         else:
@@ -264,12 +264,6 @@ class Handshake(ReplyHandler):
             self._session.request(method, params, self)
         except RequestError as error:
             self._on_failure(error)
-
-    def _succeed(self) -> None:
-        self._on_success(self._tools)
-
-    def _is_server_without_tools(self, error: JsonObject) -> bool:
-        return error.get("code") == METHOD_NOT_FOUND and "tools" not in self._capabilities
 
     def _fail_with_reply(self, message: JsonObject) -> None:
         text = (as_object(message.get("error")) or {}).get("message")

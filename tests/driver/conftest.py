@@ -58,7 +58,7 @@ def python(request: pytest.FixtureRequest) -> str:
         return sys.executable
     executable = find_python(OLDEST)
     if executable is None:
-        skip_or_fail(f"there is no Python {OLDEST}", "PYTHON310")
+        skip_or_fail(f"there is no Python {OLDEST}", "OLDEST_PYTHON")
     return executable
 
 
