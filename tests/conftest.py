@@ -105,7 +105,7 @@ def docker_engine() -> Iterator[Any]:
     try:
         engine: Any = APIClient(**cast("dict[str, Any]", kwargs_from_env()), version="auto", timeout=30)
     except DockerException as error:
-        _skip_or_fail(f"no Docker engine answers; on Debian: apt-get install docker.io ({error})")
+        skip_or_fail(f"no Docker engine answers; on Debian: apt-get install docker.io ({error})")
     try:
         yield engine
     finally:
@@ -120,7 +120,7 @@ def test_image(docker_engine: Any) -> str:
     try:
         docker_engine.inspect_image(TEST_IMAGE)
     except ImageNotFound:
-        _skip_or_fail(f"there is no image {TEST_IMAGE}; build it with tests/image/build")
+        skip_or_fail(f"there is no image {TEST_IMAGE}; build it with tests/image/build")
     return TEST_IMAGE
 
 
@@ -134,9 +134,9 @@ def runsc() -> str:
         program = find_runsc()
         version, is_recent = runsc_version(program)
     except ProviderUnavailableError as error:
-        _skip_or_fail(error.message, "GVISOR")
+        skip_or_fail(error.message, "GVISOR")
     if not is_recent:
-        _skip_or_fail(f"{version} is too old: {INSTALL_RUNSC}", "GVISOR")
+        skip_or_fail(f"{version} is too old: {INSTALL_RUNSC}", "GVISOR")
     return str(program)
 
 
@@ -144,7 +144,7 @@ def runsc() -> str:
 def unpacked_image(docker_engine: Any, test_image: str) -> str:
     """Folder with the tests' image, for bubblewrap. All test processes, and later runs, share it."""
     if which("bwrap") is None:
-        _skip_or_fail("there is no bwrap; on Debian: apt-get install bubblewrap")
+        skip_or_fail("there is no bwrap; on Debian: apt-get install bubblewrap")
     digest = docker_engine.inspect_image(test_image)["Id"].removeprefix("sha256:")[:16]
     # Not in pytest's own folder, into which only its user may look: root's sandboxes run as another one.
     base = Path(tempfile.gettempdir()) / f"decathlon-test-image-{os.geteuid()}-{digest}"
@@ -183,7 +183,7 @@ def mitmdump() -> Path:
     try:
         return find_program(None)
     except SettingsError as error:
-        _skip_or_fail(error.message, "MITMPROXY")
+        skip_or_fail(error.message, "MITMPROXY")
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def docker_network(docker_engine: Any) -> Iterator[str]:
         docker_engine.remove_network(network_id)
 
 
-def _skip_or_fail(reason: str, requirement: str = "DOCKER") -> NoReturn:
+def skip_or_fail(reason: str, requirement: str = "DOCKER") -> NoReturn:
     if os.environ.get(f"DECATHLON_REQUIRE_{requirement}") == "1":
         pytest.fail(reason)
     pytest.skip(reason)

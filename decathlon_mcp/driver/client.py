@@ -16,7 +16,7 @@ from functools import cache, partial
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -172,7 +172,6 @@ class DriverClient(DriverLink):
         cwd: str,
         timeout_seconds: float,
         env: Mapping[str, str] | None = None,
-        inherit: Literal["all", "minimal"] = "all",
         output_bytes: int = 65536,
         channel: bool = False,
         leave: bool = False,
@@ -189,7 +188,6 @@ class DriverClient(DriverLink):
                 "argv": list(argv),
                 "cwd": cwd,
                 "env": {**self._environment, **(env or {})},
-                "inherit": inherit,
                 "timeout_seconds": timeout_seconds,
                 "output_bytes": output_bytes,
                 "channel": channel,
@@ -281,9 +279,7 @@ class DriverClient(DriverLink):
 
         call: JsonObject = {
             "server": server,
-            "method": "tools/call",
             "params": params,
-            "timeout_seconds": None,
             "max_bytes": self._reply_bytes,
             **({} if truncation is None else {"cut": truncation.to_json()}),
         }

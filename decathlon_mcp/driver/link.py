@@ -28,7 +28,7 @@ from anyio import CancelScope
 from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
 from decathlon_sandbox.lines import MAX_NUMBER, body_of_ids, ids_of_body
-from decathlon_sandbox.rates import TokenBucket
+from decathlon_sandbox.wire import TokenBucket
 from msgspec import UNSET, Raw, UnsetType
 
 from decathlon_mcp.background import Flag, name_event_loop

@@ -30,7 +30,6 @@ from decathlon_sandbox.lines import (
     attach_line,
     body_of_ids,
 )
-from decathlon_sandbox.rates import TokenBucket
 
 from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
@@ -194,7 +193,7 @@ class DriverStream(ABC):
         self._loss: Loss | None = None
         """Why the stream has ended for good; set before `receive` returns."""
         self._lines = Lines(max_read_bytes)
-        self._reading = TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
+        self._reading = wire.TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
         self._attaching = Attaching()
         self._unsent = bytearray()
         """What the stream did not take at once."""

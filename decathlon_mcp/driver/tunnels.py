@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from anyio.abc import ByteStream, TaskGroup
 from decathlon_sandbox import wire
-from decathlon_sandbox.rates import TokenBucket
+from decathlon_sandbox.wire import TokenBucket
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import DecathlonError

@@ -312,11 +312,7 @@ class SetUp:
             await driver.arrange(
                 *({"remove": str(folder / name)} for name in unneeded),
                 *(await anyio.to_thread.run_sync(self._credential_steps, sandbox.root, values)),
-                {
-                    "absent": list(self.suite.profile.sealed),
-                    "under": str(sandbox.root / "tasks"),
-                    "except": [],
-                },
+                {"absent": list(self.suite.profile.sealed), "under": str(sandbox.root / "tasks")},
             )
         except DriverError as error:
             raise SetUpError(f"the answers could not be sealed: {error.message}") from None

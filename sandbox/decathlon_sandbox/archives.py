@@ -9,15 +9,12 @@ from __future__ import annotations
 import binascii
 import os
 import stat
+from collections.abc import Iterator
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.rpc import RequestError
+from decathlon_sandbox.requests import RequestError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Parts = tuple[bytes, ...]
+Parts = tuple[bytes, ...]
 
 MAX_DEPTH = 1_000
 """How many folders a member may lie in."""
@@ -111,26 +108,21 @@ def _parts(name: bytes) -> Parts:
     return parts
 
 
-def decode(text: str) -> bytes:
-    """The bytes of an archive in a request. Raises RequestError."""
-    try:
-        return binascii.a2b_base64(text)
-    except ValueError:
-        raise RequestError(wire.BAD_PARAMS, "`tar` must be base64") from None
-
-
-def unpack(folder: str, archive: bytes, check_cancelled: Callable[[], None]) -> None:
+def unpack(folder: str, tar: str) -> None:
     """Unpack into `folder`, created if missing, never writing through a link below it.
 
     Files and links replace those of the same names. Everything belongs to the driver's user. Raises OSError,
     and RequestError for an archive that cannot be unpacked; nothing of it is written then.
     """
+    try:
+        archive = binascii.a2b_base64(tar)
+    except ValueError:
+        raise RequestError(wire.BAD_PARAMS, "`tar` must be base64") from None
     members = _read(archive)
     os.makedirs(folder, exist_ok=True)
     folders: dict[Parts, _Member] = {}
     with FolderCursor(folder) as cursor:
         for member in members:
-            check_cancelled()
             _unpack(member, cursor)
             if member.kind == _FOLDER:
                 folders[member.parts] = member

@@ -12,15 +12,8 @@ import stat
 import time
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.rpc import Params, RequestError, answer_in_thread
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-    from decathlon_sandbox.event_loop import EventLoop
-    from decathlon_sandbox.rpc import Request
+from decathlon_sandbox.requests import RequestError
+from decathlon_sandbox.strict_json import JsonObject
 
 SCRATCH = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", "/var/cache", "/var/log")
 """Folders whose changed content is removed: nothing in them is expected to last."""
@@ -45,52 +38,37 @@ _IPC_TABLES = {"shm": "shared memory segment", "msg": "message queue", "sem": "s
 _IPC_COUNTS = {"shm": ((0, 14), 0), "msg": ((0, 12), 0), "sem": ((0, 0, 19), 7)}
 
 
-def snapshot(request: Request) -> None:
-    """Reply with the present moment, later than every change so far and not later than any to come."""
+def snapshot() -> dict[str, int]:
+    """The present moment, later than every change so far and not later than any to come."""
     # Since Linux 6.13 some changes are stamped with the precise time, which the coarse clock reaches later,
     # by a tick or, if ticks are late, more.
     now = time.time_ns()
     while (moment := _coarse_ns()) <= now:
         time.sleep(_TICK_SECONDS)
         now = min(now, time.time_ns())  # the clock may be set back
-    request.reply({"since": {"moment_ns": moment, "offset_ns": _offset_ns()}})
-
-
-def clean(loop: EventLoop, request: Request, params: Params) -> None:
-    """Remove and report changes without blocking the event loop."""
-    cleaning = Cleaning(params)
-    request.on_cancel = cleaning.cancel
-
-    def work() -> Callable[[], object]:
-        result = cleaning.run()
-        return lambda: request.reply(result)
-
-    answer_in_thread(loop, request, work)
+    return {"moment_ns": moment, "offset_ns": _offset_ns()}
 
 
 class Cleaning:
     """One walk over the writable file systems, or over given folders."""
 
-    def __init__(self, params: Params) -> None:
-        since = Params(params.mapping("since"))
-        self._moment_ns = since.integer("moment_ns", maximum=1 << 63)
-        self._offset_ns = since.integer("offset_ns", minimum=-(1 << 63), maximum=1 << 63)
-        self._under = params.strings("under") if params.has("under") else None
-        self._excepted = {os.path.realpath(path) for path in params.strings("except")}
+    def __init__(self, params: JsonObject) -> None:
+        self._moment_ns: int = params["since"]["moment_ns"]
+        self._offset_ns: int = params["since"]["offset_ns"]
+        self._under: list[str] | None = params["under"]
+        self._excepted = {os.path.realpath(path) for path in params["except"]}
         # Given folders can be on a machine that is no sandbox, where /tmp has other files too.
-        folders = _machine_scratch() if self._under is None else _own_scratch()
+        own = [os.environ["TMPDIR"]] if "TMPDIR" in os.environ else []
+        homes = [os.path.expanduser(f"~/{name}") for name in HOME_SCRATCH]
+        folders = [*own, *SCRATCH, *homes] if self._under is None else own
         self._scratch = {os.path.realpath(path) for path in folders}
         self._mount_points = {point for point, _ in _mounts()}
         self._sockets = _listening_sockets()
-        self._cancelled = False
         self._removed = 0
         self._paths: list[str] = []
         self._path_count = 0
 
-    def cancel(self) -> None:
-        self._cancelled = True
-
-    def run(self) -> dict[str, Any]:
+    def run(self) -> JsonObject:
         """Walk everything. Raises RequestError if changes cannot be recognized: the clock was set back."""
         if _offset_ns() < self._offset_ns - _CLOCK_STEP_NS:
             raise RequestError(wire.FILES, "the machine's clock was set back in the meantime")
@@ -130,8 +108,6 @@ class Cleaning:
             return True  # where this user may not look, it could not write either
         with entries:
             for entry in entries:
-                if self._cancelled:
-                    raise RequestError(wire.CANCELLED, "the cleaning was cancelled")
                 if entry.path in self._excepted or entry.path in self._mount_points:
                     occupied = True
                     continue
@@ -224,19 +200,6 @@ def _is_bytecode(path: str) -> bool:
 def _is_lock(path: str, status: os.stat_result) -> bool:
     # `uv run` creates one in the environment that it uses.
     return os.path.basename(path) == ".lock" and stat.S_ISREG(status.st_mode) and not status.st_size
-
-
-def _own_scratch() -> Iterator[str]:
-    if "TMPDIR" in os.environ:
-        yield os.environ["TMPDIR"]
-
-
-def _machine_scratch() -> Iterator[str]:
-    yield from _own_scratch()
-    yield from SCRATCH
-    home = os.path.expanduser("~")
-    for name in HOME_SCRATCH:
-        yield os.path.join(home, name)
 
 
 def _mounts() -> list[tuple[str, bool]]:

@@ -1,69 +1,27 @@
-"""The driver's connection to the server: lines, kept responses, backpressure, and the lease.
-
-The stream can be lost: bytes from the server stop, and bytes to it go nowhere. Responses are kept until the
-server does not need them any more, which may be another server process. Nothing else is: a notification that
-is written while no server is attached is dropped.
-"""
+"""The driver's connection to the server: attachments, lines, backpressure, and the lease (`wire`)."""
 
 from __future__ import annotations
 
 import collections
 import os
 import time
+from collections.abc import Callable
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.event_loop import EventLoop, Timer, log
 from decathlon_sandbox.lines import (
     DAMAGED,
     OVERLONG,
     Control,
     Lines,
     attached_line,
-    body_of_ids,
     ids_of_body,
     refused_line,
 )
-from decathlon_sandbox.log import log
+from decathlon_sandbox.requests import HIGH_WATER_BYTES, RESERVED_BYTES, Request, Requests
+from decathlon_sandbox.streams import Backpressure
+from decathlon_sandbox.strict_json import JsonObject
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Protocol
-
-    from decathlon_sandbox.event_loop import EventLoop, Timer
-    from decathlon_sandbox.streams import Backpressure
-
-    class ConnectionHandler(Protocol):
-        """What the connection reports to."""
-
-        def on_attached(self) -> None:
-            """A server has attached, the same process or another. Called before what it sends."""
-            ...
-
-        def on_pending(self, ids: list[int]) -> list[int]:
-            """The server waits for these requests only; returns those that have never come."""
-            ...
-
-        def on_message(self, payload: bytes) -> None:
-            """A message from the server."""
-            ...
-
-        def on_room(self) -> None:
-            """The server may have done with responses."""
-            ...
-
-        def on_end(self) -> None:
-            """No server will come any more, or the connection cannot continue."""
-            ...
-
-
-OVERHEAD_BYTES = 100
-"""Counted for every response in addition to its length, so that many short ones are bounded too. About what
-an entry of a dictionary, its key and the header of a `bytes` object occupy."""
-HIGH_WATER_BYTES = 8 << 20
-"""Backpressure begins at so many bytes that the server may still need: twice the largest usual reply."""
-RESERVED_BYTES = 2 * HIGH_WATER_BYTES
-"""Part of RESPONSE_BUFFER_BYTES that responses to large requests do not use: for the data of tunnels, which
-stops at HIGH_WATER_BYTES, for other notifications, and for small responses such as those to `ping`."""
 EMPTY_INPUT_SECONDS = 0.2
 """How often an input at its end is read again. A FIFO can get another writer."""
 LOOK_SECONDS = 0.25
@@ -78,11 +36,7 @@ class Lease:
     def __init__(self, loop: EventLoop, on_end: Callable[[], object]) -> None:
         self._loop = loop
         self._on_end = on_end
-        try:
-            self._default_seconds = float(os.environ[wire.LEASE_VARIABLE])
-        except (KeyError, ValueError):
-            self._default_seconds = wire.LEASE_SECONDS
-        self._seconds = self._default_seconds
+        self._seconds = wire.LEASE_SECONDS
         self._heard_at = time.monotonic()
         self._timer: Timer | None = None
         self.may_be_saved = False
@@ -90,8 +44,8 @@ class Lease:
         since then, in which no server could be heard: the lease begins again."""
 
     def begin(self, seconds: int) -> None:
-        """Begin leases of so many seconds; of the default with 0."""
-        self._seconds = seconds or self._default_seconds
+        """Begin leases of so many seconds; of LEASE_SECONDS with 0."""
+        self._seconds = seconds or wire.LEASE_SECONDS
         self.renew()
         self._check()
 
@@ -184,9 +138,11 @@ class Output:
 
 
 class Connection:
-    """Sends and receives messages over two descriptors, which it owns.
+    """Sends and receives messages over two descriptors, which it owns. Stops the loop at its end.
 
-    `backpressure` is paused while more than HIGH_WATER_BYTES are kept or not written.
+    `backpressure` is paused while more than HIGH_WATER_BYTES are kept or not written. `on_attached` is called
+    when a server has attached, the same process or another, before anything that it sends; for `begin` and
+    `on_notification` see `Requests`.
     """
 
     def __init__(
@@ -194,13 +150,17 @@ class Connection:
         loop: EventLoop,
         input_fd: int,
         output_fd: int,
-        handler: ConnectionHandler,
         backpressure: Backpressure,
+        *,
+        begin: Callable[[Request], object],
+        on_notification: Callable[[str, JsonObject], object],
+        on_attached: Callable[[], object],
     ) -> None:
         self._loop = loop
         self._input_fd = input_fd
-        self._handler = handler
         self._backpressure = backpressure
+        self._on_attached = on_attached
+        self._requests = Requests(self, begin, on_notification)
         self._lines = Lines(wire.MAX_LINE_BYTES)
         self._output = Output(loop, output_fd, self._lines, self._flush)
         self.generation = -1
@@ -208,9 +168,6 @@ class Connection:
         self._survive_seconds = 0
         self._lease = Lease(loop, self._finish)
         self._reported_loss = False
-        self._responses: dict[int, bytes] = {}
-        """Responses that the server may need again, by request."""
-        self._response_bytes = 0
         self._looks = 0
         """How often the input is still registered again."""
         os.set_blocking(input_fd, False)
@@ -222,27 +179,27 @@ class Connection:
     # what the driver sends
 
     @property
-    def free_bytes(self) -> int:
-        """How much of RESPONSE_BUFFER_BYTES is not used; every response takes OVERHEAD_BYTES more."""
-        return wire.RESPONSE_BUFFER_BYTES - self._response_bytes - self._output.notification_bytes
+    def notification_bytes(self) -> int:
+        """Size of the notifications that wait to be written."""
+        return self._output.notification_bytes
 
-    def respond(self, request_id: int, payload: bytes) -> None:
-        """Send a response, and keep it until the server is done with it. The caller has reserved the room."""
-        self._responses[request_id] = payload
-        self._response_bytes += len(payload) + OVERHEAD_BYTES
-        if self._lines.reads:
-            self._output.add(payload)
-        self._flush()
+    @property
+    def has_room(self) -> bool:
+        """Whether responses to come leave room, so that messages which can wait need not."""
+        return self._requests.free_bytes >= RESERVED_BYTES // 2
 
-    def has_response(self, request_id: int) -> bool:
-        """Whether the response to a request is kept."""
-        return request_id in self._responses
+    def send(self, body: bytes) -> None:
+        """Send a body that the server gets again when it attaches again; dropped if none is attached."""
+        self._add(body)
 
     def notify(self, payload: bytes) -> None:
         """Send a notification, or a response to nothing that is known; dropped if no server is attached."""
+        self._add(payload, is_notification=True)
+
+    def _add(self, body: bytes, *, is_notification: bool = False) -> None:
         if self._lines.reads:
-            self._output.add(payload, is_notification=True)
-            self._flush()
+            self._output.add(body, is_notification=is_notification)
+        self._flush()
 
     def expect_saving(self, expected: bool) -> None:
         """The sandbox is about to be saved, or is not any more.
@@ -267,10 +224,8 @@ class Connection:
         self._update_backpressure()
 
     def _update_backpressure(self) -> None:
-        if self._response_bytes + self._output.notification_bytes > HIGH_WATER_BYTES:
-            self._backpressure.pause()
-        else:
-            self._backpressure.resume()
+        paused = self._requests.response_bytes + self._output.notification_bytes > HIGH_WATER_BYTES
+        self._backpressure.set(paused)
 
     # input
 
@@ -305,19 +260,16 @@ class Connection:
             else:
                 self._lease.renew()
                 self._on_body(line)
-        self._handler.on_room()
+        self._requests.begin_waiting()
         self._flush()
 
     def _on_body(self, body: bytes) -> None:
         if (done := ids_of_body(body, b"done")) is not None:
-            for request_id in done:
-                self._forget(request_id)
+            self._requests.forget(done)
         elif (pending := ids_of_body(body, b"pending")) is not None:
-            self._resume(pending)
+            self._requests.resume(pending)
         else:
-            self._handler.on_message(body)
-
-    # attaching
+            self._requests.receive(body)
 
     def _on_control(self, line: Control) -> None:
         if line.kind != b"attach" or len(line.numbers) < 3:
@@ -334,22 +286,7 @@ class Connection:
         self._reported_loss = False
         self._output.answer(attached_line(line.nonce, wire.VERSION))
         self._lease.begin(survive_seconds)
-        self._handler.on_attached()
-
-    def _resume(self, pending: list[int]) -> None:
-        """Send the kept responses that the server waits for, and forget all others."""
-        self._output.add(body_of_ids(b"unknown", self._handler.on_pending(pending)))
-        waited_for = set(pending)
-        for request_id, payload in tuple(self._responses.items()):
-            if request_id in waited_for:
-                self._output.add(payload)
-            else:
-                self._forget(request_id)
-
-    def _forget(self, request_id: int) -> None:
-        payload = self._responses.pop(request_id, None)
-        if payload is not None:
-            self._response_bytes -= len(payload) + OVERHEAD_BYTES
+        self._on_attached()
 
     # the end
 
@@ -368,4 +305,4 @@ class Connection:
     def _finish(self) -> None:
         self._lose_stream()
         self._looks = 0
-        self._handler.on_end()
+        self._loop.stop()

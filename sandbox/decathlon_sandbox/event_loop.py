@@ -1,4 +1,4 @@
-"""Single-threaded event loop: file descriptors, timers, signals and callbacks from other threads."""
+"""Single-threaded event loop: descriptors, timers, signals and callbacks of threads. And the driver's log."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import collections
 import heapq
 import itertools
 import os
+import select
 import selectors
 import signal
+import sys
 import time
+from collections.abc import Callable
 
-from decathlon_sandbox.log import log_exception
+Callback = Callable[[], object]
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Callback = Callable[[], object]
+MAX_WAIT_SECONDS = 3600.0
+_MAX_LOG_BYTES = 4000  # below PIPE_BUF: a pipe that polls as writable accepts this much without blocking
 
 
 class Timer:
@@ -108,7 +108,10 @@ class EventLoop:
             heapq.heappop(self._timers)
         if self._ready:
             return 0.0
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        if not self._timers:
+            return None
+        # epoll_wait(2) waits for at most 24 days.
+        return min(max(0.0, self._timers[0][0] - time.monotonic()), MAX_WAIT_SECONDS)
 
     def _run_due_timers(self) -> None:
         now = time.monotonic()
@@ -128,3 +131,27 @@ class EventLoop:
             callback()
         except Exception:  # noqa: BLE001  (an error in one request must not end the others)
             log_exception("a callback failed")
+
+
+def log(text: str) -> None:
+    """Write an entry of at most 4 kB to stderr, without blocking. Dropped if stderr is full or closed."""
+    data = text.encode("utf-8", "replace")[:_MAX_LOG_BYTES].rstrip(b"\n") + b"\n"
+    try:
+        poll = select.poll()
+        poll.register(2, select.POLLOUT)
+        if any(event & select.POLLOUT for _, event in poll.poll(0)):
+            os.write(2, data)
+    except OSError:
+        pass
+
+
+def log_exception(message: str) -> None:
+    """Log the exception being handled, with the places it passed through."""
+    # Without the module `traceback`: it would be imported from a file system that an agent may have changed.
+    kind, error, trace = sys.exc_info()
+    lines = [f"decathlon: {message}: {kind.__name__ if kind else None}: {error}"]
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        lines.append(f"  {code.co_filename}:{trace.tb_lineno} in {code.co_name}")
+        trace = trace.tb_next
+    log("\n".join(lines))

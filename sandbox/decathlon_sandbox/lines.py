@@ -26,10 +26,7 @@ NONCE is 32 hexadecimal digits, new for every `attach`.
 from __future__ import annotations
 
 from binascii import crc32
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 NONCE_DIGITS = 32
 MAX_NUMBER = 10**19
@@ -58,17 +55,6 @@ class Control:
 
 class Lines:
     """The lines of one end in both directions. `max_bytes`: longest body that is received."""
-
-    __slots__ = (
-        "_max_bytes",
-        "_part",
-        "_part_check",
-        "_read_check",
-        "_skips",
-        "_write_check",
-        "max_bytes",
-        "reads",
-    )
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -158,9 +144,6 @@ class Lines:
 
 
 def attach_line(nonce: bytes, generation: int, version: int, survive_seconds: int) -> bytes:
-    """Raises ValueError for a nonce of another form."""
-    if len(nonce) != NONCE_DIGITS or not _HEXADECIMAL.issuperset(nonce):
-        raise ValueError(f"a nonce has {NONCE_DIGITS} hexadecimal digits")
     return b"\n" + _control_line(b"attach %b %d %d %d" % (nonce, generation, version, survive_seconds))
 
 

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.rpc import RequestError
-from decathlon_sandbox.strict_json import as_list, as_object, encode_ascii, parse
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from decathlon_sandbox.requests import RequestError
+from decathlon_sandbox.strict_json import JsonObject, as_list, as_object, encode_ascii, parse
 
 METHOD_NOT_FOUND = -32601
 PROTOCOL_VERSION = "2025-11-25"
@@ -31,7 +27,7 @@ _ID_LAST = re.compile(rb'"id"\s*:\s*"?(\d{1,18})"?\s*(?:,\s*"jsonrpc"\s*:\s*"2\.
 class ReplyHandler:
     """Receives the outcome of a request, exactly once, unless the request was abandoned."""
 
-    def on_reply(self, message: dict[str, Any], line: bytes) -> None:
+    def on_reply(self, message: JsonObject, line: bytes) -> None:
         """The server's reply (`result` or `error`), parsed and as received."""
         raise NotImplementedError
 
@@ -39,7 +35,7 @@ class ReplyHandler:
         """There will be no reply."""
         raise NotImplementedError
 
-    def on_progress(self, params: dict[str, Any]) -> None:
+    def on_progress(self, params: JsonObject) -> None:
         """Called any number of times before the outcome, if the request had a progress token."""
 
 
@@ -53,7 +49,7 @@ class McpSession:
         self,
         server_name: str,
         send: Callable[[bytes], object],
-        on_notification: Callable[[str, dict[str, Any]], object],
+        on_notification: Callable[[str, JsonObject], object],
     ) -> None:
         self.server_name = server_name
         self._send = send
@@ -61,7 +57,7 @@ class McpSession:
         self._ids = itertools.count(1)
         self._pending: dict[int, ReplyHandler] = {}
 
-    def request(self, method: str, params: dict[str, Any], handler: ReplyHandler) -> int:
+    def request(self, method: str, params: JsonObject, handler: ReplyHandler) -> int:
         """Send a request and return its id, which also replaces its progress token. Raises RequestError."""
         request_id = next(self._ids)
         meta = as_object(params.get("_meta"))
@@ -80,8 +76,8 @@ class McpSession:
             raise
         return request_id
 
-    def notify(self, method: str, params: dict[str, Any] | None = None) -> None:
-        message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+    def notify(self, method: str, params: JsonObject | None = None) -> None:
+        message: JsonObject = {"jsonrpc": "2.0", "method": method}
         if params is not None:
             message["params"] = params
         self._send_ignoring_errors(message)
@@ -138,7 +134,7 @@ class McpSession:
             message = f"server {self.server_name} sent a line of more than {wire.MAX_LINE_BYTES} bytes"
             self.fail(request_id, RequestError(wire.TOO_LONG, message))
 
-    def _receive_reply(self, message: dict[str, Any], line: bytes) -> None:
+    def _receive_reply(self, message: JsonObject, line: bytes) -> None:
         request_id = message.get("id")
         if request_id is None and message.get("error") is not None:
             request_id = self._only_pending()  # the server could not even read the id of the request
@@ -150,7 +146,7 @@ class McpSession:
             return
         self._pending.pop(request_id).on_reply(message, line)
 
-    def _decline(self, method: str, request_id: Any) -> None:
+    def _decline(self, method: str, request_id: object) -> None:
         """Answer a request of the server: pings succeed, everything else is not supported."""
         if method == "ping":
             self._send_ignoring_errors({"jsonrpc": "2.0", "id": request_id, "result": {}})
@@ -158,7 +154,7 @@ class McpSession:
             error = {"code": METHOD_NOT_FOUND, "message": f"{method} is not offered by this client"}
             self._send_ignoring_errors({"jsonrpc": "2.0", "id": request_id, "error": error})
 
-    def _send_ignoring_errors(self, message: dict[str, Any]) -> None:
+    def _send_ignoring_errors(self, message: JsonObject) -> None:
         try:
             self._send(encode_ascii(message))
         except RequestError:
@@ -172,7 +168,7 @@ class McpSession:
         return RequestError(wire.SERVER, f"server {self.server_name} {what}", data)
 
 
-def _as_id(value: Any) -> int:
+def _as_id(value: object) -> int:
     """The id in a reply or in progress; 0, which no request has, for what cannot be one.
 
     Servers that keep ids as text send `"1"` for 1, and the SDKs of Python and TypeScript take that.
@@ -185,7 +181,7 @@ def _as_id(value: Any) -> int:
     return value if type(value) is int else 0
 
 
-def is_error(message: dict[str, Any]) -> bool:
+def is_error(message: JsonObject) -> bool:
     """Whether a reply is an error, as the SDKs read it.
 
     Beside a result, an error counts only if it is one as MCP defines it; the result does not count then.
@@ -200,21 +196,21 @@ def is_error(message: dict[str, Any]) -> bool:
 class Handshake(ReplyHandler):
     """Initializes a session, then lists the server's tools page by page.
 
-    Ends with exactly one call: `on_success(info)` or `on_failure(error)`.
+    Ends with exactly one call: `on_success(tools)` or `on_failure(error)`.
     """
 
     def __init__(
         self,
         session: McpSession,
-        on_success: Callable[[dict[str, Any]], object],
+        on_success: Callable[[list[JsonObject]], object],
         on_failure: Callable[[RequestError], object],
     ) -> None:
         self._session = session
         self._on_success = on_success
         self._on_failure = on_failure
         self._method = "initialize"
-        self._info: dict[str, Any] = {}
-        self._tools: list[dict[str, Any]] = []
+        self._has_no_tools = False
+        self._tools: list[JsonObject] = []
         self._cursors: set[str] = set()
 
     def start(self) -> None:
@@ -228,31 +224,26 @@ class Handshake(ReplyHandler):
     def on_error(self, error: RequestError) -> None:
         self._on_failure(error)
 
-    def on_reply(self, message: dict[str, Any], line: bytes) -> None:
+    def on_reply(self, message: JsonObject, line: bytes) -> None:
         result = None if is_error(message) else as_object(message.get("result"))
         if self._method == "initialize":
             self._on_initialized(message, result or {})
         elif result is not None:
             self._on_tools_page(result)
-        elif self._is_server_without_tools(as_object(message.get("error")) or {}):
-            self._succeed()
+        elif self._has_no_tools and (as_object(message.get("error")) or {}).get("code") == METHOD_NOT_FOUND:
+            self._on_success(self._tools)
         else:
             self._fail_with_reply(message)
 
-    def _on_initialized(self, message: dict[str, Any], result: dict[str, Any]) -> None:
-        protocol = result.get("protocolVersion")
-        if not isinstance(protocol, str):
+    def _on_initialized(self, message: JsonObject, result: JsonObject) -> None:
+        if not isinstance(result.get("protocolVersion"), str):
             self._fail_with_reply(message)
             return
-        self._info = {
-            "protocolVersion": protocol,
-            "serverInfo": as_object(result.get("serverInfo")) or {},
-            "capabilities": as_object(result.get("capabilities")) or {},
-        }
+        self._has_no_tools = "tools" not in (as_object(result.get("capabilities")) or {})
         self._session.notify("notifications/initialized")
         self._request("tools/list", {})
 
-    def _on_tools_page(self, result: dict[str, Any]) -> None:
+    def _on_tools_page(self, result: JsonObject) -> None:
         tools, cursor = as_list(result.get("tools")), result.get("nextCursor")
         if tools is None or not all(isinstance(tool, dict) for tool in tools):
             self._fail("answered tools/list without a list of tools")
@@ -260,27 +251,21 @@ class Handshake(ReplyHandler):
         self._tools.extend(tools)
         if cursor is None or (isinstance(cursor, str) and cursor in self._cursors):
             # A server that repeats a cursor does not know pages. The SDKs, which ask for one, take its tools.
-            self._succeed()
+            self._on_success(self._tools)
         elif not isinstance(cursor, str) or len(self._cursors) >= MAX_TOOL_PAGES:
             self._fail(f"has an endless list of tools (cursor {str(cursor)[:100]!r})")
         else:
             self._cursors.add(cursor)
             self._request("tools/list", {"cursor": cursor})
 
-    def _request(self, method: str, params: dict[str, Any]) -> None:
+    def _request(self, method: str, params: JsonObject) -> None:
         self._method = method
         try:
             self._session.request(method, params, self)
         except RequestError as error:
             self._on_failure(error)
 
-    def _succeed(self) -> None:
-        self._on_success({**self._info, "tools": self._tools})
-
-    def _is_server_without_tools(self, error: dict[str, Any]) -> bool:
-        return error.get("code") == METHOD_NOT_FOUND and "tools" not in self._info["capabilities"]
-
-    def _fail_with_reply(self, message: dict[str, Any]) -> None:
+    def _fail_with_reply(self, message: JsonObject) -> None:
         text = (as_object(message.get("error")) or {}).get("message")
         reply = f"an error: {str(text)[:1000]}" if text else "an invalid result"
         self._fail(f"answered {self._method} with {reply}")

@@ -12,11 +12,8 @@ import os
 import signal
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.event_loop import EventLoop
 from decathlon_sandbox.processes import STAT_BYTES, read_file, read_processes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from decathlon_sandbox.event_loop import EventLoop
 
 FILL_BYTES_PER_SECOND = 2 << 30
 """How fast processes fill memory, at most: what two cores can write to pages that are new to them."""
@@ -30,11 +27,6 @@ SPARING_ROUNDS, LAST_ROUND = 3, 8
 """After so many rounds the task's servers are killed too, and in the end the driver: then what fills the
 memory belongs to no process but to files and segments. Linux would end it too."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-def limit_memory(loop: EventLoop) -> None:
-    """Enforce the limit in MEMORY_VARIABLE as long as the loop runs."""
-    MemoryLimit(loop, int(os.environ[wire.MEMORY_VARIABLE]) << 20).look()
 
 
 class MemoryLimit:

@@ -7,18 +7,19 @@ privilege can claim an environment or a command line of many gigabytes (PR_SET_M
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterable, Mapping
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from decathlon_sandbox import wire
 
 STAT_BYTES = 4096
 """Limit on /proc/PID/stat, which has 52 numbers and a name, and other files that the kernel fills."""
-CHILDREN_BYTES = 1 << 20
-"""Limit on /proc/PID/task/TID/children: about 150,000 children."""
 ENVIRONMENT_BYTES = 1 << 20
 """What is read of an environment. What lies beyond that is not seen."""
 COMMAND_LINE_BYTES = 1 << 16
+EXECVE_SECONDS = 0.1
+"""How long processes are looked at again that are executing a program and so have no environment yet."""
+_EXECVE_LOOK_SECONDS = 0.002
 _CHUNK_BYTES = 1 << 16
 _ENDED_STATES = (b"Z", b"X", b"x")
 # linux/sched.h
@@ -52,15 +53,6 @@ class Process:
         return self.state in _ENDED_STATES
 
     @property
-    def stopped(self) -> bool:
-        """Whether a signal has stopped it (SIGSTOP), or a debugger."""
-        return self.state in (b"t", b"T")
-
-    @property
-    def uninterruptible(self) -> bool:
-        return self.state == b"D"
-
-    @property
     def exiting(self) -> bool:
         return self.flags & _PF_EXITING != 0
 
@@ -83,23 +75,6 @@ def read_process(pid: int) -> Process | None:
     """None if there is no such process."""
     stat = read_file(pid, "stat", STAT_BYTES)
     return Process(pid, stat) if stat else None
-
-
-def read_children(pid: int) -> list[int]:
-    """The pids of a process's children; empty if it is gone.
-
-    While children end and are reaped, the kernel may leave out others. Of a stopped process, the list is
-    complete.
-    """
-    try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-    return [
-        int(child)
-        for task in tasks
-        for child in (read_file(pid, f"task/{task}/children", CHILDREN_BYTES) or b"").split()
-    ]
 
 
 def read_environment(process: Process) -> bytes | None:
@@ -170,3 +145,51 @@ def descendants(roots: Iterable[int], children: Mapping[int, Iterable[int]]) -> 
         found |= new
         pending += new
     return found - excluded
+
+
+def marked_processes(processes: Iterable[Process], marks: Iterable[str]) -> set[int]:
+    """The pids of the processes whose MARK_VARIABLE starts with one of the marks."""
+    # During execve(2) an environment cannot be read, and under load that moment is long. Without a second
+    # look, a daemon that was just executing its program survived its run.
+    prefixes = [f"\0{wire.MARK_VARIABLE}={mark}".encode() for mark in marks]
+    marked: set[int] = set()
+    deadline = time.monotonic() + EXECVE_SECONDS
+    undecided = list(processes)
+    while undecided:
+        again: list[int] = []
+        for process in undecided:
+            environment = read_environment(process)
+            if environment is None:
+                again.append(process.pid)
+            elif any(prefix in b"\0" + environment for prefix in prefixes):
+                marked.add(process.pid)
+        if not again or time.monotonic() > deadline:
+            break
+        time.sleep(_EXECVE_LOOK_SECONDS)
+        undecided = [process for pid in again if (process := read_process(pid)) is not None]
+    return marked
+
+
+def matches_command(pid: int, patterns: Iterable[str]) -> bool:
+    """Whether the command line of `pid` matches one of the patterns, as `freeze` in `wire` defines it."""
+    command_line = read_file(pid, "cmdline", COMMAND_LINE_BYTES)
+    if command_line is None:
+        return False
+    argv = command_line.rstrip(b"\0").decode("utf-8", "replace").split("\0")
+    with_folder, without_folder = " ".join(argv), " ".join([os.path.basename(argv[0]), *argv[1:]])
+    return any(_matches(with_folder, pattern) or _matches(without_folder, pattern) for pattern in patterns)
+
+
+def _matches(text: str, pattern: str) -> bool:
+    # Not `fnmatch`: it would be imported from a file system that the agent may have changed by now.
+    head, *parts = pattern.split("*")
+    if not parts:
+        return text == pattern
+    if not text.startswith(head):
+        return False
+    position = len(head)
+    for part in parts[:-1]:
+        position = text.find(part, position) + len(part)
+        if position < len(part):
+            return False
+    return len(text) - position >= len(parts[-1]) and text.endswith(parts[-1])

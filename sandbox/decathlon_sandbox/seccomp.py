@@ -18,11 +18,12 @@ Format: classic BPF, see Documentation/userspace-api/seccomp_filter.rst in Linux
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     from typing import Any
+
 
 Instruction = tuple[int, int, int, int]
 

@@ -1,27 +1,19 @@
-"""One of the task's MCP servers: a process, and the session with it."""
+"""One of the task's MCP servers: a process, the session with it, and the calls that are relayed to it."""
 
 from __future__ import annotations
 
 import enum
 import os
 import signal
-import time
+from collections.abc import Callable
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.mcp_session import McpSession
-from decathlon_sandbox.rpc import RequestError, describe_error
-from decathlon_sandbox.streams import LineSplitter, Reader, TailBuffer, Writer
-from decathlon_sandbox.supervisor import child_environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from decathlon_sandbox.event_loop import EventLoop
-    from decathlon_sandbox.rpc import Params
-    from decathlon_sandbox.streams import Backpressure
-    from decathlon_sandbox.supervisor import Child, ProcessSupervisor
+from decathlon_sandbox.event_loop import EventLoop, Timer
+from decathlon_sandbox.mcp_session import Handshake, McpSession, ReplyHandler
+from decathlon_sandbox.requests import Notify, Request, RequestError, answer_in_thread, describe_error
+from decathlon_sandbox.streams import Backpressure, LineSplitter, Reader, TailBuffer, Writer
+from decathlon_sandbox.strict_json import JsonObject, as_object, encode
+from decathlon_sandbox.supervisor import Child, ProcessSupervisor, child_environment
 
 STDERR_BYTES = 8192
 MAX_UNREAD_BYTES = wire.MAX_LINE_BYTES
@@ -30,6 +22,8 @@ EXIT_SECONDS = 1.0
 """How long a server that closed its stdout may take to exit before it counts as lost."""
 ENVELOPE_BYTES = 1024
 """Upper limit of what a reply grows by when it is relayed."""
+MAX_TEXT_GROWTH = 8
+"""How much longer than a reply's line the text of its result can be (`9e15` becomes 9000000000000000.0)."""
 
 
 class ServerState(enum.Enum):
@@ -39,42 +33,47 @@ class ServerState(enum.Enum):
 
 
 class Server:
-    """A server that is a child process: messages on its stdin and stdout, one per line.
-
-    It ends by itself (`on_lost` is called once) or is stopped.
-    """
+    """A server that is a child process: messages on its stdin and stdout, one per line."""
 
     def __init__(
-        self, loop: EventLoop, supervisor: ProcessSupervisor, backpressure: Backpressure, settings: Params
+        self,
+        loop: EventLoop,
+        supervisor: ProcessSupervisor,
+        backpressure: Backpressure,
+        settings: JsonObject,
+        on_notification: Callable[[Server, str, JsonObject], object],
     ) -> None:
-        self.name = settings.string("name")
-        self.request_seconds = settings.optional_number("request_seconds")
+        self.name: str = settings["name"]
+        self.request_seconds: float | None = settings.get("request_seconds")
+        self.calls: set[int] = set()
+        """The requests of the calls in progress."""
         self.state = ServerState.STARTING
         self.was_running = False
-        self.started_at = time.monotonic()
-        # Why the server cannot be called; meaningful while it is not running.
         self.error = RequestError(wire.SERVER, f"server {self.name} is not up")
-        self.on_lost: Callable[[Server], object] = lambda server: None
-        self.on_notification: Callable[[Server, str, dict[str, Any]], object] = (
-            lambda server, method, params: None
-        )
+        """Why the server cannot be called; meaningful while it is not running."""
         self.session = McpSession(
-            self.name, self._send, lambda method, params: self.on_notification(self, method, params)
+            self.name, self._send, lambda method, params: on_notification(self, method, params)
         )
         self._loop = loop
         self._supervisor = supervisor
         self._backpressure = backpressure
-        path = settings.string("path") if settings.has("path") else None
-        self._argv = [settings.string("command"), *settings.strings("args")]
-        self._cwd = settings.path("cwd")
-        self._env = child_environment(
-            settings.one_of("inherit", "all", "minimal"), settings.string_mapping("env"), self._cwd, path
-        )
+        self._argv: list[str] = [settings["command"], *settings["args"]]
+        self._cwd: str = settings["cwd"]
+        minimal = settings["inherit"] == "minimal"
+        self._env = child_environment(settings["env"], self._cwd, minimal=minimal)
         self._stderr = TailBuffer(STDERR_BYTES)
         self._losing = False
 
-    def open(self) -> None:
-        """Start the process. Raises RequestError."""
+    def start(
+        self,
+        deadline_seconds: float,
+        on_tools: Callable[[list[JsonObject]], object],
+        on_failure: Callable[[RequestError], object],
+    ) -> None:
+        """Start the process, initialize the session and list its tools; one of the two is called at the end.
+
+        Raises RequestError if there is no process. `on_failure` is called again if the process ends later.
+        """
         try:
             self._child: Child = self._supervisor.spawn(
                 self._argv,
@@ -95,6 +94,20 @@ class Server:
             self._loop, self._child.stdout, lines.feed, self._on_stdout_closed, self._backpressure
         )
         self._stderr_reader = Reader(self._loop, self._child.stderr, self._stderr.feed)
+
+        def fail(error: RequestError) -> None:
+            deadline.cancel()
+            error.data = {**self._exit_details(), **error.data}
+            on_failure(error)
+
+        def succeed(tools: list[JsonObject]) -> None:
+            deadline.cancel()
+            on_tools(tools)
+
+        message = f"server {self.name} was not up after {deadline_seconds:g} s"
+        deadline = self._loop.call_later(deadline_seconds, lambda: fail(RequestError(wire.SERVER, message)))
+        self._fail = fail
+        Handshake(self.session, succeed, fail).start()
 
     def begin_close(self) -> None:
         """Start a graceful shutdown: no more messages will be sent."""
@@ -121,9 +134,9 @@ class Server:
         """The last STDERR_BYTES that it wrote to stderr."""
         return self._stderr.text()
 
-    def exit_details(self) -> dict[str, Any]:
-        """The end of its `stderr` and its `exit_code` (None: it runs; negative: a signal)."""
-        return {"exit_code": self._child.exit_code, "stderr": self.stderr}
+    def _exit_details(self) -> JsonObject:
+        """Its name, the end of its `stderr` and its `exit_code` (None: it runs; negative: a signal)."""
+        return {"server": self.name, "exit_code": self._child.exit_code, "stderr": self.stderr}
 
     def mark_ended(self, error: RequestError) -> None:
         """The server is being stopped: fail its requests with `error`."""
@@ -156,9 +169,9 @@ class Server:
         def on_killed() -> None:
             self._close_pipes()
             if self.state is not ServerState.ENDED:
-                data = {"server": self.name, **self.exit_details()}
-                self.mark_ended(RequestError(wire.SERVER, f"server {self.name} {reason}", data))
-                self.on_lost(self)
+                message = f"server {self.name} {reason}"
+                self.mark_ended(RequestError(wire.SERVER, message, self._exit_details()))
+                self._fail(self.error)
 
         self._supervisor.kill_tree(self._child, on_killed)
 
@@ -166,3 +179,88 @@ class Server:
         self._stdout_reader.drain()
         self._stderr_reader.drain()
         self._stdin.close()
+
+
+class RelayedCall(ReplyHandler):
+    """One `call` request: ends with the server's reply, a timeout, a cancellation or the server's end."""
+
+    def __init__(
+        self, loop: EventLoop, request: Request, server: Server, params: JsonObject, notify: Notify
+    ) -> None:
+        self._loop = loop
+        self._request = request
+        self._server = server
+        self._params: JsonObject = params["params"]
+        self._max_bytes: int = params["max_bytes"]
+        self._cut: JsonObject | None = params.get("cut")
+        self._notify = notify
+        self._deadline: Timer | None = None
+
+    def begin(self) -> None:
+        self._session_request_id = self._server.session.request("tools/call", self._params, self)
+        self._server.calls.add(self._request.id)
+        seconds = self._server.request_seconds
+        if seconds is not None:
+            message = f"server {self._server.name} has not answered within {seconds:g} s"
+            timeout = RequestError(wire.TIMEOUT, message)
+            self._deadline = self._loop.call_later(seconds, lambda: self._abandon(timeout))
+        cancelled = RequestError(wire.CANCELLED, "the call was cancelled")
+        self._request.on_cancel = lambda: self._abandon(cancelled)
+
+    def on_reply(self, message: JsonObject, line: bytes) -> None:
+        self._end()
+        result, cut = as_object(message.get("result")), self._cut
+        # The text of content items is never longer than its JSON.
+        growth = MAX_TEXT_GROWTH if cut and cut.get("folder") else 1
+        if cut is None or result is None or len(line) * growth <= cut["characters"]:
+            self._reply(line)
+        else:
+            # In a thread: the text may have 64 MiB, and the other calls go on.
+            answer_in_thread(
+                self._loop,
+                self._request,
+                lambda: self._shorten(result, cut, line),
+                lambda shortened: self._reply(*shortened),
+            )
+
+    def _shorten(self, result: JsonObject, limit: JsonObject, line: bytes) -> tuple[bytes, bytes | None]:
+        """Shorten the result if it is too long; returns the reply, and JSON about the result."""
+        from decathlon_sandbox.truncation import cut, shorten
+
+        folder, characters = limit.get("folder"), limit["characters"]
+        shortened = shorten(result, characters) if folder is None else cut(result, folder, characters)
+        if shortened is None:
+            return line, None
+        if shortened.path is not None and shortened.full_text is not None:
+            try:
+                os.makedirs(os.path.dirname(shortened.path), exist_ok=True)
+                with open(shortened.path, "x", encoding="utf-8", errors="replace") as file:
+                    file.write(shortened.full_text)
+            except OSError as error:
+                message = f"the whole reply cannot be saved: {describe_error(error)}"
+                raise RequestError(wire.FILES, message) from None
+        overlong = encode({"path": shortened.path, "characters": shortened.characters})
+        return encode({"result": shortened.result}), overlong
+
+    def _reply(self, line: bytes, overlong: bytes | None = None) -> None:
+        if len(line) > self._max_bytes:
+            message = f"the reply has {len(line)} bytes, more than the limit of {self._max_bytes} bytes"
+            self._request.fail(RequestError(wire.TOO_LONG, message))
+        else:
+            self._request.reply_encoded(line, overlong)
+
+    def on_error(self, error: RequestError) -> None:
+        self._end()
+        self._request.fail(error)
+
+    def on_progress(self, params: JsonObject) -> None:
+        self._notify(wire.PROGRESS, {"id": self._request.id, "params": params})
+
+    def _abandon(self, error: RequestError) -> None:
+        self._server.session.abandon(self._session_request_id, error.message)
+        self.on_error(error)
+
+    def _end(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._server.calls.discard(self._request.id)

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 import collections
 import os
+from collections.abc import Callable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Protocol
-
-    from decathlon_sandbox.event_loop import EventLoop
-
-    class PausableReader(Protocol):
-        """What reads only while there is no backpressure."""
-
-        def update(self) -> None:
-            """The backpressure has changed."""
-            ...
-
+from decathlon_sandbox.event_loop import EventLoop
 
 CHUNK_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
@@ -31,27 +19,13 @@ class Backpressure:
 
     def __init__(self) -> None:
         self.paused = False
-        self._readers: set[PausableReader] = set()
+        self.readers: set[Reader] = set()
 
-    def pause(self) -> None:
-        if not self.paused:
-            self.paused = True
-            self._update_readers()
-
-    def resume(self) -> None:
-        if self.paused:
-            self.paused = False
-            self._update_readers()
-
-    def add(self, reader: PausableReader) -> None:
-        self._readers.add(reader)
-
-    def discard(self, reader: PausableReader) -> None:
-        self._readers.discard(reader)
-
-    def _update_readers(self) -> None:
-        for reader in tuple(self._readers):
-            reader.update()
+    def set(self, paused: bool) -> None:
+        if paused != self.paused:
+            self.paused = paused
+            for reader in tuple(self.readers):
+                reader.update()
 
 
 class Reader:
@@ -79,7 +53,7 @@ class Reader:
         self.failed = False
         os.set_blocking(fd, False)
         if backpressure is not None:
-            backpressure.add(self)
+            backpressure.readers.add(self)
         self.update()
 
     def limit(self, max_bytes: int) -> None:
@@ -118,7 +92,7 @@ class Reader:
         self._closed = True
         self.update()
         if self._backpressure is not None:
-            self._backpressure.discard(self)
+            self._backpressure.readers.discard(self)
         os.close(self._fd)
 
     def _on_readable(self) -> None:
@@ -253,41 +227,19 @@ class TailBuffer:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._data = bytearray()
-        self._total_bytes = 0
+        self._is_cut = False
 
     def feed(self, chunk: bytes) -> None:
-        self._total_bytes += len(chunk)
         self._data += chunk
+        if len(self._data) > self._limit_bytes:
+            self._is_cut = True
         if len(self._data) > self._limit_bytes + CHUNK_BYTES:
             del self._data[: -self._limit_bytes or None]
 
-    @property
-    def truncated(self) -> bool:
-        return self._total_bytes > self._limit_bytes
-
     def text(self) -> str:
         """Decode as UTF-8 with invalid bytes replaced; a character cut at the start is left out."""
-        if not self.truncated:
-            return self._data.decode("utf-8", "replace")
         data = bytes(self._data[-self._limit_bytes :]) if self._limit_bytes else b""
         start = 0
-        while start < min(3, len(data)) and 0x80 <= data[start] < 0xC0:
+        while self._is_cut and start < min(3, len(data)) and 0x80 <= data[start] < 0xC0:
             start += 1
         return data[start:].decode("utf-8", "replace")
-
-
-class HeadBuffer:
-    """Keeps the first `limit_bytes` of a stream."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._data = bytearray()
-        self.truncated = False
-
-    def feed(self, chunk: bytes) -> None:
-        room = self._limit_bytes - len(self._data)
-        self.truncated = self.truncated or len(chunk) > room
-        self._data += chunk[:room]
-
-    def text(self) -> str:
-        return self._data.decode("utf-8", "replace")

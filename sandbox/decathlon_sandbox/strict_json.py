@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any, TypeGuard
+
+    JsonObject = dict[str, Any]
+else:
+    JsonObject = dict
 
 # The server refuses a depth of more than 128, and the envelopes around a reply take some of that.
 MAX_DEPTH = 120
@@ -49,7 +53,7 @@ def parse(line: bytes) -> tuple[Any, bytes]:
     return value, line
 
 
-def as_object(value: Any) -> dict[str, Any] | None:
+def as_object(value: Any) -> JsonObject | None:
     """Return the value if it is an object, else None."""
     return value if _is_object(value) else None
 
@@ -59,7 +63,7 @@ def as_list(value: Any) -> list[Any] | None:
     return value if _is_list(value) else None
 
 
-def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+def _is_object(value: Any) -> TypeGuard[JsonObject]:
     return isinstance(value, dict)
 
 

@@ -1,4 +1,4 @@
-"""Child processes: started, reaped, and killed together with everything that descends from them.
+"""Child processes: started, reaped, and killed together with everything that descends from them. And `run`.
 
 Without /proc, only process groups can be killed.
 """
@@ -9,26 +9,29 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterable, Sequence
 
 from decathlon_sandbox import wire
+from decathlon_sandbox.event_loop import EventLoop
 from decathlon_sandbox.processes import (
-    COMMAND_LINE_BYTES,
     Process,
     children_by_parent,
     descendants,
-    read_environment,
-    read_file,
-    read_process,
+    marked_processes,
+    matches_command,
     read_processes,
 )
+from decathlon_sandbox.requests import Request, RequestError, describe_error
+from decathlon_sandbox.streams import Reader, TailBuffer
+from decathlon_sandbox.strict_json import JsonObject
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from ctypes import CDLL
+    from socket import socket
+    from typing import IO
 
-    from decathlon_sandbox.event_loop import EventLoop
-
-    ProcessTable = dict[int, Process]
+ProcessTable = dict[int, Process]
 
 # The variables that the MCP SDK's stdio client passes to a server.
 MINIMAL_VARIABLES = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
@@ -40,8 +43,8 @@ KILL_INTERVAL_SECONDS = 0.002
 LATE_KILL_INTERVAL_SECONDS = 0.05
 """Time between two rounds after KILL_SECONDS."""
 LINGER_INTERVAL_SECONDS = 0.02
-EXECVE_SECONDS = 0.1
-"""How long processes are looked at again that are executing a program and so have no environment yet."""
+CHANNEL_BYTES = 1 << 20
+"""What is kept of the channel of a run."""
 MERGED_VARIABLES = {"PYTHONHASHSEED": "0"}
 """For the environment of the task's servers after `merge`, unless their settings say otherwise: it fixes the
 order of Python's sets and dictionaries of strings."""
@@ -53,27 +56,17 @@ _PR_SET_MEMORY_MERGE = 67
 _ADDR_NO_RANDOMIZE = 0x40000
 
 
-_OWN_VARIABLES = (wire.LEASE_VARIABLE, wire.MEMORY_VARIABLE)
-
-
-def child_environment(
-    inherit: str, extra: dict[str, str], cwd: str, path: str | None = None
-) -> dict[str, str]:
-    """Environment of a child: inherited variables ("all" or "minimal"), with `path` as PATH, plus `extra`.
+def child_environment(extra: dict[str, str], cwd: str, *, minimal: bool = False) -> dict[str, str]:
+    """Environment of a child: the driver's variables, or MINIMAL_VARIABLES of them, and `extra`.
 
     With all of them, PWD is `cwd`, as for a program that a shell starts.
     """
     own = os.environ
-    if inherit == "minimal":
+    if minimal:
         # A value that starts with "()" is an exported shell function; the SDK leaves those out too.
         names = [name for name in MINIMAL_VARIABLES if name in own and not own[name].startswith("()")]
-        env = {name: own[name] for name in names}
-    else:
-        env = {name: value for name, value in own.items() if name not in _OWN_VARIABLES}
-        env["PWD"] = cwd
-    if path is not None:
-        env["PATH"] = path
-    return {**env, **extra}
+        return {**{name: own[name] for name in names}, **extra}
+    return {**{name: own[name] for name in own if name != wire.MEMORY_VARIABLE}, "PWD": cwd, **extra}
 
 
 class Child:
@@ -82,15 +75,16 @@ class Child:
     `exit_code` is None while the process runs; a negative number is the signal that ended it.
     """
 
-    __slots__ = ("channel", "exit_code", "mark", "on_exit", "pid", "popen", "stderr", "stdin", "stdout")
-
     def __init__(self, popen: subprocess.Popen[bytes], mark: str, on_exit: Callable[[int], object]) -> None:
         self.popen = popen
         self.pid = popen.pid
         self.mark = mark
         self.on_exit = on_exit
         self.exit_code: int | None = None
-        self.stdin = self.stdout = self.stderr = self.channel = -1
+        self.stdin, self.stdout, self.stderr = map(
+            _take_descriptor, (popen.stdin, popen.stdout, popen.stderr)
+        )
+        self.channel = -1
 
 
 class ProcessSupervisor:
@@ -119,17 +113,13 @@ class ProcessSupervisor:
         whether each was set.
         """
         self.server_variables = MERGED_VARIABLES
-        try:
-            import ctypes
-
-            libc = ctypes.CDLL(None)
-            prctl, personality = libc.prctl, libc.personality
-        except (ImportError, OSError, AttributeError):
+        libc = _libc()
+        if libc is None:
             return False, False
-        merging = prctl(_PR_SET_MEMORY_MERGE, 1, 0, 0, 0) == 0
+        merging = libc.prctl(_PR_SET_MEMORY_MERGE, 1, 0, 0, 0) == 0
         # Replaces the personality as a whole: Docker's seccomp profile compares with single values, and every
         # ordinary process has 0 before.
-        return merging, personality(_ADDR_NO_RANDOMIZE) != -1
+        return merging, libc.personality(_ADDR_NO_RANDOMIZE) != -1
 
     def spawn(
         self,
@@ -149,51 +139,32 @@ class ProcessSupervisor:
         mark = f"{self._mark}-{self._started_count}-"
         # First, so that it is found at the beginning of however long an environment.
         env = {wire.MARK_VARIABLE: mark, **env, wire.MARK_VARIABLE: mark}
-        child_fds: list[int] = []
-        own_fds: list[int] = []
+        ends: tuple[socket, ...] = ()
+        if channel:
+            from socket import socketpair
 
-        def make_pipe(*, to_child: bool = False) -> int:
-            read_fd, write_fd = os.pipe()
-            child_fds.append(read_fd if to_child else write_fd)
-            own_fds.append(write_fd if to_child else read_fd)
-            return child_fds[-1]
-
+            # A pipe could be opened through /proc/PID/fd. Linux refuses that where the process is not
+            # dumpable, gVisor does not.
+            ends = socketpair()
+            env[wire.CHANNEL_VARIABLE] = str(ends[1].fileno())
         try:
-            stdin_fd = make_pipe(to_child=True) if stdin else subprocess.DEVNULL
-            stdout_fd, stderr_fd = make_pipe(), make_pipe()
-            passed: tuple[int, ...] = ()
-            if channel:
-                from socket import socketpair
-
-                # A pipe could be opened through /proc/PID/fd. Linux refuses that where the process is not
-                # dumpable, gVisor does not.
-                own_end, child_end = socketpair()
-                own_fds.append(own_end.detach())
-                child_fds.append(child_end.detach())
-                passed = (child_fds[-1],)
-                env[wire.CHANNEL_VARIABLE] = str(passed[0])
             popen = subprocess.Popen(
                 argv,
+                bufsize=0,
                 cwd=cwd,
                 env=env,
-                stdin=stdin_fd,
-                stdout=stdout_fd,
-                stderr=stderr_fd,
-                pass_fds=passed,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[end.fileno() for end in ends[1:]],
                 start_new_session=True,
             )
-        except (OSError, ValueError):
-            for fd in own_fds:
-                os.close(fd)
-            raise
+            child = Child(popen, mark, on_exit)
+            if ends:
+                child.channel = os.dup(ends[0].fileno())
         finally:
-            for fd in child_fds:
-                os.close(fd)
-        child = Child(popen, mark, on_exit)
-        if stdin:
-            child.stdin = own_fds.pop(0)
-        child.stdout, child.stderr, *rest = own_fds
-        child.channel = rest[0] if rest else -1
+            for end in ends:
+                end.close()
         self._children[child.pid] = child
         return child
 
@@ -332,54 +303,6 @@ def _living_processes() -> ProcessTable:
     return {pid: process for pid, process in read_processes().items() if not process.ended}
 
 
-def marked_processes(processes: Iterable[Process], marks: Iterable[str]) -> set[int]:
-    """The pids of the processes whose MARK_VARIABLE starts with one of the marks."""
-    # During execve(2) an environment cannot be read, and under load that moment is long. Without a second
-    # look, a daemon that was just executing its program survived its run.
-    prefixes = [f"\0{wire.MARK_VARIABLE}={mark}".encode() for mark in marks]
-    marked: set[int] = set()
-    deadline = time.monotonic() + EXECVE_SECONDS
-    undecided = list(processes)
-    while undecided:
-        again: list[int] = []
-        for process in undecided:
-            environment = read_environment(process)
-            if environment is None:
-                again.append(process.pid)
-            elif any(prefix in b"\0" + environment for prefix in prefixes):
-                marked.add(process.pid)
-        if not again or time.monotonic() > deadline:
-            break
-        time.sleep(KILL_INTERVAL_SECONDS)
-        undecided = [process for pid in again if (process := read_process(pid)) is not None]
-    return marked
-
-
-def matches_command(pid: int, patterns: Iterable[str]) -> bool:
-    """Whether the command line of `pid` matches one of the patterns, as `freeze` in `wire` defines it."""
-    command_line = read_file(pid, "cmdline", COMMAND_LINE_BYTES)
-    if command_line is None:
-        return False
-    argv = command_line.rstrip(b"\0").decode("utf-8", "replace").split("\0")
-    with_folder, without_folder = " ".join(argv), " ".join([os.path.basename(argv[0]), *argv[1:]])
-    return any(_matches(with_folder, pattern) or _matches(without_folder, pattern) for pattern in patterns)
-
-
-def _matches(text: str, pattern: str) -> bool:
-    # Not `fnmatch`: it would be imported from a file system that the agent may have changed by now.
-    head, *parts = pattern.split("*")
-    if not parts:
-        return text == pattern
-    if not text.startswith(head):
-        return False
-    position = len(head)
-    for part in parts[:-1]:
-        position = text.find(part, position) + len(part)
-        if position < len(part):
-            return False
-    return len(text) - position >= len(parts[-1]) and text.endswith(parts[-1])
-
-
 def kill_processes(pids: Iterable[int], exempt: Iterable[int] = ()) -> None:
     """Send SIGKILL to the processes and to their process groups, except groups with an exempt process.
 
@@ -412,23 +335,116 @@ def _process_group(pid: int) -> int:
         return 0
 
 
+def _take_descriptor(pipe: IO[bytes] | None) -> int:
+    """A descriptor of the driver's end of a pipe, which its file does not close."""
+    if pipe is None:
+        return -1
+    with pipe:
+        return os.dup(pipe.fileno())
+
+
+def _libc() -> CDLL | None:
+    try:
+        import ctypes  # takes 3 ms
+
+        return ctypes.CDLL(None)
+    except (ImportError, OSError):
+        return None
+
+
 def _harden_driver() -> None:
     """Protect the driver from its children, and adopt orphans, as a machine's first process does anyway.
 
     Needs `ctypes`, without which another than a machine's first process does not find orphans.
     """
-    try:
-        import ctypes  # takes 3 ms
-
-        libc = ctypes.CDLL(None)
-        prctl = libc.prctl
-    except (ImportError, OSError, AttributeError):
+    libc = _libc()
+    if libc is None:
         return
     # Keeps processes without CAP_SYS_PTRACE from attaching to the driver and out of its fd, environ and mem
     # in /proc.
-    prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     if os.getpid() == 1:
         from decathlon_sandbox.seccomp import protect_first_process
 
         protect_first_process(libc)
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Run:
+    """Runs one command and answers its request once the command and its process tree have ended."""
+
+    def __init__(
+        self, loop: EventLoop, supervisor: ProcessSupervisor, request: Request, params: JsonObject
+    ) -> None:
+        self._supervisor = supervisor
+        self._request = request
+        self._timed_out = False
+        self._cancelled = False
+        self._keep_background: bool = params.get("leave", False)
+        self._linger_seconds: float = params.get("linger_seconds", 0.0)
+        argv, cwd = params["argv"], params["cwd"]
+        env = child_environment(params["env"], cwd)
+        try:
+            self._child = supervisor.spawn(
+                argv, cwd=cwd, env=env, on_exit=self._on_exit, channel=params["channel"]
+            )
+        except (OSError, ValueError) as error:
+            raise RequestError(wire.SPAWN, f"{argv[0]} cannot be run: {describe_error(error)}") from None
+        self._stdout = TailBuffer(params["output_bytes"])
+        self._stderr = TailBuffer(params["output_bytes"])
+        self._channel = bytearray() if params["channel"] else None
+        self._readers = [
+            Reader(loop, self._child.stdout, self._stdout.feed),
+            Reader(loop, self._child.stderr, self._stderr.feed),
+        ]
+        if self._channel is not None:
+            self._readers.append(Reader(loop, self._child.channel, self._on_channel))
+        self._deadline = loop.call_later(params["timeout_seconds"], self._on_timeout)
+        request.on_cancel = self._on_cancel
+
+    def _on_channel(self, chunk: bytes) -> None:
+        if self._channel is not None:
+            self._channel += chunk[: CHANNEL_BYTES - len(self._channel)]
+
+    def _on_timeout(self) -> None:
+        self._timed_out = True
+        self._supervisor.kill_tree(self._child, lambda: None)
+
+    def _on_cancel(self) -> None:
+        self._cancelled = True
+        self._supervisor.kill_tree(self._child, lambda: None)
+
+    def _on_exit(self, exit_code: int) -> None:
+        self._deadline.cancel()
+        if self._keep_background and not (self._timed_out or self._cancelled):
+            self._supervisor.keep_background(self._child, self._linger_seconds, self._on_background_counted)
+        else:
+            self._supervisor.kill_tree(self._child, self._on_tree_killed)
+
+    def _on_background_counted(self, count: int) -> None:
+        # The readers stay open: a background process that writes to a closed pipe would be killed.
+        for reader in self._readers:
+            reader.read_available()
+        self._respond(count)
+
+    def _on_tree_killed(self) -> None:
+        for reader in self._readers:
+            reader.drain()
+        self._respond(0)
+
+    def _respond(self, background_count: int) -> None:
+        if self._cancelled:
+            self._request.fail(RequestError(wire.CANCELLED, "the run was cancelled"))
+            return
+        code = self._child.exit_code
+        self._request.reply(
+            {
+                "exit_code": code if code is not None and code >= 0 else None,
+                "signal": -code if code is not None and code < 0 else None,
+                "timed_out": self._timed_out,
+                "stdout": self._stdout.text(),
+                "stderr": self._stderr.text(),
+                "channel": None if self._channel is None else self._channel.decode("utf-8", "replace"),
+                "background": background_count,
+            }
+        )

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 
-from decathlon_sandbox.strict_json import as_list, as_object
+from decathlon_sandbox.strict_json import JsonObject, as_list, as_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
+
 
 # The SDK's models (mcp 1.9.0, which Toolathlon locks) write these fields in this order, null or not.
 _FIELDS = {
@@ -36,10 +37,8 @@ class CutResult:
     `full_text` must be saved at `path`; both are None if the rest of the text is dropped.
     """
 
-    __slots__ = ("characters", "full_text", "path", "result")
-
     def __init__(
-        self, result: dict[str, Any], characters: int, path: str | None = None, full_text: str | None = None
+        self, result: JsonObject, characters: int, path: str | None = None, full_text: str | None = None
     ) -> None:
         self.result = result
         self.characters = characters
@@ -47,7 +46,7 @@ class CutResult:
         self.full_text = full_text
 
 
-def cut(result: dict[str, Any], folder: str, limit_characters: int) -> CutResult | None:
+def cut(result: JsonObject, folder: str, limit_characters: int) -> CutResult | None:
     """Shorten a tool result; None if it is short enough. `folder` is an absolute path."""
     full_text = model_text(result)
     if len(full_text) <= limit_characters:
@@ -64,7 +63,7 @@ def cut(result: dict[str, Any], folder: str, limit_characters: int) -> CutResult
     return CutResult(_with_content(result, [{"type": "text", "text": text}]), len(full_text), path, full_text)
 
 
-def shorten(result: dict[str, Any], limit_characters: int) -> CutResult | None:
+def shorten(result: JsonObject, limit_characters: int) -> CutResult | None:
     """Drop what a result's text has beyond the limit; None if it is short enough.
 
     The texts of all content items count. toolathlon_gym's model gets only the first item (CAMEL's MCP client
@@ -93,13 +92,13 @@ def _text(item: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _with_content(result: dict[str, Any], content: list[Any]) -> dict[str, Any]:
+def _with_content(result: JsonObject, content: list[Any]) -> JsonObject:
     # `structuredContent` would be as long, and the models of the suites never see it.
     rest = {key: value for key, value in result.items() if key != "structuredContent"}
     return {**rest, "content": content}
 
 
-def model_text(result: dict[str, Any]) -> str:
+def model_text(result: JsonObject) -> str:
     """The text of a result that Toolathlon's models read."""
     items = [_dump(item) for item in as_list(result.get("content")) or []]
     if len(items) == 1:
@@ -128,5 +127,5 @@ def _dump(value: Any) -> Any:
     return dumped
 
 
-def _with_fields(item: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+def _with_fields(item: JsonObject, fields: Sequence[str]) -> JsonObject:
     return {**{field: item.get(field) for field in fields}, **item}

@@ -1,4 +1,8 @@
-"""`forward` and `dial`: TCP connections on the sandbox's loopback, tunnelled to the server."""
+"""`forward` and `dial`: TCP connections on the sandbox's loopback, tunnelled to the server.
+
+And `resolve`, a DNS server by which every host name leads to the loopback itself: together with forwarded
+ports, it leads programs to a proxy that ignore the variables for one.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,14 @@ import binascii
 import errno
 import os
 import socket
+import struct
+from collections.abc import Callable
 
 from decathlon_sandbox import wire
-from decathlon_sandbox.rpc import RequestError, describe_error
-from decathlon_sandbox.streams import Reader, Writer
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from decathlon_sandbox.event_loop import EventLoop, Timer
-    from decathlon_sandbox.rpc import Params, Request
-    from decathlon_sandbox.streams import Backpressure
-
-    Notify = Callable[[str, dict[str, Any]], object]
+from decathlon_sandbox.event_loop import EventLoop, Timer
+from decathlon_sandbox.requests import Notify, Request, RequestError, describe_error
+from decathlon_sandbox.streams import Backpressure, Reader, Writer
+from decathlon_sandbox.strict_json import JsonObject
 
 LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -30,6 +27,18 @@ REPORTED_BYTES = wire.WINDOW_BYTES // 4
 """How many written bytes are reported while more are queued."""
 LINGER_SECONDS = 60.0
 """How long a connection whose both ends have finished is kept for data that the peer does not read."""
+DNS_PORT = 53
+MAX_QUERY_BYTES = 4096
+HEADER_BYTES = 12
+MAX_NAME_BYTES = 255
+TTL_SECONDS = 60
+TYPE_A = 1
+CLASS_INTERNET = 1
+QUERIES_AT_ONCE = 64
+"""Answered before other events of the loop get their turn."""
+_OPCODE_AND_ANSWER = 0xF800
+_RECURSION_DESIRED = 0x0100
+_ANSWER_WITH_RECURSION = 0x8080
 
 
 class Tunnels:
@@ -44,12 +53,28 @@ class Tunnels:
         # What cancels a connection that is not established yet, by its number.
         self._dials: dict[int, Callable[[], None]] = {}
         self._last_number = 0
+        self._resolver: socket.socket | None = None
 
-    def listen(self, request: Request, params: Params) -> None:
+    def listen(self, request: Request, params: JsonObject) -> None:
         """Listen on ports, except where this has been done before."""
-        for port in params.integers("ports", minimum=1, maximum=65535):
+        for port in params["ports"]:
             if port not in self._listeners:
                 self._listeners[port] = self._open_listeners(port)
+        request.reply({})
+
+    def resolve(self, request: Request) -> None:
+        """Answer DNS queries, unless this is done already. IPv4 only: there are no IPv6 addresses."""
+        if self._resolver is None:
+            resolver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            try:
+                resolver.bind(("127.0.0.1", DNS_PORT))
+            except OSError as error:
+                resolver.close()
+                message = f"port {DNS_PORT} cannot be listened on: {describe_error(error)}"
+                raise RequestError(wire.NETWORK, message) from None
+            resolver.setblocking(False)
+            self._resolver = resolver
+            self._loop.add_reader(resolver.fileno(), lambda: _answer_queries(resolver))
         request.reply({})
 
     def reset_all(self) -> None:
@@ -59,12 +84,9 @@ class Tunnels:
         for tunnel in tuple(self._tunnels.values()):
             tunnel.reset()
 
-    def dial(self, request: Request, params: Params) -> None:
+    def dial(self, request: Request, params: JsonObject) -> None:
         """Open a connection; the response is sent once it is established."""
-        port = params.integer("port", minimum=1, maximum=65535)
-        number = params.integer("conn", minimum=-(1 << 63), maximum=-1)
-        if number in self._tunnels or number in self._dials:
-            raise RequestError(wire.BAD_PARAMS, "`conn` must be a new number")
+        port, number = params["port"], params["conn"]
         if self._full:
             raise RequestError(wire.NETWORK, f"there are {MAX_TUNNELS} connections already")
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -101,9 +123,9 @@ class Tunnels:
         request.on_cancel = self._dials[number]
         self._loop.add_writer(connection.fileno(), on_connected)
 
-    def on_notification(self, method: str, params: Params) -> None:
+    def on_notification(self, method: str, params: JsonObject) -> None:
         """Handle a notification about a tunnel; ignored if the tunnel is closed."""
-        number = params.integer("conn", minimum=-(1 << 63), maximum=1 << 63)
+        number = params["conn"]
         if method == wire.RESET and number in self._dials:
             self._dials[number]()
             return
@@ -111,9 +133,9 @@ class Tunnels:
         if tunnel is None:
             return
         if method == wire.DATA:
-            tunnel.write(binascii.a2b_base64(params.string("data")))
+            tunnel.write(binascii.a2b_base64(params["data"]))
         elif method == wire.TAKEN:
-            tunnel.acknowledge(params.integer("bytes", maximum=wire.WINDOW_BYTES))
+            tunnel.acknowledge(params["bytes"])
         elif method == wire.FINISHED:
             tunnel.finish_writing()
         else:
@@ -278,3 +300,41 @@ class Tunnel:
                 self._write_side.shutdown(socket.SHUT_WR)
             except OSError:
                 pass
+
+
+def _answer_queries(resolver: socket.socket) -> None:
+    for _ in range(QUERIES_AT_ONCE):
+        try:
+            query, sender = resolver.recvfrom(MAX_QUERY_BYTES)
+        except OSError:
+            return
+        reply = answer(query)
+        if reply is not None:
+            try:
+                resolver.sendto(reply, sender)
+            except OSError:
+                pass  # the client repeats its query
+
+
+def answer(query: bytes) -> bytes | None:
+    """The reply to a DNS query (RFC 1035, 4.1): 127.0.0.1 for an address. None if it is not a query."""
+    if len(query) < HEADER_BYTES:
+        return None
+    number, flags, questions = struct.unpack("!HHH", query[:6])
+    if flags & _OPCODE_AND_ANSWER or questions != 1:
+        return None
+    end = HEADER_BYTES
+    while end < len(query) and query[end]:
+        if query[end] > 63 or end - HEADER_BYTES > MAX_NAME_BYTES:
+            return None
+        end += 1 + query[end]
+    if end + 5 > len(query):
+        return None
+    kind, network = struct.unpack("!HH", query[end + 1 : end + 5])
+    question, records = query[HEADER_BYTES : end + 5], b""
+    if kind == TYPE_A and network == CLASS_INTERNET:
+        # The name is that of the question, at byte 12.
+        name = 0xC000 | HEADER_BYTES
+        records = struct.pack("!HHHIH4B", name, TYPE_A, CLASS_INTERNET, TTL_SECONDS, 4, 127, 0, 0, 1)
+    flags = _ANSWER_WITH_RECURSION | flags & _RECURSION_DESIRED
+    return struct.pack("!HHHHHH", number, flags, 1, 1 if records else 0, 0, 0) + question + records

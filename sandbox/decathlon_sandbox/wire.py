@@ -43,11 +43,10 @@ Requests: params -> result
               {"make": DIR}                  creates a folder and its parents; it may exist already
               {"copy": SRC, "to": DIR}       copies the contents of folder SRC into DIR, created if missing
               {"remove": PATH}               removes a file, link or tree; it may be missing
-              {"write": PATH, "text": STR, "mode": INT?}
-                                             writes a file; default mode 0644
-              {"absent": [NAME...], "under": DIR, "except": [DIR...]}
+              {"write": PATH, "text": STR}   writes a file, with mode 0644
+              {"absent": [NAME...], "under": DIR}
                                              fails if anything under DIR (links are not followed) has one of
-                                             these names, or is at one of these absolute paths
+                                             these names
               {"unpack": DIR, "tar": BASE64}
                                              unpacks an archive into DIR, created if missing. Existing files
                                              and links are replaced, a folder and a file never replace each
@@ -61,19 +60,18 @@ Requests: params -> result
             An archive of the files, folders and symlinks below DIR; of none if it is no folder. Fails with
             TOO_LONG if it would be longer than `max_bytes`, and with FILES if there is anything else below
             DIR, or a file with several names.
-`run`       {"argv": [STR...], "cwd": DIR, "env": {STR: STR}, "inherit": "all" | "minimal",
-             "timeout_seconds": NUM, "output_bytes": INT, "channel": BOOL, "leave": BOOL?,
-             "linger_seconds": NUM?}
+`run`       {"argv": [STR...], "cwd": DIR, "env": {STR: STR}, "timeout_seconds": NUM, "output_bytes": INT,
+             "channel": BOOL, "leave": BOOL?, "linger_seconds": NUM?}
             -> {"exit_code": INT | null, "signal": INT | null, "timed_out": BOOL, "stdout": STR,
-                "stderr": STR, "truncated": BOOL, "channel": STR | null, "seconds": NUM, "background": INT}
-            Runs a command in its own session, with empty stdin. When it exits or times out, its whole process
-            tree is killed, daemons included. The last `output_bytes` (at most 4 MiB) of stdout and of stderr
-            are returned, as UTF-8 with invalid bytes replaced. With `channel`, the environment variable
-            CHANNEL_VARIABLE has the number of an open socket; `channel` is what the command wrote to it (the
-            first MiB). `truncated`: any of the three had more. A program that does not exist is an error
-            (code SPAWN). With `leave`, processes that the command started in the background and that still
-            run when it exits are kept until `freeze` or until the driver exits. `background` is their number,
-            counted after up to `linger_seconds` (default 0) in which they may end by themselves.
+                "stderr": STR, "channel": STR | null, "background": INT}
+            Runs a command in its own session, with empty stdin and the driver's variables besides `env`. When
+            it exits or times out, its whole process tree is killed, daemons included. The last `output_bytes`
+            of stdout and of stderr are returned, as UTF-8 with invalid bytes replaced. With `channel`, the
+            environment variable CHANNEL_VARIABLE has the number of an open socket; `channel` is what the
+            command wrote to it (the first MiB). A program that does not exist is an error (code SPAWN). With
+            `leave`, processes that the command started in the background and that still run when it exits
+            are kept until `freeze` or until the driver exits. `background` is their number, counted after up
+            to `linger_seconds` (default 0) in which they may end by themselves.
 `snapshot`  {} -> {"since": SINCE}
             SINCE: {"moment_ns": INT, "offset_ns": INT}, a moment for `clean`.
 `clean`     {"since": SINCE, "under": [DIR...] | null, "except": [PATH...]}
@@ -95,37 +93,34 @@ Requests: params -> result
             server process that does not have them and their secrets. Starts nothing. A name that was defined
             before gets the new specification, which holds from its next start on.
             SERVER: {"name": STR, "command": STR, "args": [STR...], "env": {STR: STR},
-                     "inherit": "minimal" | "all", "cwd": DIR, "path": STR?, "request_seconds": NUM?}
+                     "inherit": "minimal" | "all", "cwd": DIR, "request_seconds": NUM?}
             "minimal" passes what the MCP SDK's stdio client passes (HOME, LOGNAME, PATH, SHELL, TERM, USER),
-            plus `env`. `path` replaces the inherited PATH, but not a PATH in `env`. The program is looked up
-            in the resulting PATH.
+            plus `env`. The program is looked up in the resulting PATH.
 `start`     {"names": [NAME...], "deadline_seconds": NUM, "again": BOOL?} -> {"servers": {NAME: INFO}}
             Makes sure that these servers run. Those that do not are started, STARTS_AT_ONCE of them at a
             time, initialized, and asked for their tools (all pages); the result has them only. Each has
             `deadline_seconds` from the moment at which it is started. One that another request is starting
             is waited for. One that ran and has ended fails the request (code SERVER, "ended": true in its
-            data), unless `again` is true.
-            INFO: {"protocolVersion": STR, "serverInfo": {...}, "capabilities": {...}, "tools": [RAW...],
-                   "seconds": NUM}
+            data), unless `again` is true. INFO: {"tools": [RAW...]}
             A server that exits, answers with an error or is not initialized before the deadline fails the
             request (code SERVER) with data {"server": NAME, "stderr": STR (its end), "exit_code": INT | null
             (negative: the signal)}; all servers that the request was starting are then stopped, and another
             request can start them. A name that was not defined fails it (code BAD_PARAMS).
-`call`      {"server": NAME, "method": STR, "params": {...}, "timeout_seconds": NUM | null,
-             "max_bytes": INT?, "cut": {"folder": DIR?, "characters": INT}?}
+`call`      {"server": NAME, "params": {...}, "max_bytes": INT,
+             "cut": {"folder": DIR?, "characters": INT}?}
             -> the task server's whole reply: {"jsonrpc": "2.0", "id": ..., "result" | "error": ...}
-            Relays one request. `method` is `tools/call` or `tools/list`. The bytes of the reply are embedded
+            Relays one `tools/call`, for at most the server's `request_seconds`. The bytes of the reply are
             unchanged, except that unpaired surrogates become U+FFFD. A reply of more than `max_bytes` is an
             error (TOO_LONG). With `cut`, a result whose text has more than that many characters is replaced
             by {"result": ...} with its beginning, and the response has a further member
             "overlong": {"path": PATH | null, "characters": INT}. With `folder`, the text is that which
             Toolathlon's model reads, and the whole of it is written to a new file there, PATH; without, it is
             that of the content items, and what is cut off is dropped, as in toolathlon_gym.
-            `timeout_seconds` null means the server's `request_seconds`. `progress` and `message`
-            notifications may come before the reply. A progress token in `params` is replaced on the way.
+            `progress` and `message` notifications may come before the reply. A progress token in `params` is
+            replaced on the way.
             Codes: TIMEOUT (the task's server receives a cancellation), SERVER (it exited, or its reply is not
             valid JSON; data as for `start`), TOO_LONG, FILES (the whole text cannot be written).
-`freeze`    {"spare": [PATTERN...]?} -> {"killed": INT, "stderr": {NAME: STR...}}
+`freeze`    {"spare": [PATTERN...]?} -> {"stderr": {NAME: STR...}}
             Kills every server and every other process of the sandbox except the driver. Permanent: `call` and
             `start` fail with FROZEN from then on, also those in progress; `run` and `arrange` keep working.
             `stderr` has the end of what each server wrote there, if it wrote anything.
@@ -167,7 +162,8 @@ Other notifications
 Server to driver:
 `cancel` {"id": INT}                      cancels a request. A `call` is also cancelled at the task's server
                                           (`notifications/cancelled`). The request fails with CANCELLED: a
-                                          `run`, `start` or `arrange` once all of its work has stopped
+                                          `run` or `start` once all of its work has stopped. `arrange`, `pack`
+                                          and `clean` go on to their end
 Driver to server:
 `progress` {"id": INT, "params": {...}}   progress of the `call` with this id; params as the task's server
                                           sent them
@@ -188,9 +184,10 @@ With MEMORY_VARIABLE, the driver keeps the sandbox's memory below that many MiB 
 OUT_OF_MEMORY_EXIT where it cannot.
 """
 
-VERSION = 6
+import time
+
+VERSION = 7
 LEASE_SECONDS = 60.0
-LEASE_VARIABLE = "DECATHLON_LEASE_SECONDS"
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
 MARK_VARIABLE = "DECATHLON_MARK"
 MEMORY_VARIABLE = "DECATHLON_MEMORY_MIB"
@@ -198,7 +195,6 @@ COUNTER_BITS = 32
 """At 10,000 requests a second, a server process uses all counters after five days."""
 MAX_LINE_BYTES = 64 * 1024 * 1024
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024 + 64 * 1024
-ENVELOPE_BYTES = 1024
 RESPONSE_MARGIN_BYTES = 64 * 1024
 """How much longer than the longest reply of a task's server the response to a `call` can be."""
 REQUEST_BUFFER_BYTES = MAX_LINE_BYTES + 16 * 1024 * 1024
@@ -275,6 +271,36 @@ REASONS = {
     NETWORK: "network",
 }
 
+
+class TokenBucket:
+    """A rate with a burst: `per_second` units a second on average, and `burst` units at once."""
+
+    def __init__(self, *, per_second: float, burst: float) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._available = burst
+        self._refilled_at = time.monotonic()
+
+    def take(self, amount: float = 1.0) -> bool:
+        """Take that many units if they are available, else none."""
+        self._refill()
+        if amount > self._available:
+            return False
+        self._available -= amount
+        return True
+
+    def spend(self, amount: float) -> float:
+        """Take that many units in any case; returns the seconds to wait until none is owed."""
+        self._refill()
+        self._available -= amount
+        return max(0.0, -self._available / self._per_second)
+
+    def _refill(self) -> None:
+        now = time.monotonic()
+        refilled = self._available + (now - self._refilled_at) * self._per_second
+        self._available, self._refilled_at = min(self._burst, refilled), now
+
+
 # Program of the sandbox's first process. It imports what the driver needs of the standard library before it
 # reads the sources, which arrive later than it starts. It reports a broken Python by an exit code, after it
 # has read them, so that the server can write them all. It reads with `os.read`, because `sys.stdin.buffer`
@@ -333,5 +359,3 @@ raise SystemExit(main())
 """.replace("LOADER_SECONDS", str(LOADER_SECONDS))
 BOOT_COMMAND = ("python3", "-I", "-S", "-u", "-c", LOADER)
 OUT_OF_MEMORY_EXIT = 96
-NO_STANDARD_LIBRARY_EXIT = 97
-OLD_PYTHON_EXIT = 98

@@ -21,7 +21,14 @@ from decathlon_mcp.types import as_object
 from tests.docs.pages import PAGES, blocks, inline_code
 
 COMMAND = "decathlon-mcp"
-TEST_NAMES = ("require_browser", "require_compiler", "require_docker", "require_gvisor", "require_mitmproxy")
+TEST_NAMES = (
+    "require_browser",
+    "require_compiler",
+    "require_oldest_python",
+    "require_docker",
+    "require_gvisor",
+    "require_mitmproxy",
+)
 """Of variables that the tests read."""
 OTHER_PROGRAMS = {
     *("--cli", "--header", "--tool-arg", "--transport", "--silent"),

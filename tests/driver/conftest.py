@@ -10,18 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import skip_or_fail
 from tests.driver.peer import DriverPeer, driver
 
 OLDEST = "3.10"
-RARELY_DEPEND_ON_THE_VERSION = {
-    "test_servers.py",
-    "test_misbehaving_servers.py",
-    "test_runs.py",
-    "test_changes.py",
-    "test_freeze.py",
-}
-PLAIN = "test_real_server_starts_and_answers"
-"""The one test of them that is run on each change."""
+"""Python of Ubuntu 22.04, on which the images of Toolathlon and toolathlon_gym are built."""
+ON_EACH_CHANGE = {"test_start_up_imports_no_slow_module", "test_real_server_starts_and_answers"}
+"""The tests of `make test` that run on it too; `make test-all` runs all of them."""
 
 
 def find_python(version: str) -> str | None:
@@ -50,25 +45,20 @@ def _version_and_executable(python: str) -> tuple[str, str]:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave what rarely depends on the version to `make test-long`, on the oldest Python."""
     for item in items:
         parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
-        if (
-            parameters.get("python") == OLDEST
-            and item.path.name in RARELY_DEPEND_ON_THE_VERSION
-            and item.name.partition("[")[0] != PLAIN
-        ):
-            item.add_marker(pytest.mark.long)
+        if parameters.get("python") == OLDEST and item.name.partition("[")[0] not in ON_EACH_CHANGE:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", params=["running", OLDEST])
 def python(request: pytest.FixtureRequest) -> str:
-    """The Python that runs the tests and, where it is installed, the oldest that a driver supports."""
+    """The Python that runs the tests, and the oldest that a driver supports."""
     if request.param == "running":
         return sys.executable
     executable = find_python(OLDEST)
     if executable is None:
-        pytest.skip(f"no Python {OLDEST} here; only its types are checked, by basedpyright")
+        skip_or_fail(f"there is no Python {OLDEST}", "OLDEST_PYTHON")
     return executable
 
 

@@ -44,17 +44,15 @@ class DriverPeer:
     """Sends requests and notifications to one driver.
 
     `token` is in the command line of the servers that it describes, so that their processes can be found.
-    `errors_without_id` holds error responses without an id, `lines` the bytes of every response by its id.
-    It is done with responses at once, unless `acknowledges` is false.
+    `lines` has the bytes of every response by its id.
+    It is done with responses at once.
     """
 
     def __init__(self, process: anyio.abc.Process, *, survive_seconds: int = 0) -> None:
         self.process = process
         self.end = ServerEnd(generation=1, survive_seconds=survive_seconds)
-        self.acknowledges = True
         self.token = uuid.uuid4().hex
         self.notifications: list[tuple[str, dict[str, Any]]] = []
-        self.errors_without_id: list[WireError] = []
         self.lines: dict[int, bytes] = {}
         self.ids = itertools.count(FIRST_ID)
         self._responses: dict[int, dict[str, Any]] = {}
@@ -104,11 +102,6 @@ class DriverPeer:
         self.notifications.remove(notification)
         return notification[1]
 
-    async def error_without_id(self) -> WireError:
-        """Wait for an error response without an id and remove it from the list."""
-        await self._until(lambda: bool(self.errors_without_id))
-        return self.errors_without_id.pop(0)
-
     async def boot(self) -> None:
         """Send the driver's source and attach to it."""
         await self.send_bytes(boot_message())
@@ -124,11 +117,6 @@ class DriverPeer:
     async def send_payload(self, payload: bytes) -> None:
         """Send a message, which need not be JSON."""
         self.end.send(payload)
-        await self.write()
-
-    async def acknowledge_all(self) -> None:
-        """Be done with every response that has arrived."""
-        self.end.done(*self.lines)
         await self.write()
 
     async def write(self) -> None:
@@ -178,15 +166,14 @@ class DriverPeer:
         tool: str,
         *,
         meta: Any = None,
-        timeout_seconds: float | None = 30.0,
+        max_bytes: int = 4 << 20,
+        cut: dict[str, Any] | None = None,
         **arguments: Any,
     ) -> int:
         params: dict[str, Any] = {"name": tool, "arguments": arguments}
         if meta is not None:
             params["_meta"] = meta
-        return await self.begin(
-            wire.CALL, server=server, method="tools/call", params=params, timeout_seconds=timeout_seconds
-        )
+        return await self.begin(wire.CALL, server=server, params=params, max_bytes=max_bytes, cut=cut)
 
     async def tool(self, server: str, tool: str, **arguments: Any) -> dict[str, Any]:
         """Call a tool and return the server's whole reply."""
@@ -215,7 +202,7 @@ class DriverPeer:
             assert self.end.damaged == []
             self._wake()
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                if self.acknowledges and ids:
+                if ids:
                     self.end.done(*ids)
                     await self.write()
         self.ended.set()
@@ -237,8 +224,6 @@ class DriverPeer:
         message = json.loads(payload.decode())
         if "method" in message:
             self.notifications.append((message["method"], message["params"]))
-        elif message["id"] is None:
-            self.errors_without_id.append(WireError(message["error"]))
         else:
             assert message["id"] not in self.lines, "a request was answered twice"
             self.lines[message["id"]] = payload
@@ -256,6 +241,18 @@ async def until(condition: Callable[[], object]) -> None:
     with anyio.fail_after(BOUND_SECONDS):
         while not condition():  # noqa: ASYNC110
             await anyio.sleep(0.02)
+
+
+def command(*argv: str, **params: Any) -> dict[str, Any]:
+    """Parameters of a `run`."""
+    defaults: dict[str, Any] = {
+        "cwd": "/",
+        "env": {},
+        "timeout_seconds": 60,
+        "output_bytes": 1000,
+        "channel": False,
+    }
+    return {"argv": argv, **defaults, **params}
 
 
 def stdio_server(name: str, command: str, *args: str, **settings: Any) -> dict[str, Any]:
@@ -301,6 +298,7 @@ async def driver(
     environment: Mapping[str, str] | None = None,
     wrap: Sequence[str] = (),
     options: Sequence[str] = (),
+    survive_seconds: int = 0,
 ) -> AsyncGenerator[DriverPeer]:
     """Run a driver that has been attached. At the end it must exit by itself and leave no process.
 
@@ -316,7 +314,7 @@ async def driver(
             **(environment or {}),
         },
     ) as process:
-        peer = DriverPeer(process)
+        peer = DriverPeer(process, survive_seconds=survive_seconds)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(peer.receive_messages)
             tasks.start_soon(peer.receive_log)

@@ -1,4 +1,4 @@
-"""`unpack` and `pack`: archives that a hostile sender made, by a real driver."""
+"""`unpack` and `pack`: archives that a hostile sender made."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from decathlon_sandbox import wire
-
-from tests.driver.peer import DriverPeer, WireError
-
-pytestmark = pytest.mark.anyio
+from decathlon_sandbox import archives, wire
+from decathlon_sandbox.requests import RequestError
 
 OCTAL_DIGITS = 8
 
@@ -45,18 +42,16 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def step(folder: Path, data: bytes) -> dict[str, Any]:
-    return {"unpack": str(folder), "tar": base64.b64encode(data).decode()}
+def unpack(folder: Path, *members: bytes) -> None:
+    archives.unpack(str(folder), base64.b64encode(archive(*members)).decode())
 
 
-async def unpack(peer: DriverPeer, folder: Path, *members: bytes) -> None:
-    await peer.request(wire.ARRANGE, steps=[step(folder, archive(*members))])
-
-
-async def refusal(peer: DriverPeer, folder: Path, data: bytes) -> WireError:
-    with pytest.raises(WireError) as error:
-        await peer.request(wire.ARRANGE, steps=[step(folder, data)])
-    return error.value
+def refuse(folder: Path, data: bytes) -> None:
+    """Unpack what must be refused before anything is written."""
+    with pytest.raises(RequestError) as error:
+        archives.unpack(str(folder), base64.b64encode(data).decode())
+    assert error.value.code == wire.BAD_PARAMS
+    assert not folder.exists()
 
 
 FILE = member("good", body=b"1")
@@ -104,60 +99,44 @@ REFUSED = {
 }
 
 
-async def test_hostile_archives_are_refused_before_anything_is_written(
-    peer: DriverPeer, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", REFUSED)
+def test_hostile_archives_are_refused_before_anything_is_written(case: str, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("untouched")
-    for case, data in REFUSED.items():
-        error = await refusal(peer, tmp_path / "inside", data)
-        assert (case, error.reason, error.data) == (case, "bad_params", {"step": 0})
-        assert not (tmp_path / "inside").exists(), case
-        assert names(outside) == ["secret"], case
+    refuse(tmp_path / "inside", REFUSED[case])
+    assert names(outside) == ["secret"]
 
 
 @pytest.mark.parametrize("target", ["..", "../outside", "absolute"])
-async def test_no_link_of_the_archive_is_written_through(
-    peer: DriverPeer, tmp_path: Path, target: str
-) -> None:
+def test_no_link_of_the_archive_is_written_through(tmp_path: Path, target: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     link = member("way", tarfile.SYMTYPE, linkname=str(outside) if target == "absolute" else target)
     for below in (member("way/file", body=b"1"), member("way/folder", tarfile.DIRTYPE)):
-        error = await refusal(peer, tmp_path / "inside", archive(link, below))
-        assert error.reason == "files"
+        with pytest.raises(OSError):
+            unpack(tmp_path / "inside", link, below)
     # The link is replaced and not followed.
-    await unpack(peer, tmp_path / "inside", link, member("way", body=b"new"))
+    unpack(tmp_path / "inside", link, member("way", body=b"new"))
     assert (tmp_path / "inside/way").read_text() == "new"
     assert list(outside.iterdir()) == []
     assert names(tmp_path) == ["inside", "outside"]
 
 
-async def test_hard_link_to_a_link_gives_a_link(peer: DriverPeer, tmp_path: Path) -> None:
+def test_hard_link_to_a_link_gives_a_link(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("untouched")
-    await unpack(
-        peer,
-        tmp_path / "inside",
-        member("link", tarfile.SYMTYPE, linkname="../secret"),
-        member("hard", tarfile.LNKTYPE, linkname="link"),
-    )
-    assert (tmp_path / "inside/hard").is_symlink()
-    error = await refusal(
-        peer,
-        tmp_path / "inside",
-        archive(
-            member("up", tarfile.SYMTYPE, linkname=".."),
-            member("stolen", tarfile.LNKTYPE, linkname="up/secret"),
-        ),
-    )
-    assert error.reason == "files"
-    assert not (tmp_path / "inside/stolen").exists()
+    inside = tmp_path / "inside"
+    link = member("link", tarfile.SYMTYPE, linkname="../secret")
+    unpack(inside, link, member("hard", tarfile.LNKTYPE, linkname="link"))
+    assert (inside / "hard").is_symlink()
+    up = member("up", tarfile.SYMTYPE, linkname="..")
+    with pytest.raises(OSError):
+        unpack(inside, up, member("stolen", tarfile.LNKTYPE, linkname="up/secret"))
+    assert not (inside / "stolen").exists()
 
 
-async def test_the_last_of_several_members_with_one_name_stays(peer: DriverPeer, tmp_path: Path) -> None:
-    await unpack(
-        peer,
+def test_the_last_of_several_members_with_one_name_stays(tmp_path: Path) -> None:
+    unpack(
         tmp_path,
         member("a", body=b"1"),
         member("b", tarfile.LNKTYPE, linkname="a"),
@@ -167,47 +146,44 @@ async def test_the_last_of_several_members_with_one_name_stays(peer: DriverPeer,
     )
     assert ((tmp_path / "a").read_text(), (tmp_path / "b").read_text()) == ("2", "1")
     assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
-    for first, second in ((tarfile.DIRTYPE, tarfile.REGTYPE), (tarfile.REGTYPE, tarfile.DIRTYPE)):
-        error = await refusal(peer, tmp_path / "other", archive(member("a", first), member("a", second)))
-        assert error.reason == "files"
-        (tmp_path / "other/a").rmdir() if first == tarfile.DIRTYPE else (tmp_path / "other/a").unlink()
+    for kinds in ((tarfile.DIRTYPE, tarfile.REGTYPE), (tarfile.REGTYPE, tarfile.DIRTYPE)):
+        with pytest.raises(OSError):
+            unpack(tmp_path / kinds[0].decode(), *(member("a", kind) for kind in kinds))
 
 
-async def test_set_id_bits_and_owners_of_an_archive_do_not_count(peer: DriverPeer, tmp_path: Path) -> None:
-    await unpack(peer, tmp_path, member("run", body=b"1", mode=0o6755, uid=12345, gid=12345))
+def test_set_id_bits_and_owners_of_an_archive_do_not_count(tmp_path: Path) -> None:
+    unpack(tmp_path, member("run", body=b"1", mode=0o6755, uid=12345, gid=12345))
     status = (tmp_path / "run").stat()
     assert (status.st_mode & 0o7777, status.st_uid) == (0o755, os.geteuid())
 
 
-async def test_base64_that_is_none_is_refused(peer: DriverPeer, tmp_path: Path) -> None:
-    with pytest.raises(WireError, match="`tar` must be base64") as error:
-        await peer.request(wire.ARRANGE, steps=[{"unpack": str(tmp_path), "tar": "a"}])
-    assert error.value.reason == "bad_params"
+def test_base64_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="`tar` must be base64"):
+        archives.unpack(str(tmp_path), "a")
 
 
 NAMES = (b"/".join([b"d" * 200] * 10), b"e" * 100, b"\xff\xfe", b"a\nb")
 """A long one, one of a header's length, one that is no text, one with a line feed."""
 
 
-async def test_any_name_that_linux_takes_survives(peer: DriverPeer, tmp_path: Path) -> None:
-    for number, name in enumerate(NAMES):
-        path = os.fsdecode(name)
-        sent, received = tmp_path / f"from{number}", tmp_path / f"to{number}"
-        (sent / path).parent.mkdir(parents=True)
-        (sent / path).write_bytes(b"1")
-        (sent / "link").symlink_to(path)
-        packed = (await peer.request(wire.PACK, folder=str(sent), max_bytes=100_000))["tar"]
-        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed))) as tar:
-            assert path in tar.getnames()
-        await peer.request(wire.ARRANGE, steps=[{"unpack": str(received), "tar": packed}])
-        assert (received / path).read_bytes() == b"1"
-        assert os.fspath((received / "link").readlink()) == path
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:5])
+def test_any_name_that_linux_takes_survives(name: bytes, tmp_path: Path) -> None:
+    path = os.fsdecode(name)
+    sent, received = tmp_path / "from", tmp_path / "to"
+    (sent / path).parent.mkdir(parents=True)
+    (sent / path).write_bytes(b"1")
+    (sent / "link").symlink_to(path)
+    packed = archives.pack(str(sent), 100_000)
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed))) as tar:
+        assert path in tar.getnames()
+    archives.unpack(str(received), packed)
+    assert (received / path).read_bytes() == b"1"
+    assert os.fspath((received / "link").readlink()) == path
 
 
-async def test_what_is_longer_than_allowed_is_not_packed(peer: DriverPeer, tmp_path: Path) -> None:
+def test_what_is_longer_than_allowed_is_not_packed(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(512))
-    whole = await peer.request(wire.PACK, folder=str(tmp_path), max_bytes=2048)
-    assert len(base64.b64decode(whole["tar"])) == 2048
-    with pytest.raises(WireError, match="larger than 2047 bytes") as error:
-        await peer.request(wire.PACK, folder=str(tmp_path), max_bytes=2047)
-    assert error.value.reason == "too_long"
+    assert len(base64.b64decode(archives.pack(str(tmp_path), 2048))) == 2048
+    with pytest.raises(RequestError, match="larger than 2047 bytes") as error:
+        archives.pack(str(tmp_path), 2047)
+    assert error.value.code == wire.TOO_LONG

@@ -1,4 +1,4 @@
-"""`snapshot` and `clean`: which changes are found, which are removed, which are reported."""
+"""Which changes since a snapshot are found, which are removed, which are reported."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ import os
 import shutil
 import socket
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from decathlon_sandbox import wire
-
-from tests.driver.peer import BOUND_SECONDS, DriverPeer, WireError, driver
-
-pytestmark = pytest.mark.anyio
+from decathlon_sandbox.changes import Cleaning, snapshot
+from decathlon_sandbox.requests import RequestError
 
 
-async def cleaned(peer: DriverPeer, since: dict[str, int], folder: Path, *excepted: Path) -> dict[str, Any]:
+@pytest.fixture(autouse=True)
+def no_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder for temporary files of these tests can be above all folders of the tests."""
+    monkeypatch.delenv("TMPDIR", raising=False)
+
+
+def cleaned(since: dict[str, int], folder: Path, *excepted: Path) -> dict[str, Any]:
     """Clean this folder; the reply with paths relative to it."""
-    with anyio.fail_after(BOUND_SECONDS):
-        reply = await peer.request(
-            wire.CLEAN, since=since, under=[str(folder)], **{"except": [str(path) for path in excepted]}
-        )
+    params = {"since": since, "under": [str(folder)], "except": [str(path) for path in excepted]}
+    reply = Cleaning(params).run()
     return {**reply, "paths": sorted(path.removeprefix(f"{folder}/") for path in reply["paths"])}
-
-
-async def moment(peer: DriverPeer) -> dict[str, int]:
-    return (await peer.request(wire.SNAPSHOT))["since"]
 
 
 def image(folder: Path) -> None:
@@ -114,184 +109,92 @@ CHANGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_changes_outside_of_scratch_folders_are_reported(
-    peer: DriverPeer, tmp_path: Path, change: str
-) -> None:
+def test_changes_outside_of_scratch_folders_are_reported(tmp_path: Path, change: str) -> None:
     image(tmp_path)
-    since = await moment(peer)
+    since = snapshot()
     make, paths = CHANGES[change]
     make(tmp_path)
-    reply = await cleaned(peer, since, tmp_path)
+    reply = cleaned(since, tmp_path)
     assert (reply["paths"], reply["count"]) == (paths, len(paths))
     assert names(tmp_path, "*.pyc") <= {"old.pyc"}
 
 
-async def test_changes_before_the_snapshot_do_not_count(peer: DriverPeer, tmp_path: Path) -> None:
-    for number in range(200):
-        (tmp_path / f"old-{number}").write_text("")
-    since = await moment(peer)
-    (tmp_path / "new").write_text("")
-    assert (await cleaned(peer, since, tmp_path))["paths"] == ["new"]
-
-
-async def test_every_change_after_the_snapshot_counts(peer: DriverPeer, tmp_path: Path) -> None:
-    for _ in range(20):
-        since = await moment(peer)
+def test_changes_before_the_snapshot_do_not_count_and_every_later_one_does(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"old-{number}").touch()
+        since = snapshot()
         (tmp_path / "file").write_text("")
-        assert (await cleaned(peer, since, tmp_path))["paths"] == ["file"]
+        assert cleaned(since, tmp_path)["paths"] == ["file"]
 
 
-async def test_scratch_folders_are_emptied_of_changes(python: str, tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
+def test_scratch_folders_are_emptied_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch, outside = tmp_path / "scratch", tmp_path / "outside"
     (scratch / "old").mkdir(parents=True)
+    outside.mkdir()
     (scratch / "old/unchanged").write_text("")
     (scratch / "old/changed").write_text("")
-    async with driver(python, {"TMPDIR": str(scratch)}) as peer:
-        since = await moment(peer)
-        (scratch / "old/changed").write_text("42")
-        (scratch / "42/deep").mkdir(parents=True)
-        (scratch / "42/deep/file").write_text("42")
-        (scratch / "link").symlink_to("/no/42")
-        os.mkfifo(scratch / "fifo")
-        bind(scratch / "socket").close()
-        (tmp_path / "file").write_text("42")
-        assert await cleaned(peer, since, tmp_path) == {"removed": 5, "paths": ["file"], "count": 1}
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    since = snapshot()
+    (scratch / "old/changed").write_text("42")
+    (scratch / "42/deep").mkdir(parents=True)
+    (scratch / "42/deep/file").write_text("42")
+    (scratch / "link").symlink_to(outside)  # and is not followed
+    os.mkfifo(scratch / "fifo")
+    bind(scratch / "socket").close()
+    (outside / "file").write_text("42")
+    assert cleaned(since, tmp_path) == {"removed": 5, "paths": ["outside/file"], "count": 1}
     assert names(scratch) == {"old", "unchanged"}
 
 
-async def test_folder_for_temporary_files_of_these_tests_is_not_the_drivers(
-    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It can be above all folders of the tests."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path.parent))
-    async with driver(python) as peer:
-        since = await moment(peer)
-        (tmp_path / "file").write_text("42")
-        assert (await cleaned(peer, since, tmp_path))["paths"] == ["file"]
+def test_socket_of_a_living_process_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    since = snapshot()
+    with bind(tmp_path / "socket"):
+        assert cleaned(since, tmp_path)["paths"] == ["socket"]
+    assert cleaned(since, tmp_path)["removed"] == 1
 
 
-async def test_socket_of_a_living_process_is_not_removed(python: str, tmp_path: Path) -> None:
-    async with driver(python, {"TMPDIR": str(tmp_path)}) as peer:
-        since = await moment(peer)
-        with bind(tmp_path / "socket"):
-            assert (await cleaned(peer, since, tmp_path))["paths"] == ["socket"]
-        assert (await cleaned(peer, since, tmp_path))["removed"] == 1
-
-
-async def test_changed_folders_get_the_present_time(peer: DriverPeer, tmp_path: Path) -> None:
+def test_changed_folders_get_the_present_time(tmp_path: Path) -> None:
     image(tmp_path)
-    since = await moment(peer)
+    since = snapshot()
     os.utime(tmp_path / "etc", (42, 42))
     os.utime(tmp_path, (42, 42))
-    assert (await cleaned(peer, since, tmp_path))["paths"] == []
+    assert cleaned(since, tmp_path)["paths"] == []
     assert min(os.stat(path).st_mtime for path in (tmp_path, tmp_path / "etc")) > 1e9  # noqa: PTH116
 
 
-async def test_excepted_paths_do_not_count(peer: DriverPeer, tmp_path: Path) -> None:
-    since = await moment(peer)
+def test_excepted_paths_do_not_count(tmp_path: Path) -> None:
+    since = snapshot()
     (tmp_path / "workspace/deep").mkdir(parents=True)
     (tmp_path / "workspace/deep/file").write_text("42")
     (tmp_path / "workspace-2").write_text("42")
     (tmp_path / "token").write_text("42")
-    reply = await cleaned(peer, since, tmp_path, tmp_path / "workspace", tmp_path / "token")
+    reply = cleaned(since, tmp_path, tmp_path / "workspace", tmp_path / "token")
     assert reply == {"removed": 0, "paths": ["workspace-2"], "count": 1}
     assert (tmp_path / "workspace/deep/file").exists()
 
 
-async def test_links_are_not_followed(python: str, tmp_path: Path) -> None:
-    outside, scratch = tmp_path / "outside", tmp_path / "scratch"
-    outside.mkdir()
-    scratch.mkdir()
-    async with driver(python, {"TMPDIR": str(scratch)}) as peer:
-        since = await moment(peer)
-        (outside / "file").write_text("42")
-        (scratch / "link").symlink_to(outside)
-        assert await cleaned(peer, since, scratch) == {"removed": 1, "paths": [], "count": 0}
-    assert (outside / "file").exists()
-
-
-async def test_the_first_hundred_paths_are_named(peer: DriverPeer, tmp_path: Path) -> None:
-    since = await moment(peer)
+def test_the_first_hundred_paths_are_named_also_those_that_are_no_text(tmp_path: Path) -> None:
+    since = snapshot()
+    (tmp_path / os.fsdecode(b"a\xff\nb")).write_text("")
+    assert cleaned(since, tmp_path)["paths"] == ["a\\xff\nb"]
     for number in range(150):
         (tmp_path / f"file-{number}").write_text("")
-    reply = await cleaned(peer, since, tmp_path)
-    assert (len(reply["paths"]), reply["count"]) == (100, 150)
+    reply = cleaned(since, tmp_path)
+    assert (len(reply["paths"]), reply["count"]) == (100, 151)
 
 
-async def test_names_that_are_no_text_are_reported(peer: DriverPeer, tmp_path: Path) -> None:
-    since = await moment(peer)
-    (tmp_path / os.fsdecode(b"a\xff\nb")).write_text("")
-    assert (await cleaned(peer, since, tmp_path))["paths"] == ["a\\xff\nb"]
-
-
-async def test_a_clock_that_was_set_back_is_an_error(peer: DriverPeer, tmp_path: Path) -> None:
-    since = await moment(peer)
+def test_a_clock_that_was_set_back_is_an_error(tmp_path: Path) -> None:
+    since = snapshot()
     since["offset_ns"] += 10**9
-    with pytest.raises(WireError, match="clock was set back") as failed:
-        await cleaned(peer, since, tmp_path)
-    assert failed.value.reason == "files"
+    with pytest.raises(RequestError, match="clock was set back"):
+        cleaned(since, tmp_path)
 
 
-async def test_a_cancelled_cleaning_stops(peer: DriverPeer, tmp_path: Path) -> None:
-    since = await moment(peer)
-    for number in range(20_000):
-        (tmp_path / f"file-{number}").write_text("")
-    request = await peer.begin(wire.CLEAN, since=since, under=[str(tmp_path)])
-    await peer.cancel(request)
-    with pytest.raises(WireError) as failed:
-        await peer.result(request)
-    assert failed.value.reason == "cancelled"
-
-
-async def test_folders_of_other_users_are_skipped(peer: DriverPeer, tmp_path: Path) -> None:
-    since = await moment(peer)
+def test_folders_of_other_users_are_skipped(tmp_path: Path) -> None:
+    since = snapshot()
     (tmp_path / "closed").mkdir(mode=0)
     assert stat.S_IMODE((tmp_path / "closed").stat().st_mode) == 0
-    reply = await cleaned(peer, since, tmp_path)
     # Root can look inside.
-    assert reply["paths"] == (["closed"] if os.geteuid() == 0 else [])
+    assert cleaned(since, tmp_path)["paths"] == (["closed"] if os.geteuid() == 0 else [])
     shutil.rmtree(tmp_path / "closed")
-
-
-def process(script: str, *arguments: str, **params: Any) -> dict[str, Any]:
-    return {
-        "argv": [sys.executable, "-S", "-c", script, *arguments],
-        "cwd": "/",
-        "env": {},
-        "inherit": "all",
-        "timeout_seconds": 60,
-        "output_bytes": 1000,
-        "channel": False,
-        "leave": True,
-        **params,
-    }
-
-
-START = "import subprocess, sys; subprocess.Popen([sys.executable, '-S', '-c', *sys.argv[1:]])"
-
-
-async def test_processes_that_keep_running_are_counted(peer: DriverPeer) -> None:
-    program = process(START, "import time; time.sleep(1000)", peer.token, linger_seconds=0.1)
-    assert (await peer.request(wire.RUN, **program))["background"] == 1
-    assert len(peer.living()) == 1
-    assert (await peer.request(wire.RUN, **process("pass")))["background"] == 0
-
-
-async def test_processes_that_end_within_the_linger_time_are_not_counted(peer: DriverPeer) -> None:
-    program = process(START, "import time; time.sleep(0.2)", peer.token, linger_seconds=BOUND_SECONDS)
-    with anyio.fail_after(BOUND_SECONDS / 2):
-        assert (await peer.request(wire.RUN, **program))["background"] == 0
-
-
-async def test_run_cancelled_while_its_processes_linger_kills_them(peer: DriverPeer) -> None:
-    request = await peer.begin(
-        wire.RUN, **process(START, "import time; time.sleep(1000)", peer.token, linger_seconds=1000)
-    )
-    await peer.until_living(1)
-    # The first process ends soon; the cancellation may come before or after that.
-    await anyio.sleep(0.2)
-    await peer.cancel(request)
-    with pytest.raises(WireError) as failed:
-        await peer.result(request)
-    assert failed.value.reason == "cancelled"
-    await peer.until_living(0)

@@ -1,10 +1,11 @@
-"""`forward` and `dial`: tunnelled connections on a sandbox's loopback."""
+"""`forward` and `dial`: tunnelled connections on a sandbox's loopback. And the replies of its DNS server."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+import struct
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -15,6 +16,7 @@ import anyio
 import pytest
 from anyio.abc import ByteStream, SocketStream
 from decathlon_sandbox import wire
+from decathlon_sandbox.tunnels import answer
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError, SandboxLostError
@@ -160,20 +162,6 @@ async def test_dial_connects_to_a_service_inside(driver: DriverClient) -> None:
             assert await receive_all(stream) == b""
 
 
-async def test_forwarded_port_can_lead_to_another_dialled_service(
-    tmp_path: Path, driver: DriverClient
-) -> None:
-    inside = free_port()
-    async with service(upper_case_service) as port:
-        await driver.forward({inside: lambda: driver.dial(port)})
-        async with await anyio.connect_tcp("127.0.0.1", inside) as client:
-            await client.send(BIG[:100_000])
-            received = b""
-            while len(received) < 100_000:
-                received += await client.receive()
-            assert received == BIG[:100_000].upper()
-
-
 async def test_dialling_a_closed_port_is_an_error(driver: DriverClient) -> None:
     with pytest.raises(DriverError, match="nothing answers at port"):
         await driver.dial(free_port())
@@ -251,25 +239,57 @@ async def until_dialled(peer: DriverPeer, port: int, number: int) -> None:
         await peer.request(wire.DIAL, port=port, conn=-1000)
 
 
-async def test_number_of_a_pending_dial_cannot_be_used_again(peer: DriverPeer, silent_port: int) -> None:
-    dial = await peer.begin(wire.DIAL, port=silent_port, conn=-1)
-    with pytest.raises(WireError, match="new number"):
-        await peer.request(wire.DIAL, port=silent_port, conn=-1)
-    await peer.cancel(dial)
-    with pytest.raises(WireError) as error:
-        await peer.result(dial)
-    assert error.value.reason == "cancelled"
+# DNS
+
+A, AAAA, HTTPS = 1, 28, 65
 
 
-async def test_dials_that_are_cancelled_by_their_caller_leave_places(
-    driver: DriverClient, silent_port: int
-) -> None:
-    for _ in range(2):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(MAX_TUNNELS):
-                tasks.start_soon(driver.dial, silent_port)
-            await driver.ping()
-            tasks.cancel_scope.cancel()
-    async with service(upper_case_service) as port, await driver.dial(port) as stream:
-        await stream.send(b"free")
-        assert await stream.receive() == b"FREE"
+def query(name: str, kind: int = A, *, flags: int = 0x0100, questions: int = 1, extra: bytes = b"") -> bytes:
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    return (
+        struct.pack("!HHHHHH", 0x1234, flags, questions, 0, 0, len(extra) > 0)
+        + labels
+        + b"\0"
+        + struct.pack("!HH", kind, 1)
+        + extra
+    )
+
+
+def test_every_name_has_the_address_of_the_loopback() -> None:
+    asked = query("www.example.org")
+    reply = answer(asked)
+    assert reply is not None
+    assert struct.unpack("!HHHHHH", reply[:12]) == (0x1234, 0x8180, 1, 1, 0, 0)
+    assert reply[12 : len(asked)] == asked[12:]
+    assert reply[len(asked) :] == struct.pack("!HHHIH4B", 0xC00C, A, 1, 60, 4, 127, 0, 0, 1)
+
+
+@pytest.mark.parametrize("kind", [AAAA, HTTPS, 16])
+def test_there_are_no_other_records(kind: int) -> None:
+    reply = answer(query("www.example.org", kind))
+    assert reply is not None
+    assert struct.unpack("!HHHHHH", reply[:12])[:4] == (0x1234, 0x8180, 1, 0)
+    assert len(reply) == len(query("www.example.org", kind))
+
+
+def test_extensions_of_a_query_are_ignored() -> None:
+    assert answer(query("a.example", extra=b"\0\0\x29\x10\0\0\0\0\0\0\0")) == answer(query("a.example"))
+
+
+@pytest.mark.parametrize(
+    "datagram",
+    [
+        b"",
+        b"x" * 11,
+        query("a.example", flags=0x8180),
+        query("a.example", flags=0x2900),
+        query("a.example", questions=0),
+        query("a.example", questions=2),
+        query("a.example")[:-3],
+        query("a.example")[:12] + b"\xc0\x0c\0\1\0\1",
+        query("a.example")[:12] + b"\x3f" + b"a" * 10,
+        query("a.example")[:12] + (b"\x01a" * 2000),
+    ],
+)
+def test_what_is_not_a_query_is_not_answered(datagram: bytes) -> None:
+    assert answer(datagram) is None

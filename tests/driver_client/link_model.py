@@ -24,7 +24,6 @@ import anyio.lowlevel
 from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 from decathlon_sandbox.connection import Connection
-from decathlon_sandbox.requests import Requests
 from decathlon_sandbox.streams import Backpressure
 
 from decathlon_mcp.background import background_tasks
@@ -71,6 +70,9 @@ class Loop:
 
     def remove(self, fd: int) -> None: ...
 
+    def stop(self) -> None:
+        raise AssertionError("the driver has ended")
+
     def call_later(self, seconds: float, callback: Any) -> Any:
         class Timer:
             def cancel(self) -> None: ...
@@ -85,25 +87,30 @@ class Sandbox:
         self._chance = chance
         self._counts = counts
         self.runs: dict[int, str] = {}
-        self._begun: list[tuple[Any, str]] = []
+        self._unanswered: list[tuple[Any, str]] = []
         (self.server_out, driver_in), (self.server_in, driver_out) = socket.socketpair(), socket.socketpair()
         self._sockets = (driver_in, driver_out)
         for each in (self.server_in, self.server_out):
             each.setblocking(False)
         self._loop: Any = Loop()
         self._connection = Connection(
-            self._loop, driver_in.fileno(), driver_out.fileno(), self, Backpressure()
+            self._loop,
+            driver_in.fileno(),
+            driver_out.fileno(),
+            Backpressure(),
+            begin=self._begin,
+            on_notification=lambda method, params: None,
+            on_attached=self._on_attached,
         )
-        self._requests = Requests(self._connection, self._dispatch)
         self._connection.start()
 
     def step(self) -> None:
         """Let the driver read, write, and answer some calls."""
         self._loop.reader()
-        self._chance.shuffle(self._begun)
+        self._chance.shuffle(self._unanswered)
         for _ in range(self._chance.randrange(3)):
-            if self._begun:
-                request, text = self._begun.pop()
+            if self._unanswered:
+                request, text = self._unanswered.pop()
                 request.reply({"text": text})
         if self._loop.writer is not None:
             self._loop.writer()
@@ -112,7 +119,7 @@ class Sandbox:
         for each in (self.server_in, self.server_out, *self._sockets):
             each.close()
 
-    def _dispatch(self, request: Any) -> None:
+    def _begin(self, request: Any) -> None:
         text = request.params.get("text")
         if request.method == wire.PING:
             request.reply({})
@@ -120,26 +127,10 @@ class Sandbox:
         if request.id in self.runs:
             self._counts.twice.append(request.id)
         self.runs[request.id] = text
-        self._begun.append((request, text))
+        self._unanswered.append((request, text))
 
-    def on_message(self, payload: bytes) -> None:
-        message = json.loads(payload)
-        if "id" in message:
-            self._requests.add(message["id"], message["method"], message["params"])
-        else:
-            self._requests.cancel(message["params"]["id"])
-
-    def on_attached(self) -> None:
+    def _on_attached(self) -> None:
         self._counts.attachments += 1
-
-    def on_pending(self, ids: list[int]) -> list[int]:
-        return self._requests.resume(ids)
-
-    def on_room(self) -> None:
-        self._requests.begin_waiting()
-
-    def on_end(self) -> None:
-        self._counts.wrong.append("the driver has ended")
 
 
 class Wire(ByteStream):

@@ -102,7 +102,6 @@ async def test_run_sends_the_command_and_returns_the_result() -> None:
             "argv": ["true"],
             "cwd": "/",
             "env": {"A": "1"},
-            "inherit": "all",
             "timeout_seconds": 5,
             "output_bytes": 65536,
             "channel": True,
@@ -170,9 +169,7 @@ async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> No
         "method": "call",
         "params": {
             "server": "files",
-            "method": "tools/call",
             "params": {"name": "read"},
-            "timeout_seconds": None,
             "max_bytes": 4 << 20,
         },
     }

@@ -25,7 +25,6 @@ from tests.fakes.driver_end import DriverEnd
 from tests.fakes.tree import Tree
 
 Json = dict[str, Any]
-PROTOCOL_VERSION = "2025-11-25"
 _OVERLONG_BYTES = wire.MAX_RESPONSE_BYTES + (1 << 20)
 
 
@@ -334,9 +333,7 @@ class FakeDriver:
             "timed_out": reply.timed_out,
             "stdout": reply.stdout,
             "stderr": reply.stderr,
-            "truncated": False,
             "channel": reply.channel,
-            "seconds": 0.0,
             "background": reply.background if leave else 0,
         }
 
@@ -359,13 +356,7 @@ class FakeDriver:
         return {"servers": {name: self._server_info(name) for name in names}}
 
     def _server_info(self, server: str) -> Json:
-        return {
-            "protocolVersion": PROTOCOL_VERSION,
-            "serverInfo": {"name": server, "version": "1"},
-            "capabilities": {"tools": {}},
-            "tools": [_definition(name, tool) for name, tool in self._tools[server].items()],
-            "seconds": 0.0,
-        }
+        return {"tools": [_definition(name, tool) for name, tool in self._tools[server].items()]}
 
     async def _call(self, request_id: int, params: Json) -> Json:
         server = params["server"]
@@ -373,16 +364,10 @@ class FakeDriver:
             raise _RequestError(wire.FROZEN, "frozen")
         if server not in self._started:
             raise _RequestError(wire.SERVER, f"no server {server!r} is up", {"server": server})
-        if params["method"] == "tools/list":
-            return {
-                "jsonrpc": "2.0",
-                "id": request_id,
-                "result": {"tools": self._server_info(server)["tools"]},
-            }
-        reply = await self._call_tool(request_id, server, params["params"], params.get("timeout_seconds"))
+        reply = await self._call_tool(request_id, server, params["params"])
         return {"jsonrpc": "2.0", "id": request_id, **reply}
 
-    async def _call_tool(self, request_id: int, server: str, params: Json, seconds: float | None) -> Json:
+    async def _call_tool(self, request_id: int, server: str, params: Json) -> Json:
         name = params["name"]
         tool = self._tools[server].get(name)
         if tool is None:
@@ -397,20 +382,17 @@ class FakeDriver:
         call = FakeCall(server, name, params.get("arguments") or {}, params, self._tree, notify)
         handler = tool.handler if isinstance(tool, FakeTool) else tool
         try:
-            with anyio.fail_after(seconds):
-                reply = await handler(call)
+            reply = await handler(call)
         except ToolError as error:
             return {"error": error.error}
-        except TimeoutError:
-            raise _RequestError(wire.TIMEOUT, f"{name} did not answer within {seconds:g} s") from None
         return {"result": {"content": [{"type": "text", "text": reply}]} if isinstance(reply, str) else reply}
 
     def _freeze(self) -> Json:
         self._frozen = True
-        killed, self._started = len(self._started), set()
+        self._started = set()
         for scope in self._requests.values():
             scope.cancel()
-        return {"killed": killed}
+        return {"stderr": {}}
 
     async def _send(self, message: Json) -> None:
         self._end.send(json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode())

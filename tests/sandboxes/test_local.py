@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio.abc import ByteStream
-from decathlon_sandbox.processes import Process, read_children, read_process
+from decathlon_sandbox.processes import Process, read_process
 
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
@@ -24,7 +24,7 @@ from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.host import processes
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module
-from decathlon_mcp.sandboxes.host.processes import ProcessId, is_alive, living_members
+from decathlon_mcp.sandboxes.host.processes import ProcessId, is_alive, living_members, read_children
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.host.records import LEADER_FILE, OWNER_FILE, unfinished_folder_prefix
 from tests.driver.peer import until

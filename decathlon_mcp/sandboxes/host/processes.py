@@ -14,16 +14,20 @@ import time
 from collections.abc import Generator, Iterable, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import anyio
 from anyio import CapacityLimiter, to_thread
-from decathlon_sandbox.processes import Process, read_children, read_process
+from decathlon_sandbox.processes import Process, read_file, read_process
 
 SIGNAL_SECONDS = 5.0
 """How long the processes of one sandbox may take to stop or end, from the first signal sent to them."""
 STOP_FIRST_SECONDS = 1.0
 """How long a sandbox's processes may take to stop before they are killed as they are."""
+CHILDREN_BYTES = 1 << 20
+"""Limit on /proc/PID/task/TID/children: about 150,000 children."""
+_STOPPED_STATES, _UNINTERRUPTIBLE_STATE = (b"t", b"T"), b"D"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ def living_members(root: ProcessId | None, known: Set[ProcessId] = frozenset()) 
 def is_stopped(process_id: ProcessId) -> bool:
     """Whether a process is stopped by a signal (SIGSTOP)."""
     process = process_id.read()
-    return process is not None and process.stopped
+    return process is not None and process.state in _STOPPED_STATES
 
 
 def is_alive(process_id: ProcessId | None) -> bool:
@@ -140,7 +144,8 @@ class _Job:
             process_id
             for process_id, process in members.items()
             if not (
-                process.stopped or (process_id in self.stop_sent and (self.kill or process.uninterruptible))
+                process.state in _STOPPED_STATES
+                or (process_id in self.stop_sent and (self.kill or process.state == _UNINTERRUPTIBLE_STATE))
             )
         ]
         if not (members if self.kill else unstopped):
@@ -212,3 +217,20 @@ def _send(number: signal.Signals, processes: Iterable[ProcessId]) -> None:
     for process in processes:
         with suppress(ProcessLookupError, PermissionError):
             process.send(number)
+
+
+def read_children(pid: int) -> list[int]:
+    """The pids of a process's children; empty if it is gone.
+
+    While children end and are reaped, the kernel may leave out others. Of a stopped process, the list is
+    complete.
+    """
+    try:
+        tasks = [task.name for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+    return [
+        int(child)
+        for task in tasks
+        for child in (read_file(pid, f"task/{task}/children", CHILDREN_BYTES) or b"").split()
+    ]

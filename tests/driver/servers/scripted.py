@@ -55,42 +55,13 @@ def daemonise() -> None:
 # tools
 
 
-def call(number: int, name: str, arguments: dict[str, Any], request: dict[str, Any]) -> None:
-    if name == "raw":
-        write(arguments["line"].replace("$id", str(number)).encode("utf-8", "surrogateescape") + b"\n")
-    elif name == "request":
-        text(number, json.dumps(request))
-    elif name == "text":
+def call(number: int, name: str, arguments: dict[str, Any]) -> None:
+    if name == "text":
         text(number, arguments["unit"] * arguments["times"])
     elif name == "hang":
         pass
-    elif name == "twice":
-        text(number, "first")
-        text(number, "second")
-    elif name == "unknown_ids":
-        for other_id in (
-            number + 1000,
-            f"{number}x",
-            f"{number}.0",
-            "9" * 5000,
-            float(number),
-            True,
-            None,
-            [number],
-        ):
-            text(other_id, "not yours")
-        text(number, "own")
     elif name == "half_utf8":
         write(b'{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"\xc3"}]}}\n' % number)
-    elif name == "overlong":
-        overlong(number, arguments["id_first"])
-    elif name == "drip":
-        for byte in json.dumps(
-            {"jsonrpc": "2.0", "id": number, "result": {"ok": "\u00e9"}}, ensure_ascii=False
-        ).encode():
-            write(bytes([byte]))
-            time.sleep(0.001)
-        write("\n")
     elif name == "die":
         write_stderr("the last words\n")
         os._exit(3)
@@ -118,8 +89,6 @@ def call(number: int, name: str, arguments: dict[str, Any], request: dict[str, A
         for count in range(arguments["times"]):
             notify("notifications/message", {"level": "info", "data": [count, "m" * 1000]})
         text(number, "flooded")
-    elif name == "ask":
-        ask(number)
     elif name == "where":
         details = {"environment": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv, "pid": os.getpid()}
         details["descriptors"] = {
@@ -133,29 +102,12 @@ def call(number: int, name: str, arguments: dict[str, Any], request: dict[str, A
         text(number, "started")
 
 
-def overlong(number: int, id_first: bool) -> None:
-    unit = b"x" * (1 << 20)
-    head = b'{"jsonrpc":"2.0","id":%d,"result":{"big":"' % number if id_first else b'{"result":{"big":"'
-    write(head)
-    for _ in range(65):
-        write(unit)
-    write(b'"}}\n' if id_first else b'"},"jsonrpc":"2.0","id":%d}\n' % number)
-
-
 def peek(number: int, path: str) -> None:
     try:
         found = os.listdir(path) if os.path.isdir(path) else [os.readlink(path)]
         text(number, json.dumps(found))
     except OSError as error:
         text(number, type(error).__name__)
-
-
-def ask(number: int) -> None:
-    """Send requests to the client and return its responses as the tool's result."""
-    for place, method in enumerate(("ping", "sampling/createMessage", "elicitation/create", "roots/list")):
-        write(json.dumps({"jsonrpc": "2.0", "id": f"q{place}", "method": method, "params": {}}) + "\n")
-    answers = [json.loads(sys.stdin.readline()) for _ in range(4)]
-    text(number, json.dumps(answers))
 
 
 # the handshake
@@ -171,7 +123,7 @@ def initialize(number: int, params: dict[str, Any]) -> None:
         write_stderr("thinking\n")
         return
     result: dict[str, Any] = {
-        "protocolVersion": "2024-11-05" if BEHAVIOUR == "old" else params["protocolVersion"],
+        "protocolVersion": params["protocolVersion"],
         "capabilities": {} if BEHAVIOUR == "toolless" else {"tools": {}},
         "serverInfo": {"name": BEHAVIOUR, "version": "0", "x-more": "kept"},
     }
@@ -232,7 +184,7 @@ def main() -> None:
         elif method == "tools/list":
             list_tools(number, params)
         elif method == "tools/call":
-            call(number, params["name"], params.get("arguments", {}), message)
+            call(number, params["name"], params.get("arguments", {}))
         elif method == "notifications/cancelled":
             notify("notifications/message", {"level": "info", "data": {"cancelled": params}})
     if BEHAVIOUR == "stubborn":
