@@ -26,7 +26,7 @@ from benchmarks.machine import available_memory_mib, busy_cpu_seconds, machine
 from benchmarks.samples import Measurement, Samples, measure_in_turns
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError
-from decathlon_mcp.plugins.conformance.archives import file_entry, pack
+from decathlon_mcp.plugins.conformance.target import file_entry, pack
 from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec

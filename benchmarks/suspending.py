@@ -34,7 +34,7 @@ from benchmarks.running import START_SECONDS, SUITE, TOOL_SERVER
 from decathlon_mcp.app import sandbox_factories
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.plugins.branches.copies import open_copy
+from decathlon_mcp.plugins.branches.saving import open_copy
 from decathlon_mcp.plugins.branches.states import SavedState
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox
 from decathlon_mcp.settings import Settings

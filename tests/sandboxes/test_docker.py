@@ -26,8 +26,7 @@ from requests import Response
 from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
-from decathlon_mcp.plugins.conformance.archives import download, file_entry, pack
-from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
+from decathlon_mcp.plugins.conformance.target import download, file_entry, pack, receive_all, receive_line
 from decathlon_mcp.plugins.docker import image as docker_image
 from decathlon_mcp.plugins.docker import provider as docker_provider
 from decathlon_mcp.plugins.docker.container import DEFAULT_NETWORK

@@ -19,8 +19,6 @@ import pytest
 from decathlon_mcp.cli.gc import collect
 from decathlon_mcp.driver.client import BOOT_COMMAND, Survival, connect
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.plugins.conformance.archives import download, file_entry, pack
-from decathlon_mcp.plugins.conformance.probe import Probe, receive_all, receive_line
 from decathlon_mcp.plugins.conformance.suite import (
     ALL_CHECKS,
     Check,
@@ -29,6 +27,14 @@ from decathlon_mcp.plugins.conformance.suite import (
     processes,
     streams,
     survival,
+)
+from decathlon_mcp.plugins.conformance.target import (
+    Probe,
+    download,
+    file_entry,
+    pack,
+    receive_all,
+    receive_line,
 )
 from decathlon_mcp.plugins.prime import provider as prime_provider
 from decathlon_mcp.plugins.prime import sandbox as prime_sandbox

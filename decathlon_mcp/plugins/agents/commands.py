@@ -38,7 +38,7 @@ from decathlon_mcp.cli.usage import (
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskError
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.plugins.agents.presets import DEFAULT_TURNS, PRESETS
-from decathlon_mcp.plugins.shell.shell import episode
+from decathlon_mcp.plugins.shell import episode
 from decathlon_mcp.settings import default_state
 
 AgentOptions = settings_model("AgentOptions", (*SANDBOX_SETTINGS, "network", "language", "max_calls"))

@@ -20,7 +20,7 @@ from decathlon_mcp.plugins.agents.embedding import embedded_server, with_longer_
 from decathlon_mcp.plugins.agents.playing import PATH, PlayingApp, playing
 from decathlon_mcp.plugins.agents.verdict_socket import ask_for_verdict, giving_verdict
 from decathlon_mcp.plugins.play.play import connect, redirect_logs
-from decathlon_mcp.plugins.shell.shell import NO_VERDICT, NOT_PASSED
+from decathlon_mcp.plugins.shell import NO_VERDICT, NOT_PASSED
 from decathlon_mcp.sandboxes.kernel_limits import raise_descriptor_limit
 from decathlon_mcp.settings import Settings, default_state
 

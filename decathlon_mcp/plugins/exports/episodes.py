@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import (
@@ -155,3 +155,16 @@ def utf8(text: str | None) -> str | None:
 
 def _raw(text: Text | None) -> str | None:
     return None if text is None else text.raw
+
+
+def write_jsonl(episodes: Iterable[ExportedEpisode], file: BinaryIO) -> int:
+    """Write the episodes; their number. One entry at a time is in memory."""
+    count = 0
+    for count, episode in enumerate(episodes, 1):  # noqa: B007
+        file.write(json_bytes(episode.to_json())[:-1] + b',"entries":[')
+        separator = b""
+        for entry in episode.entries():
+            file.write(separator + json_bytes(entry_to_json(entry)))
+            separator = b","
+        file.write(b"]}\n")
+    return count

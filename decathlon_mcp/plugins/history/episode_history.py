@@ -15,9 +15,8 @@ from typing import TypeVar
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.entries import JSON_BYTES, EntryReader, call_times
-from decathlon_mcp.plugins.history.queries import FoundEpisode, cursor_of, parse_cursor
+from decathlon_mcp.plugins.history.queries import FoundEpisode, cursor_of, parse_cursor, read_tree
 from decathlon_mcp.plugins.history.reports import RunNumbers, compare_runs
-from decathlon_mcp.plugins.history.trees import read_tree
 from decathlon_mcp.plugins.history.values import (
     CallTime,
     Entry,

@@ -23,15 +23,16 @@ from decathlon_client.shutdown import shutdown_on_signal
 
 from decathlon_mcp.cli.output import print_json, printed
 from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.plugins.history.differences import (
+from decathlon_mcp.plugins.history.list_episodes import find_row
+from decathlon_mcp.plugins.history.replies import (
     Difference,
     Paths,
+    RecordedCall,
     ReplyText,
     changed_in,
     compare_replies,
+    recorded_calls,
 )
-from decathlon_mcp.plugins.history.list_episodes import find_row
-from decathlon_mcp.plugins.history.recorded_calls import RecordedCall, recorded_calls
 from decathlon_mcp.plugins.play.play import connect, waiting_for_server
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder

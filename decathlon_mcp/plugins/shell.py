@@ -28,6 +28,7 @@ from decathlon_mcp.types import as_object
 if TYPE_CHECKING:
     from decathlon_client import Decathlon, OnProgress, Reply
 
+
 USAGE_ERROR: Final = 2
 TOOL_FAILED: Final = 3
 NOT_PASSED: Final = 4
