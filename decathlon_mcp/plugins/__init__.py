@@ -26,7 +26,7 @@ PLUGINS = (
     # Sandboxes that are containers of a Docker engine, and images of an engine in folders: `doctor --unpack`.
     Plugin(
         name="docker",
-        providers={"docker": "decathlon_mcp.plugins.docker.plugin:PROVIDER"},
+        providers={"docker": "decathlon_mcp.plugins.docker.provider:PROVIDER"},
         image_provider="docker",
         unpack_image="decathlon_mcp.plugins.docker.unpacking:unpack_for_host",
     ),
@@ -89,6 +89,6 @@ PLUGINS = (
         commands=("decathlon_mcp.plugins.web.commands:add_commands",),
         web="decathlon_mcp.plugins.web.episodes:create",
         findings=("decathlon_mcp.plugins.web.proxy:check_program",),
-        task_notes=("decathlon_mcp.plugins.web.task_recordings:recorded_note",),
+        task_notes=("decathlon_mcp.plugins.web.episodes:recorded_note",),
     ),
 )

@@ -17,7 +17,7 @@ import pytest
 
 from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.list_episodes import show_episode
-from decathlon_mcp.plugins.page import searching
+from decathlon_mcp.plugins.page import runs
 from decathlon_mcp.plugins.page.live import LiveFeed, Snapshot
 from decathlon_mcp.storage.retention import delete_old_episodes
 from decathlon_mcp.storage.store import Store
@@ -605,7 +605,7 @@ async def test_a_run_is_searched_through_all_its_episodes(
         assert "Search on" not in page
         assert "Nothing found." in await text_of(client, "/runs?name=a/b&q=haystack")
         # When time is up, a link leads on; each episode is found once.
-        monkeypatch.setattr(searching, "SEARCH_SECONDS", -1)
+        monkeypatch.setattr(runs, "SEARCH_SECONDS", -1)
         found: list[str] = []
         path = "/runs?name=a/b&q=needle"
         while path:

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.foreign_names import quoted
-from decathlon_mcp.plugins.agents.presets import PRESETS
+from decathlon_mcp.plugins.agents.programs import PRESETS
 from decathlon_mcp.plugins.agents.reach import BASE_URL_ENDING
 from decathlon_mcp.types import JsonObject
 

@@ -1,8 +1,8 @@
 """SQL over the rows of episodes: those of a query, trees of branches, and the sums of which runs are made.
 
 A search may branch without end, so a tree has at most MAX_TREE_EPISODES, MAX_TREE_BRANCHES of one episode,
-and MAX_TREE_LEVELS below its root. The episode, its nearest MAX_TREE_ORIGINS origins, and then its branches come
-first.
+and MAX_TREE_LEVELS below its root. The episode comes first, its nearest MAX_TREE_ORIGINS origins next, and
+then its branches.
 """
 
 from __future__ import annotations

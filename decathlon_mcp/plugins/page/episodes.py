@@ -22,11 +22,10 @@ from decathlon_mcp.plugins.history.values import (
     Order,
 )
 from decathlon_mcp.plugins.page import plots
+from decathlon_mcp.plugins.page.access import SANDBOXED
 from decathlon_mcp.plugins.page.calls import shown
-from decathlon_mcp.plugins.page.gate import SANDBOXED
 from decathlon_mcp.plugins.page.rendering import episode_path, query
-from decathlon_mcp.plugins.page.site import Visit
-from decathlon_mcp.plugins.page.sorting import Sorting
+from decathlon_mcp.plugins.page.site import Sorting, Visit
 from decathlon_mcp.storage.store import REPLAY_LABEL
 from decathlon_mcp.types import as_object, is_public_id
 

@@ -23,6 +23,14 @@ from decathlon_mcp.types import as_object
 
 Path: TypeAlias = tuple[str | int, ...]
 """Location in the arguments: property names and item indices."""
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+    "multipleOf": "a multiple of",
+}
+EMPTY_TEXT = '""'
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +80,7 @@ def _violations_from(error: ValidationError, path: Path) -> Iterator[Violation]:
             yield Violation(location, " ".join(error.message.split())[:200])
 
 
-_BOUNDS = {
-    "minimum": "at least",
-    "exclusiveMinimum": "more than",
-    "maximum": "at most",
-    "exclusiveMaximum": "less than",
-    "multipleOf": "a multiple of",
-}
-
-
 Draft: TypeAlias = Any
-EMPTY_TEXT = '""'
 
 
 class _Absent:
