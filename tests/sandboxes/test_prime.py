@@ -25,7 +25,6 @@ from decathlon_mcp.plugins.conformance.suite import (
     files,
     opening,
     processes,
-    streams,
     survival,
 )
 from decathlon_mcp.plugins.conformance.target import (
@@ -92,8 +91,8 @@ SHORT = frozenset(
         opening.many_sandboxes_open_and_end_at_once,
         opening.closed_sandbox_is_lost,
         opening.ready_machine_passes_the_providers_own_check,
-        streams.stream_cut_inside_a_message_is_reopened,
-        streams.stream_of_an_ended_sandbox_is_not_reopened,
+        survival.stream_cut_inside_a_message_is_reopened,
+        survival.stream_of_an_ended_sandbox_is_not_reopened,
         survival.sandbox_is_taken_back,
         survival.paused_sandbox_is_taken_back_paused,
         survival.sweep_keeps_the_sandboxes_that_it_is_given,

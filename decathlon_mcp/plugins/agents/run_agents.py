@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon, Episode
+from decathlon_client.process import shutdown_on_signal
 from decathlon_client.results import Result
 from decathlon_client.resume import RevisionError
-from decathlon_client.shutdown import shutdown_on_signal
 
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import Filters, runnable_tasks

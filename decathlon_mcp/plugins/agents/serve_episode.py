@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import SocketStream
 from decathlon_client import ClientError, Episode, NoVerdictError
-from decathlon_client.shutdown import shutdown_on_signal
+from decathlon_client.process import shutdown_on_signal
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.output import print_json, shell_path, this_command

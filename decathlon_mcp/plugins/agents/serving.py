@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import anyio
 from decathlon_client import Decathlon
-from decathlon_client.embedded import EmbeddedEndpoint
+from decathlon_client.local_server import EmbeddedEndpoint
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
