@@ -15,7 +15,7 @@ from decathlon_client.values import ATTEMPT, Verdict
 
 from decathlon_mcp.cli.output import printed
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeDetails, EpisodeQuery, EpisodeSummary
 from decathlon_mcp.storage.lock import create_state_folder
 
@@ -120,11 +120,4 @@ def playing_alone(state: Path, run: str) -> Generator[None]:
 
 def _scored(history: EpisodeHistory, run: str) -> Iterator[EpisodeSummary]:
     """The episodes of a run that have a reward, the newest first."""
-    cursor = None
-    while True:
-        page = history.episodes(
-            EpisodeQuery(run=run, live=False, lost=False), limit=MAX_PAGE_ITEMS, cursor=cursor
-        )
-        yield from page.items
-        if (cursor := page.cursor) is None:
-            return
+    return history.all_episodes(EpisodeQuery(run=run, live=False, lost=False))

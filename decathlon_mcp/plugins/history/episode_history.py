@@ -157,6 +157,15 @@ class EpisodeHistory:
         next_cursor = cursor_of(page[-1][0]) if len(found) > limit else None
         return Page(tuple(summary for _, summary in page), next_cursor)
 
+    def all_episodes(self, query: EpisodeQuery) -> Iterator[EpisodeSummary]:
+        """Every episode of a query, a page at a time in memory."""
+        cursor = None
+        while True:
+            page = self.episodes(query, limit=MAX_PAGE_ITEMS, cursor=cursor)
+            yield from page.items
+            if (cursor := page.cursor) is None:
+                return
+
     def episode(self, public_id: str) -> EpisodeDetails | None:
         """One episode; None if there is none. The first time, its trajectory is read once."""
         found = self._find(public_id)

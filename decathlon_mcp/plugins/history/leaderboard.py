@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import Filters, filter_tasks
 from decathlon_mcp.cli.output import print_json, printed
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.list_runs import unknown_run
 from decathlon_mcp.plugins.history.numbers import Sums, pass_all, pass_at
 from decathlon_mcp.plugins.history.queries import TaskKey
@@ -62,7 +62,7 @@ def leaderboard(history: EpisodeHistory, run: str, tasks: Collection[TaskKey]) -
     wanted = sorted(set(tasks))
     played: dict[TaskKey, list[_Attempt]] = {key: [] for key in wanted}
     live, others, is_known = 0, set[str](), False
-    for episode in _episodes(history, run):
+    for episode in history.all_episodes(EpisodeQuery(run=run)):
         is_known, key = True, TaskKey(episode.suite, episode.task)
         if key not in played:
             others.add(episode.task)
@@ -133,15 +133,6 @@ def _without_replaced(attempts: list[_Attempt]) -> list[_Attempt]:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
-
-
-def _episodes(history: EpisodeHistory, run: str) -> Iterator[EpisodeSummary]:
-    cursor = None
-    while True:
-        page = history.episodes(EpisodeQuery(run=run), limit=MAX_PAGE_ITEMS, cursor=cursor)
-        yield from page.items
-        if (cursor := page.cursor) is None:
-            return
 
 
 def show_leaderboard(settings: Settings, run: str, split: str | None, *, as_json: bool) -> int:

@@ -94,12 +94,7 @@ def change_run(visit: Visit) -> Response:
 def _episodes(visit: Visit, run: str) -> Iterator[EpisodeSummary]:
     """All episodes of a run that the viewer may see."""
     wanted = EpisodeQuery(run=run, owner=visit.viewer.owner, with_branches=True)
-    cursor = None
-    while True:
-        page = visit.history.episodes(wanted, limit=1_000, cursor=cursor)
-        yield from page.items
-        if (cursor := page.cursor) is None:
-            return
+    return visit.history.all_episodes(wanted)
 
 
 def _control(visit: Visit) -> RegistryControl:

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from html import escape
 from html.parser import HTMLParser
-from typing import Any
 
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeDetails
 from decathlon_mcp.plugins.page import plots
 from decathlon_mcp.plugins.page.calls import shown
-from decathlon_mcp.plugins.page.episodes import BOX_CALLS, Box, metrics_of, replayed_by, settings_of
+from decathlon_mcp.plugins.page.episodes import (
+    BOX_CALLS,
+    Box,
+    metrics_of,
+    replayed_by,
+    settings_of,
+    verdict_file,
+)
 from decathlon_mcp.plugins.page.rendering import Assets, create_environment, episode_path
 
 MAX_FILE_BYTES = 20_000_000
@@ -255,7 +260,7 @@ def _attachments(history: EpisodeHistory, details: EpisodeDetails, path: str) ->
     """Files that the page links to, as data URLs with their names, by path."""
     public_id = details.summary.public_id
     files: dict[str, tuple[str, bytes | None]] = {
-        "verdict.json": (f"verdict-{public_id}.json", _verdict(details)),
+        "verdict.json": (f"verdict-{public_id}.json", verdict_file(details)),
         "tools": (f"tools-{public_id}.json", history.tools(public_id)),
     }
     return {
@@ -266,10 +271,3 @@ def _attachments(history: EpisodeHistory, details: EpisodeDetails, path: str) ->
         for name, (file_name, content) in files.items()
         if content is not None and len(content) <= MAX_ATTACHED_BYTES
     }
-
-
-def _verdict(details: EpisodeDetails) -> bytes | None:
-    verdict: Any = details.verdict
-    if verdict is None or verdict.get("episode") != details.summary.public_id:
-        return None
-    return json.dumps(verdict, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")

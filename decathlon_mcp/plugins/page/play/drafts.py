@@ -206,7 +206,7 @@ def _typed_value(field: Field, text: str, path: Path, violations: list[Violation
         violations.extend(violations_of(value, field.schema, path))
         return value
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
         if field.kind is Kind.SCALAR and "string" in field.schema["type"]:
             return text
@@ -228,7 +228,7 @@ def _typed_value(field: Field, text: str, path: Path, violations: list[Violation
     return value
 
 
-def _no_constant(name: str) -> Any:
+def refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 

@@ -29,6 +29,7 @@ from decathlon_mcp.plugins.page.play.drafts import (
     is_filled,
     partial_value,
     read_draft,
+    refuse_constant,
 )
 from decathlon_mcp.plugins.page.play.schema import Field, Kind, display_value, form_from_schema
 from decathlon_mcp.types import as_object
@@ -355,15 +356,11 @@ def read_text(text: str) -> Reading:
     text = text.strip() or "{}"
     try:
         check_json(text.encode("utf-8", "surrogatepass"))
-        if as_object(json.loads(text, parse_constant=_refuse_constant)) is None:
+        if as_object(json.loads(text, parse_constant=refuse_constant)) is None:
             return Reading(None, {(): "the arguments must be a JSON object: { … }"})
     except (ValueError, RecursionError, JsonLimitError) as error:
         return Reading(None, {(): f"not JSON: {error}"})
     return Reading(text, {})
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def text_of(form: Field, draft: Draft) -> str:
