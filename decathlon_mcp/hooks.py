@@ -2,17 +2,16 @@
 
 An episode can do without any plug-in. A plug-in hangs on the hooks that are the fields of `Plugin`. The core
 imports none of them: this module finds them, and without the folder `decathlon_mcp/plugins` there are just
-fewer. A module or package there has a value `PLUGIN`, and so has a module of another distribution that an
-entry point of the group `decathlon_mcp.plugins` names. Both come in by the same door.
+fewer. `decathlon_mcp.plugins.PLUGINS` lists them; an entry point of the group `decathlon_mcp.plugins` names a
+`Plugin` of another distribution.
 
-`PLUGIN` is imported at every start, its parts only when they are used: so they are named as
-"module:attribute", and a module that has a `PLUGIN` imports nothing but this one.
+They are imported at every start, their parts only when they are used: so parts are named as
+"module:attribute", and a module that has a `Plugin` imports nothing but this one.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -176,7 +175,4 @@ def _built_in() -> Iterator[Plugin]:
         if error.name != _FOLDER:
             raise
         return
-    for info in sorted(pkgutil.iter_modules(folder.__path__, f"{_FOLDER}."), key=lambda info: info.name):
-        plugin = getattr(importlib.import_module(info.name), "PLUGIN", None)
-        if isinstance(plugin, Plugin):
-            yield plugin
+    yield from folder.PLUGINS

@@ -187,7 +187,7 @@ async def _kill_drivers(deaths: Deaths, *, count: int, at_once: int) -> None:
     async def one(server: KillableServer, client: Decathlon, number: int) -> None:
         target = moments[number % len(moments)]
         task = "made-answer" if target == "preprocess" else "find-answer"
-        started = await client.ask("start_episode", {"task": task, "wait": False})
+        started = await client.call_lobby("start_episode", {"task": task, "wait": False})
         handle = str((started.structured or {})["episode"])
         outcome: Outcome = "lost"
         injected: list[Moment] = []
@@ -220,7 +220,7 @@ async def _kill_drivers(deaths: Deaths, *, count: int, at_once: int) -> None:
         for moment in injected:
             deaths.count("driver", moment, outcome)
         with suppress(ClientError):
-            await client.ask("close_episode", {"episode": handle})
+            await client.call_lobby("close_episode", {"episode": handle})
 
     await _run_many(deaths, "driver", one, count=count, at_once=at_once, options=SURVIVAL_OPTIONS)
 

@@ -8,7 +8,7 @@ async with Decathlon("http://127.0.0.1:8765") as d:
         verdict = await e.evaluate()
         print(verdict.reward)
 
-Names are loaded when they are first used: who needs only a part, such as `decathlon_client.labels`, does not
+Names are loaded when they are first used: who needs only a part, such as `decathlon_client.values`, does not
 load `mcp`.
 """
 
@@ -18,8 +18,9 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    from decathlon_client.batch import Batch, Player
-    from decathlon_client.decathlon import Decathlon
+    from decathlon_client.attempts import Player, PlayerFailedError
+    from decathlon_client.batch import Batch
+    from decathlon_client.decathlon import Decathlon, ManagedEpisode
     from decathlon_client.episode import Episode
     from decathlon_client.errors import (
         AccessDeniedError,
@@ -40,11 +41,8 @@ if _TYPE_CHECKING:
         UnknownToolError,
     )
     from decathlon_client.lockstep import Call, Lockstep, Slot
-    from decathlon_client.managed import ManagedEpisode
     from decathlon_client.opener import OpeningOptions
-    from decathlon_client.player_failure import PlayerFailedError
-    from decathlon_client.progress import Tally
-    from decathlon_client.results import Fault, Result, Summary, TaskSummary
+    from decathlon_client.results import Fault, Result, Summary, Tally, TaskSummary
     from decathlon_client.values import (
         Filters,
         OnProgress,
@@ -57,8 +55,9 @@ if _TYPE_CHECKING:
     )
 
 _NAMES = {
-    "batch": ("Batch", "Player"),
-    "decathlon": ("Decathlon",),
+    "attempts": ("Player", "PlayerFailedError"),
+    "batch": ("Batch",),
+    "decathlon": ("Decathlon", "ManagedEpisode"),
     "episode": ("Episode",),
     "errors": (
         "AccessDeniedError",
@@ -79,11 +78,8 @@ _NAMES = {
         "UnknownToolError",
     ),
     "lockstep": ("Call", "Lockstep", "Slot"),
-    "managed": ("ManagedEpisode",),
     "opener": ("OpeningOptions",),
-    "player_failure": ("PlayerFailedError",),
-    "progress": ("Tally",),
-    "results": ("Fault", "Result", "Summary", "TaskSummary"),
+    "results": ("Fault", "Result", "Summary", "Tally", "TaskSummary"),
     "values": ("Filters", "OnProgress", "Order", "Policy", "Reply", "Task", "Tool", "Verdict"),
 }
 """The names of this package by the module that has them."""

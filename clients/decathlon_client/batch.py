@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
+import string
 import sys
 import time
 from collections import Counter
@@ -16,33 +18,36 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     Mapping,
     Sized,
 )
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import count
 from os import PathLike
-from typing import Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import TypeVar
 
 import anyio
 from anyio.abc import ObjectSendStream, TaskGroup
 
+from decathlon_client.attempts import Attempt, AttemptRun, GroupLimits, Plan, Player, PlayerFailedError
 from decathlon_client.background import background_tasks, own_cancellations
-from decathlon_client.episode import Episode
 from decathlon_client.errors import ClientError, ConnectionLostError, RequestError
-from decathlon_client.group_limits import GroupLimits
-from decathlon_client.labels import ATTEMPT, GROUP, RUN, run_name
 from decathlon_client.opener import EpisodeOpener
-from decathlon_client.player_failure import PlayerFailedError, is_players_fault, player_failure
-from decathlon_client.progress import Pace, ShowTally, Tally, progress_display
-from decathlon_client.results import Fault, Result, Summary, SummaryCounts
-from decathlon_client.resume import Place, VerdictRecord, verdict_record
-from decathlon_client.values import Task, Verdict
+from decathlon_client.results import (
+    Pace,
+    Result,
+    ShowTally,
+    Summary,
+    SummaryCounts,
+    Tally,
+    progress_display,
+)
+from decathlon_client.resume import VerdictRecord, verdict_record
+from decathlon_client.values import ATTEMPT, GROUP, RUN, Task
 
 SHOW_SECONDS = 1.0
 """Interval at which the progress is shown, besides every change."""
@@ -50,56 +55,7 @@ MAX_LOST = 3
 """How often an attempt is played again because its node of a cluster was lost."""
 
 log = logging.getLogger("decathlon.client")
-
 T = TypeVar("T")
-Late: TypeAlias = Literal["truncate", "drop"]
-"""What a batch does with the attempts that play at the deadline of their group."""
-Player: TypeAlias = Callable[[Episode], Awaitable[T]]
-"""Plays one episode; its return value is kept in the result. An unclaimed attempt is graded as it is.
-
-So is one whose player raises the RequestError that a task's server answered with. What else a player raises
-is a PlayerFailedError of the result, and the reason for which the episode is closed.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How a batch plays its tasks: see `Decathlon.batch`. Raises ValueError for wrong values."""
-
-    run: str
-    concurrency: int
-    n: int
-    player_seconds: float | None
-    group_seconds: float | None
-    late: Late
-
-    def __post_init__(self) -> None:
-        for name, value in (("concurrency", self.concurrency), ("n", self.n)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        limits = {"player_seconds": self.player_seconds, "group_seconds": self.group_seconds}
-        for name, seconds in limits.items():
-            if seconds is not None and not seconds > 0:  # also for NaN
-                raise ValueError(f"{name} must be more than 0, not {seconds}")
-        if self.late not in get_args(Late):
-            raise ValueError(f"late must be one of {', '.join(get_args(Late))}, not {self.late!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Draw:
-    """One episode to be played. `launch_time` is the same for its group; None for the server's clock."""
-
-    index: int
-    task: str | Task
-    group: int
-    attempt: int
-    launch_time: str | None
-    occurrence: int = 0
-
-    @property
-    def place(self) -> Place:
-        task = self.task if isinstance(self.task, str) else self.task.id
-        return Place(task, self.occurrence, self.attempt)
 
 
 class Batch:
@@ -120,11 +76,11 @@ class Batch:
         self._opener = opener
         self._workers = workers
         self._verdicts = verdicts
-        self._draws = _draw_each(tasks, plan.n, verdicts)
+        self._attempts = _attempts_at(tasks, plan.n, verdicts)
         self._plan = plan
         self._show = show
         self._group_limits = GroupLimits(plan.group_seconds)
-        self._drawing = anyio.Lock()
+        self._attempting = anyio.Lock()
         self._error: Exception | None = None
 
     @property
@@ -190,8 +146,8 @@ class Batch:
     async def _work(self, player: Player[T], send: ObjectSendStream[Result[T]]) -> None:
         async with send:
             try:
-                while (draw := await self._draw()) is not None:
-                    await send.send(await self._play(draw, player))
+                while (attempt := await self._next()) is not None:
+                    await send.send(await self._play(attempt, player))
             except anyio.BrokenResourceError:
                 pass  # nobody takes results any more
             except asyncio.CancelledError:
@@ -201,27 +157,27 @@ class Batch:
                 # that an episode has no result.
                 self._error = self._error or RuntimeError("a worker of the batch was cancelled from outside")
 
-    async def _draw(self) -> _Draw | None:
+    async def _next(self) -> Attempt | None:
         """The next episode to play; None if there is none, drawing it failed, or the server is gone."""
-        async with self._drawing:
+        async with self._attempting:
             if self._error is not None:
                 return None
             try:
                 with own_cancellations("the iterable of tasks"):
-                    return await anext(self._draws, None)
+                    return await anext(self._attempts, None)
             except Exception as error:  # noqa: BLE001
                 self._error = error
                 return None
 
-    async def _play(self, draw: _Draw, player: Player[T]) -> Result[T]:
+    async def _play(self, attempt: Attempt, player: Player[T]) -> Result[T]:
         """The result of an episode, played now if it has none in the file of `resume`."""
         if self._verdicts is None:
-            return await self._play_now(draw, player)
-        recorded = self._verdicts.result(draw.place, draw.index, draw.group)
+            return await self._play_now(attempt, player)
+        recorded = self._verdicts.result(attempt.key, attempt.index, attempt.group)
         if recorded is None:
-            played = await self._play_now(draw, player)
+            played = await self._play_now(attempt, player)
             try:
-                self._verdicts.append(draw.place, played, self._plan.run, draw.launch_time)
+                self._verdicts.append(attempt.key, played, self._plan.run, attempt.launch_time)
             except (OSError, ValueError) as error:
                 self._error = self._error or error
             return played
@@ -232,11 +188,11 @@ class Batch:
         self._show_tally()
         return recorded
 
-    async def _play_now(self, draw: _Draw, player: Player[T]) -> Result[T]:
+    async def _play_now(self, attempt: Attempt, player: Player[T]) -> Result[T]:
         started, lost = time.monotonic(), list[str]()
         while True:
-            run = _EpisodeRun(self._tally, self._show_tally, self._plan, self._group_limits, draw, player)
-            failure = await self._try(draw, run)
+            run = AttemptRun(self._tally, self._show_tally, self._plan, self._group_limits, attempt, player)
+            failure = await self._try(attempt, run)
             if run.lost is None or len(lost) == MAX_LOST:
                 break
             # The attempt says nothing about the agent, and other nodes can play it.
@@ -244,7 +200,7 @@ class Batch:
             lost.append(run.lost)
             run.discard()
         fault = run.outcome(failure)
-        task = draw.task if isinstance(draw.task, str) else draw.task.id
+        task = attempt.task if isinstance(attempt.task, str) else attempt.task.id
         error = failure if isinstance(failure, ClientError) else None
         episode, page = run.episode or (error and error.episode), run.page or (error and error.page)
         if fault is not None:
@@ -255,10 +211,10 @@ class Batch:
         self._counts.add(task, run.verdict)
         self._show_tally()
         return Result(
-            index=draw.index,
+            index=attempt.index,
             task=task,
-            group=draw.group,
-            attempt=draw.attempt,
+            group=attempt.group,
+            attempt=attempt.number,
             episode=episode,
             played=run.played,
             verdict=run.verdict,
@@ -269,13 +225,13 @@ class Batch:
             page=page,
         )
 
-    async def _try(self, draw: _Draw, run: _EpisodeRun[T]) -> Exception | None:
+    async def _try(self, attempt: Attempt, run: AttemptRun[T]) -> Exception | None:
         """Open an episode and play it; returns what failed."""
         try:
-            labels = {GROUP: str(draw.group), ATTEMPT: str(draw.attempt)}
-            with self._group_limits.limit(draw.group) as limit:
+            labels = {GROUP: str(attempt.group), ATTEMPT: str(attempt.number)}
+            with self._group_limits.limit(attempt.group) as limit:
                 async with self._opener.open(
-                    draw.task, launch_time=draw.launch_time, labels=labels
+                    attempt.task, launch_time=attempt.launch_time, labels=labels
                 ) as episode:
                     if self._plan.late == "truncate":
                         self._group_limits.lift(limit)
@@ -295,114 +251,9 @@ class Batch:
         return None
 
 
-class _EpisodeRun(Generic[T]):
-    """Plays and grades one episode, and keeps the tally up to date.
-
-    `lost`: the episode, if its node of a cluster was lost before it had a verdict.
-    """
-
-    def __init__(
-        self,
-        tally: Tally,
-        show: Callable[[], None],
-        plan: Plan,
-        group_limits: GroupLimits,
-        draw: _Draw,
-        player: Player[T],
-    ) -> None:
-        self.episode: str | None = None
-        self.page: str | None = None
-        self.lost: str | None = None
-        self.played: T | None = None
-        self.verdict: Verdict | None = None
-        self._tally = tally
-        self._show = show
-        self._plan = plan
-        self._group_limits = group_limits
-        self._draw = draw
-        self._player = player
-        self._is_late = False
-        self._phase: Literal["opening", "playing", "grading"] = "opening"
-        self._count("opening", 1)
-
-    async def play(self, episode: Episode) -> None:
-        """Play the episode and grade it. Raises what fails."""
-        self.episode = episode.public_id
-        self.page = episode.page
-        try:
-            await self._play(episode)
-        finally:
-            loss = episode._loss  # pyright: ignore[reportPrivateUsage]
-            self.lost = episode.public_id if loss is not None and self.verdict is None else None
-
-    def discard(self) -> None:
-        """Do not count this run, which is followed by another one of the same attempt."""
-        self._count(self._phase, -1)
-
-    async def _play(self, episode: Episode) -> None:
-        self._enter("playing")
-        with (
-            self._group_limits.limit(self._draw.group) as group_limit,
-            anyio.move_on_after(self._plan.player_seconds) as time_limit,
-        ):
-            try:
-                with own_cancellations("the player"):
-                    self.played = await self._player(episode)
-            except Exception as error:
-                # An agent can end its own episode; this is a reward of 0, and no failure. So is what a player
-                # does not catch of the errors that a task's server, or an agent in its place, answers with.
-                ended_with_reward = episode._ended_with_reward  # pyright: ignore[reportPrivateUsage]
-                if not _is_from_task(error):
-                    if is_players_fault(error):
-                        raise player_failure(error) from error
-                    if not await ended_with_reward():
-                        raise
-        self._enter("grading")
-        if (group_limit.cancelled_caught or time_limit.cancelled_caught) and not episode.claimed:
-            await episode.truncate()
-        self.verdict = await episode.evaluate()
-
-    def late_error(self) -> TimeoutError:
-        """The failure of an attempt that is dropped at the deadline of its group."""
-        self._is_late = True
-        place = self._draw.place
-        return TimeoutError(
-            f"attempt {place.attempt} of {place.task} is dropped: it was {self._phase} when the "
-            f"{self._plan.group_seconds:g} s of its group were over"
-        )
-
-    def outcome(self, failure: Exception | None) -> Fault | None:
-        """Count the outcome. Returns whose fault it is that there is no verdict; None if there is one."""
-        self._count(self._phase, -1)
-        fault: Fault | None = None
-        if self.verdict is not None:
-            self._tally.rewards += self.verdict.reward
-        elif self._is_late:
-            fault = "deadline"
-        else:
-            fault = "player" if self._phase == "playing" and is_players_fault(failure) else "infrastructure"
-        state = {None: "scored", "player": "broken", "infrastructure": "lost", "deadline": "dropped"}[fault]
-        self._count(state, 1)
-        return fault
-
-    def _enter(self, phase: Literal["playing", "grading"]) -> None:
-        self._count(self._phase, -1)
-        self._count(phase, 1)
-        self._phase = phase
-        self._show()
-
-    def _count(self, state: str, change: int) -> None:
-        setattr(self._tally, state, getattr(self._tally, state) + change)
-
-
-def _is_from_task(error: BaseException) -> bool:
-    """Whether the error is a reply of a task's server."""
-    return isinstance(error, RequestError) and error.data.get("source") == "task"
-
-
-async def _draw_each(
+async def _attempts_at(
     tasks: Iterable[str | Task] | AsyncIterable[str | Task], n: int, verdicts: VerdictRecord | None
-) -> AsyncIterator[_Draw]:
+) -> AsyncIterator[Attempt]:
     """The episodes of a batch: each task `n` times, one task after the other."""
     indices, group, occurrences = count(), 0, Counter[str]()
     async for task in _iterate(tasks):
@@ -414,8 +265,8 @@ async def _draw_each(
             # The rest of a group gets the prompt of its attempts that were played before.
             launch_time = None if verdicts is None else verdicts.launch_time(name, occurrence)
             launch_time = launch_time or datetime.now().astimezone().isoformat(timespec="seconds")
-        for attempt in range(n):
-            yield _Draw(next(indices), task, group, attempt, launch_time, occurrence)
+        for number in range(n):
+            yield Attempt(next(indices), task, group, number, launch_time, occurrence)
         group += 1
 
 
@@ -426,6 +277,18 @@ async def _iterate(tasks: Iterable[str | Task] | AsyncIterable[str | Task]) -> A
     else:
         for task in tasks:
             yield task
+
+
+def run_name(run: str | None, labels: Mapping[str, str]) -> str:
+    """The name of a batch's run: the one given, or the date, the time and four letters.
+
+    Raises ValueError if the labels set what a batch sets.
+    """
+    own = [name for name in (GROUP, ATTEMPT, *([RUN] if run else [])) if name in labels]
+    if own:
+        raise ValueError(f"a batch sets the labels {', '.join(own)} itself")
+    letters = "".join(random.choices(string.ascii_lowercase, k=4))
+    return run or labels.get(RUN) or f"{datetime.now():%Y-%m-%d-%H%M%S}-{letters}"
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from decathlon_client.errors import (
     NodeLostError,
     ProtocolError,
 )
-from decathlon_client.json_check import check_params
+from decathlon_client.requests import check_params
 from decathlon_client.sdk import ErrorResponse, Session, http_client, httpx
 from decathlon_client.session import (
     LOBBY,

@@ -1,40 +1,30 @@
 """The client's entry point: a server, its tasks, its episodes."""
 
-# An episode is started in the lobby and played at its own address, over HTTP and embedded alike. A session at
-# `/tasks/{id}/mcp` would save one request, but `start_episode` takes options, returns the handle before the
-# sandbox opens (so that the episode can be closed whatever happens next), and reports errors in a form that
-# every version of the SDK passes on. An episode's own address also outlives a connection that breaks.
-
 from __future__ import annotations
 
-import logging
-import math
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from functools import partial
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 import anyio
-import anyio.lowlevel
 
-from decathlon_client.background import ShieldedTasks, shielded_tasks
-from decathlon_client.batch import Batch, Late, Plan, open_batch
-from decathlon_client.close_budget import INTERRUPTED_SECONDS, CloseBudget, is_interrupt
-from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
-from decathlon_client.embedded import EmbeddedEndpoint
-from decathlon_client.episode import CallLobby, Episode, connect_episode
-from decathlon_client.episode_owner import EpisodeOwner, EpisodeOwners, episode_owners
-from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
-from decathlon_client.labels import run_name
+from decathlon_client.attempts import Late, Plan
+from decathlon_client.background import (
+    CloseBudget,
+)
+from decathlon_client.batch import Batch, open_batch, run_name
+from decathlon_client.connection import ServerConnection
+from decathlon_client.episode import Episode
+from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import RETRIES, EpisodeOpener, OpeningOptions, refuse_text
-from decathlon_client.player_failure import is_players_fault, player_failure
-from decathlon_client.resending import RESEND_SECONDS, ResendPolicy
+from decathlon_client.requests import RESEND_SECONDS, ResendPolicy
 from decathlon_client.resume import VerdictRecord
-from decathlon_client.session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
+from decathlon_client.session import HttpEndpoint, ServerEndpoint
 from decathlon_client.values import (
     Filters,
     JsonObject,
@@ -48,20 +38,7 @@ from decathlon_client.values import (
     filter_arguments,
 )
 
-START_SECONDS = 60.0
-"""How long a `start_episode` that was sent is protected from cancellation."""
-CLOSE_SECONDS = 30.0
-"""How long closing one episode may take; a server that does not answer ends it by its lease."""
-CLOSE_QUEUE_SECONDS = 60.0
-"""How long an episode waits until it is its turn to be closed."""
-MAX_CONCURRENT = 16
-"""Limit on `start_episode` requests sent at once, and on `close_episode` requests. A slow server would answer
-the last of hundreds too late; it opens the sandboxes of started episodes in parallel anyway."""
-DISCONNECT_SECONDS = 1.0
-"""For the connection after an interrupt, when the episodes have had `close_budget.INTERRUPTED_SECONDS`."""
 NOT_OPEN = "this Decathlon is not open: use it in `async with`"
-
-log = logging.getLogger("decathlon.client")
 
 
 class Decathlon:
@@ -116,52 +93,30 @@ class Decathlon:
         return self
 
     def _reset(self) -> None:
-        self._stack: AsyncExitStack | None = None
-        self._lobby: ReconnectingSession | None = None
-        self._cluster: ClusterEndpoint | None = None
-        self._tasks: ShieldedTasks | None = None
-        self._owners: EpisodeOwners | None = None
+        self._opened: ServerConnection | None = None
         self._tools: dict[object, tuple[Tool, ...]] = {}
         self._listing = anyio.Lock()
-        self._episodes_budget = CloseBudget()
-        self._close_budget = CloseBudget()
-        self._starting = anyio.CapacityLimiter(MAX_CONCURRENT)
-        self._closing = anyio.CapacityLimiter(MAX_CONCURRENT)
 
     async def __aenter__(self) -> Self:
-        if self._stack is not None:
+        if self._opened is not None:
             raise RuntimeError("this Decathlon is open already")
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._server.run())
-            self._tasks = await stack.enter_async_context(shielded_tasks())
-            try:
-                await self._open_lobby(stack)
-            except ClientError as error:
-                if error.code != CLUSTER_CODE:
-                    raise
-                assert isinstance(self._server, HttpEndpoint)
-                self._cluster = ClusterEndpoint(self._server.root, self._server.token)
-                await stack.enter_async_context(self._cluster.run())
-                await self._open_lobby(stack)
-            self._owners = await stack.enter_async_context(episode_owners())
-            self._stack = stack.pop_all()
+        connection = ServerConnection(self._server, self._resend_policy)
+        await connection.open()
+        self._opened = connection
         return self
-
-    async def _open_lobby(self, stack: AsyncExitStack) -> None:
-        self._lobby = self._session(None)
-        stack.push_async_callback(self._lobby.aclose, self._close_budget)
-        await self._lobby.open(resend=False)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._stack is not None, "this Decathlon is not open"
-        stack, episodes_budget, close_budget = self._stack, self._episodes_budget, self._close_budget
+        connection = self._connection
         self._reset()
-        if is_interrupt(error):
-            episodes_budget.shorten()
-            close_budget.shorten(INTERRUPTED_SECONDS + DISCONNECT_SECONDS)
-        await stack.__aexit__(kind, error, trace)
+        await connection.aclose(kind, error, trace)
+
+    @property
+    def _connection(self) -> ServerConnection:
+        if self._opened is None:
+            raise RuntimeError(NOT_OPEN)
+        return self._opened
 
     async def tasks(
         self, split: str | None = None, *, prompts: bool = True, **filters: Unpack[Filters]
@@ -191,7 +146,7 @@ class Decathlon:
 
     async def _cached_tools(self, task: str | Task) -> tuple[Tool, ...]:
         """The task's tools that the server knows without an episode; none if it does not know them."""
-        reply = await self._ask("list_tools", {"task": task if isinstance(task, str) else task.id})
+        reply = await self._connection.ask("list_tools", {"task": task if isinstance(task, str) else task.id})
         return tuple(Tool.read(raw) for raw in as_objects((reply.structured or {}).get("tools")))
 
     async def _first_tools(self, task: str | Task) -> tuple[Tool, ...]:
@@ -216,7 +171,7 @@ class Decathlon:
         return await self._list_tasks(sample=count, split=split, seed=seed, prompts=prompts, **filters)
 
     async def _list_tasks(self, **filters: Any) -> list[Task]:
-        reply = await self._ask("list_tasks", filter_arguments(**filters))
+        reply = await self._connection.ask("list_tasks", filter_arguments(**filters))
         return [Task.read(raw) for raw in as_objects((reply.structured or {}).get("tasks"))]
 
     def episode(
@@ -337,7 +292,7 @@ class Decathlon:
         NotRunnableError where sandboxes cannot be saved, and RequestError for an attempt that is closed.
         """
         handle = episode if isinstance(episode, str) else episode.id
-        reply = await self._ask("snapshot_episode", {"episode": handle})
+        reply = await self._connection.ask("snapshot_episode", {"episode": handle})
         return int((reply.structured or {})["at"])
 
     def lockstep(
@@ -393,9 +348,14 @@ class Decathlon:
         return open_batch(opener, tasks, plan, labels, progress, resume)
 
     def _opener(self, **options: Unpack[OpeningOptions]) -> EpisodeOpener:
-        return EpisodeOpener(self._start_and_connect, self._resend_policy, options)
+        return EpisodeOpener(self._open_episode, self._resend_policy, options)
 
-    async def ask(
+    def _open_episode(
+        self, arguments: JsonObject, close_budget: CloseBudget, on_progress: OnProgress | None
+    ) -> AbstractAsyncContextManager[Episode]:
+        return self._connection.open_episode(arguments, close_budget, on_progress)
+
+    async def call_lobby(
         self, tool: str, arguments: JsonObject | None = None, *, on_progress: OnProgress | None = None
     ) -> Reply:
         """Call one of the lobby's tools and return its reply, for episodes that outlive this connection.
@@ -403,7 +363,7 @@ class Decathlon:
         Raises ClientError if the server refuses the request; a tool that fails returns a reply with
         `is_error`.
         """
-        return await self._call_lobby(self._lobby, tool, arguments or {}, on_progress=on_progress)
+        return await self._connection.call_lobby(tool, arguments or {}, on_progress=on_progress)
 
     @asynccontextmanager
     async def attach(self, episode: str) -> AsyncGenerator[Episode]:
@@ -412,176 +372,74 @@ class Decathlon:
         At its agent's address it can be played, but neither evaluated nor truncated. Raises
         UnknownEpisodeError, EpisodeEndedError.
         """
-        async with self._connect(episode, None, CloseBudget()) as connected:
+        async with self._connection.connect(episode, CloseBudget()) as connected:
             # Its tools are listed also after its end.
             await connected._raise_if_ended()  # pyright: ignore[reportPrivateUsage]
             yield connected
 
-    @asynccontextmanager
-    async def _start_and_connect(
-        self, arguments: JsonObject, close_budget: CloseBudget, on_progress: OnProgress | None
-    ) -> AsyncGenerator[Episode]:
-        """Open an episode, given the arguments of `start_episode`."""
-        with close_budget.shorten_on_interrupt():
-            if self._cluster is not None:
-                async with self._hold(self._cluster, arguments, close_budget, on_progress) as episode:
-                    yield episode
-                return
-            if self._owners is None:
-                raise RuntimeError(NOT_OPEN)
-            # One that is not wanted any more would be started before its owner knows.
-            await anyio.lowlevel.checkpoint_if_cancelled()
-            # Its closing may come after this client's own.
-            lobby = self._lobby
-            # So its time to close is the client's: a user that is cancelled waits no longer, and the closing
-            # of many episodes on a busy machine goes on.
-            owner = EpisodeOwner(
-                partial(self._start, lobby, arguments, self._episodes_budget),
-                partial(self._close, lobby, self._episodes_budget),
-            )
-            self._owners.add(owner)
-            started: JsonObject = {}
-            try:
-                started = await owner.started()
-                address = started.get("address") or str(started["episode"])
-                agent_address = started.get("agent_address") or started.get("agent")
-                async with self._connect(address, on_progress, close_budget, agent_address) as episode:
-                    yield episode
-            except Exception as error:
-                if isinstance(error, ClientError):
-                    _name_episode(error, started)
-                if is_players_fault(error):
-                    owner.reason = f"the player failed: {player_failure(error)}"
-                raise
-            finally:
-                with close_budget.shield(math.inf):
-                    await owner.aclose()
 
-    @asynccontextmanager
-    async def _hold(
-        self,
-        cluster: ClusterEndpoint,
-        arguments: JsonObject,
-        close_budget: CloseBudget,
-        on_progress: OnProgress | None,
-    ) -> AsyncGenerator[Episode]:
-        """An episode on one of a cluster's nodes."""
-        held = cluster.hold(arguments)
-        async with self._starting:
-            await self._running_tasks.start(held.run)
-        agent_address = held.start.get("agent_address")
-        try:
-            address = str(held.start["address"])
-            async with self._connect(address, on_progress, close_budget, agent_address, held) as episode:
-                yield episode
-        except ClientError as error:
-            _name_episode(error, held.start)
-            raise
-        finally:
-            with close_budget.shield(CLOSE_SECONDS):
-                await held.aclose()
+_managing: set[asyncio.Task[None]] = set()
 
-    @asynccontextmanager
-    async def _connect(
-        self,
-        episode: str,
-        on_progress: OnProgress | None,
-        close_budget: CloseBudget,
-        agent_address: str | None = None,
-        held: HeldEpisode | None = None,
-    ) -> AsyncGenerator[Episode]:
-        session, cluster = self._session(episode), self._cluster
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(session.aclose, close_budget)
-            ask: CallLobby = self._ask
-            if cluster is not None:
-                # What the lobby is asked about an episode, only its own node knows.
-                lobby = self._new_session(episode, lambda owner: cluster.open_node_lobby(owner, episode))
-                stack.push_async_callback(lobby.aclose, close_budget)
-                ask = partial(self._ask, lobby=lobby)
-                if held is not None:
-                    held.end_with_node(session, lobby)
-            yield await connect_episode(session, ask, agent_address, on_progress)
 
-    async def _start(
-        self, lobby: ReconnectingSession | None, arguments: JsonObject, close_budget: CloseBudget
-    ) -> JsonObject:
-        """Start an episode; returns the result of `start_episode`."""
-        async with self._starting:
-            # Each try is shielded: an episode that was started must be known here, or nobody would close it.
-            # One whose starter is cancelled between two tries ends for lack of a first request.
-            reply = await self._call_lobby(
-                lobby,
-                "start_episode",
-                {**arguments, "wait": False},
-                limit_try=lambda: close_budget.shield(START_SECONDS),
-            )
-        if reply.is_error:
-            raise ClientError(reply.text)
-        started = reply.structured or {}
-        if "episode" not in started:
-            raise ProtocolError("`start_episode` gave no handle; is this a decathlon-mcp server?")
-        return dict(started)
+class ManagedEpisode:
+    """An open episode with a connection of its own; made by `open`, and open until `close`.
 
-    async def _close(
-        self,
-        lobby: ReconnectingSession | None,
-        close_budget: CloseBudget,
-        handle: str,
-        reason: str | None,
-    ) -> None:
-        """Close an episode. Bounded; never raises."""
-        arguments = {"episode": handle, **({"reason": reason} if reason else {})}
-        # An error here would hide the one that ended the body; the lease ends the episode anyway.
-        with close_budget.shield(CLOSE_QUEUE_SECONDS):
-            async with self._closing:
-                with close_budget.shield(CLOSE_SECONDS):
-                    try:
-                        await self._ask("close_episode", arguments, lobby=lobby)
-                    except ClientError as error:
-                        log.info("An episode could not be closed: %s", error.message)
-                    return
-        log.info("An episode could not be closed in time")
+    For hooks of frameworks that use asyncio: it may be opened in one task and closed in another.
+    """
 
-    async def _call_lobby(
-        self, lobby: ReconnectingSession | None, tool: str, arguments: JsonObject, **options: Any
-    ) -> Reply:
-        """Call one of the lobby's tools. `options`: of `ReconnectingSession.request`.
+    # One task of its own opens and closes the connection and the episode: anyio's cancel scopes must be left
+    # in the task that entered them.
 
-        Raises the error of a reply that says that the arguments are wrong, and every other ClientError.
+    def __init__(self, decathlon: Decathlon, task: str | Task, options: OpeningOptions) -> None:
+        self._decathlon, self._task, self._options = decathlon, task, options
+        self._ready: asyncio.Future[Episode] = asyncio.get_running_loop().create_future()
+        self._closing = asyncio.Event()
+        self._scope = anyio.CancelScope()
+        self._owner = asyncio.create_task(self._run())
+        # asyncio itself keeps only weak references to tasks.
+        _managing.add(self._owner)
+        self._owner.add_done_callback(_managing.discard)
+
+    @classmethod
+    async def open(
+        cls,
+        task: str | Task,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        **options: Unpack[OpeningOptions],
+    ) -> Self:
+        """Open an episode with retries, as a batch does. `url` and `token` are as for `Decathlon`.
+
+        Raises the error of the last try; cancelled, it leaves no episode.
         """
-        if lobby is None:
-            raise RuntimeError(NOT_OPEN)
-        params = {"name": tool, "arguments": arguments}
-        reply = Reply.read(await lobby.request("tools/call", params, **options))
-        if (error := error_from_reply(reply)) is not None:
-            raise error
-        return reply
-
-    async def _ask(
-        self, tool: str, arguments: JsonObject, *, lobby: ReconnectingSession | None = None
-    ) -> Reply:
-        """Call one of the lobby's tools, by default of the server's. Raises ClientError if it fails."""
-        reply = await self._call_lobby(lobby or self._lobby, tool, arguments)
-        if reply.is_error:
-            raise ClientError(reply.text)
-        return reply
-
-    def _session(self, episode: str | None) -> ReconnectingSession:
-        server = self._cluster or self._server
-        return self._new_session(server.address(episode), lambda owner: server.open_session(owner, episode))
-
-    def _new_session(self, address: str, open_session: OpenSession) -> ReconnectingSession:
-        return ReconnectingSession(self._running_tasks, address, open_session, self._resend_policy)
+        managed = cls(Decathlon(url, token), task, {**RETRIES, **options})
+        try:
+            await asyncio.shield(managed._ready)
+        except BaseException:
+            # Not the task itself: its own cancellation would go through the shields of what it closes.
+            managed._scope.cancel()
+            await asyncio.gather(asyncio.shield(managed._owner), return_exceptions=True)
+            raise
+        return managed
 
     @property
-    def _running_tasks(self) -> ShieldedTasks:
-        if self._tasks is None:
-            raise RuntimeError(NOT_OPEN)
-        return self._tasks
+    def episode(self) -> Episode:
+        """The episode."""
+        return self._ready.result()
 
+    async def close(self) -> None:
+        """Close the episode; a claimed attempt is still graded. Never raises; may be called again."""
+        self._closing.set()
+        await asyncio.gather(asyncio.shield(self._owner), return_exceptions=True)
 
-def _name_episode(error: ClientError, start: JsonObject) -> None:
-    """Let the error say in which episode it happened, given the result of `start_episode`."""
-    error.episode = error.episode or start.get("public_id")
-    error.page = error.page or start.get("page")
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                async with self._decathlon as d, d.episode(self._task, **self._options) as episode:
+                    self._ready.set_result(episode)
+                    await self._closing.wait()
+        except Exception as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)

@@ -21,7 +21,7 @@ from decathlon_client.errors import (
     SandboxLostError,
     UnknownToolError,
 )
-from decathlon_client.json_check import parse_arguments
+from decathlon_client.requests import parse_arguments
 from decathlon_client.session import ReconnectingSession
 from decathlon_client.values import (
     CLAIM,

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypedDict
 
 import anyio
 
-from decathlon_client.close_budget import CloseBudget
+from decathlon_client.background import CloseBudget
 from decathlon_client.episode import Episode
 from decathlon_client.errors import (
     AtCapacityError,
@@ -23,9 +23,8 @@ from decathlon_client.errors import (
     SandboxLostError,
     SetUpError,
 )
-from decathlon_client.labels import check_labels
-from decathlon_client.resending import ResendPolicy
-from decathlon_client.values import JsonObject, OnProgress, Policy, Task
+from decathlon_client.requests import ResendPolicy
+from decathlon_client.values import JsonObject, OnProgress, Policy, Task, check_labels
 
 TRIES = 3
 PATIENCE_SECONDS = 3600.0

@@ -20,7 +20,7 @@ BEGINNING = b'{"run": '
 """Of every line that `append` writes."""
 
 
-class Place(NamedTuple):
+class AttemptKey(NamedTuple):
     """An episode of a batch: of the task's `occurrence`-th mention the `attempt`-th, both from 0.
 
     A place has no index, so that tasks may be added to the batch, and their order changed.
@@ -46,11 +46,11 @@ class VerdictRecord(Protocol):
         """The launch time of a group that was played in part; None if none of it was played."""
         ...
 
-    def result(self, place: Place, index: int, group: int) -> Result[Any] | None:
+    def result(self, place: AttemptKey, index: int, group: int) -> Result[Any] | None:
         """The result of an episode that has a verdict; None if it has none."""
         ...
 
-    def append(self, place: Place, result: Result[Any], run: str, launch_time: str | None) -> None:
+    def append(self, place: AttemptKey, result: Result[Any], run: str, launch_time: str | None) -> None:
         """Take a result that was played now. Raises OSError or ValueError, which end the batch."""
         ...
 
@@ -86,7 +86,7 @@ class VerdictFile:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = Path(path)
-        self._lines: dict[Place, Recorded] = {}
+        self._lines: dict[AttemptKey, Recorded] = {}
         self._revisions = Revisions(f"the file {path} of verdicts")
         self._end = 0
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
@@ -119,7 +119,7 @@ class VerdictFile:
                 raise ValueError(
                     f"{self._path}: line {number} is no verdict of a batch; name another file to resume"
                 )
-            self._lines[Place(record["task"], record["occurrence"], record["attempt"])] = record
+            self._lines[AttemptKey(record["task"], record["occurrence"], record["attempt"])] = record
             self._revisions.check(record["task"], record["verdict"])
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class VerdictFile:
                 return record.get("launch_time")
         return None
 
-    def result(self, place: Place, index: int, group: int) -> Result[Any] | None:
+    def result(self, place: AttemptKey, index: int, group: int) -> Result[Any] | None:
         """The result of an episode that has a verdict here."""
         record = self._lines.get(place)
         if record is None:
@@ -163,7 +163,7 @@ class VerdictFile:
             resumed=True,
         )
 
-    def append(self, place: Place, result: Result[Any], run: str, launch_time: str | None) -> None:
+    def append(self, place: AttemptKey, result: Result[Any], run: str, launch_time: str | None) -> None:
         """Write the result, if it has a verdict: the others are played again.
 
         Raises OSError, and ValueError if the file has verdicts of the task in another revision of its suite.

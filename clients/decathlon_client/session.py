@@ -17,8 +17,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from decathlon_client.address import TOKEN_VARIABLE, authorization, server_token, server_url
-from decathlon_client.background import ShieldedTasks
-from decathlon_client.close_budget import CloseBudget
+from decathlon_client.background import CloseBudget, ShieldedTasks
 from decathlon_client.errors import (
     AccessDeniedError,
     CallTimeoutError,
@@ -29,8 +28,7 @@ from decathlon_client.errors import (
     RequestError,
     error_from_json_rpc,
 )
-from decathlon_client.json_check import check_call
-from decathlon_client.resending import ResendPolicy, Resends, absent_seconds, with_operation
+from decathlon_client.requests import ResendPolicy, Resends, absent_seconds, check_call, with_operation
 from decathlon_client.sdk import (
     CLOSED_STREAM_ERRORS,
     ErrorResponse,
@@ -312,7 +310,7 @@ class ReconnectingSession:
 
 
 class ServerEndpoint(Protocol):
-    """A server that sessions can be opened with: at a URL, or in this process (`embedded.py`)."""
+    """A server that sessions can be opened with: at a URL, or in this process (`local_server.py`)."""
 
     def run(self) -> AbstractAsyncContextManager[None]:
         """Keep the endpoint ready for sessions. Raises ClientError if the server cannot be started."""

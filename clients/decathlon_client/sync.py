@@ -30,8 +30,8 @@ import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 import decathlon_client as asynchronous
-from decathlon_client.close_budget import ThreadInterrupted
-from decathlon_client.resending import RESEND_SECONDS
+from decathlon_client.background import ThreadInterrupted
+from decathlon_client.requests import RESEND_SECONDS
 
 __all__ = ["Batch", "Decathlon", "Episode", "Lockstep", "Slot"]
 

@@ -7,13 +7,12 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, Unpack, overload
 
-from decathlon_client.batch import Late
+from decathlon_client.attempts import Late
 from decathlon_client.errors import ClientError
 from decathlon_client.lockstep import Call
 from decathlon_client.opener import OpeningOptions
-from decathlon_client.progress import Tally
-from decathlon_client.resending import RESEND_SECONDS
-from decathlon_client.results import Result, Summary
+from decathlon_client.requests import RESEND_SECONDS
+from decathlon_client.results import Result, Summary, Tally
 from decathlon_client.resume import VerdictRecord
 from decathlon_client.session import ServerEndpoint
 from decathlon_client.values import (
@@ -387,7 +386,7 @@ class Decathlon:
         whose verdicts in it are of another revision of the suite, once the results that there are were taken.
         """
 
-    def ask(
+    def call_lobby(
         self, tool: str, arguments: JsonObject | None = None, *, on_progress: OnProgress | None = None
     ) -> Reply:
         """Call one of the lobby's tools and return its reply, for episodes that outlive this connection.

@@ -1,4 +1,7 @@
-"""What passes between client and server, as typed values. `raw` is always the complete JSON as received."""
+"""What passes between client and server, as typed values, and the labels of episodes as texts.
+
+`raw` is always the complete JSON as received. The server checks the names and values of labels.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypedDict, cast
+from urllib.parse import quote
 
 JsonObject: TypeAlias = dict[str, Any]
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
@@ -33,6 +37,9 @@ REWARDED = frozenset({"scored", "forfeited"})
 SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
 """The metrics that every task has: the server counts them."""
 _TOOL_METRIC = re.compile(r"(tool_calls|failed_calls)\([^()]+\)")
+LABEL_HEADER = "Decathlon-Labels"
+RUN, GROUP, ATTEMPT = "run", "group", "attempt"
+"""The labels that a batch sets."""
 
 
 class Filters(TypedDict, total=False):
@@ -226,3 +233,29 @@ class Verdict:
             status=str(raw["status"]),
             raw=raw,
         )
+
+
+def parse_labels(texts: Iterable[str]) -> dict[str, str]:
+    """Labels of texts `NAME=VALUE`. Raises ValueError for another text, and for a name that comes twice."""
+    labels: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise ValueError(f"a label is NAME=VALUE, not {text!r}")
+        if name in labels:
+            raise ValueError(f"the label {name!r} is given twice")
+        labels[name] = value
+    return labels
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raise TypeError if a name or a value is no text; numbers are not converted: `1` and `1.0` differ."""
+    for name, value in labels.items():
+        if not isinstance(name, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"the label {name!r} must have a text as value, such as {str(value)!r}")
+
+
+def label_headers(labels: Mapping[str, str]) -> dict[str, str]:
+    """The headers that carry labels."""
+    pairs = [f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in labels.items()]
+    return {LABEL_HEADER: ", ".join(pairs)} if pairs else {}

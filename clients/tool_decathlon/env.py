@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack
 
 from decathlon_client import Decathlon, Episode, Filters, OpeningOptions, Task
 from decathlon_client.address import URL_VARIABLE
-from decathlon_client.child_server import ChildEndpoint
+from decathlon_client.local_server import ChildEndpoint
 
 
 class ToolDecathlonEnv:

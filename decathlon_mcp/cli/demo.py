@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from decathlon_client import ClientError, Decathlon, Episode, Verdict
-from decathlon_client.child_server import ChildServer, child_server
+from decathlon_client.local_server import ChildServer, child_server
+from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import ScriptError, Step, play_script
-from decathlon_client.shutdown import shutdown_on_signal
 
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 import anyio
 from anyio import CancelScope
-from decathlon_client.stdin import StdinPump, stop_on_signal
+from decathlon_client.process import StdinPump, stop_on_signal
 
 from decathlon_mcp import __version__
 from decathlon_mcp.app import bootstrap

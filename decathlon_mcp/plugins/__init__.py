@@ -1,1 +1,94 @@
-"""Plug-ins: what an episode can do without, each in a module or folder here. Only `hooks` imports them."""
+"""Plug-ins: what an episode can do without, each in a module or folder here. Only `hooks` imports them.
+
+`PLUGINS` says what each adds, and where; the parts are imported when they are used.
+"""
+
+from __future__ import annotations
+
+from decathlon_mcp.hooks import Plugin
+
+PLUGINS = (
+    # Agent programs as players: `serve-episode`, `episode verdict`.
+    Plugin(name="agents", commands=("decathlon_mcp.plugins.agents.commands:add_commands",)),
+    # Episodes that begin where others stood: saved states, branches, and tasks that are set up once.
+    Plugin(
+        name="branches",
+        settings="decathlon_mcp.plugins.branches:BranchSettings",
+        episodes=("decathlon_mcp.plugins.branches.branches:create",),
+        lobby_tools=(
+            "decathlon_mcp.plugins.branches.branches:StartOrBranchEpisode",
+            "decathlon_mcp.plugins.branches.branches:SnapshotEpisode",
+        ),
+        saved_states=("decathlon_mcp.plugins.branches.states:remove_states_of_ended",),
+    ),
+    # Servers on all nodes of a Ray cluster, behind one address. Ray Serve imports `cluster.ray:app`.
+    Plugin(name="cluster", routes=("decathlon_mcp.plugins.cluster.held_episodes:create",)),
+    # Sandboxes that are containers of a Docker engine, and images of an engine in folders: `doctor --unpack`.
+    Plugin(
+        name="docker",
+        providers={"docker": "decathlon_mcp.plugins.docker.provider:PROVIDER"},
+        image_provider="docker",
+        unpack_image="decathlon_mcp.plugins.docker.unpacking:unpack_for_host",
+    ),
+    # Episodes and tasks for other tools: `export`.
+    Plugin(name="exports", commands=("decathlon_mcp.plugins.exports.commands:add_commands",)),
+    # Sandboxes that each have a kernel of their own, gVisor's.
+    Plugin(name="gvisor", kernels={"gvisor": "decathlon_mcp.plugins.gvisor.sandbox:GvisorSandbox"}),
+    # The episodes and runs of state folders: `runs`, `show`.
+    Plugin(name="history", commands=("decathlon_mcp.plugins.history.commands:add_commands",)),
+    # This server becomes an entry of a desktop program: `install`.
+    Plugin(name="install", commands=("decathlon_mcp.plugins.install:add_commands",)),
+    # What people see in a browser, of a server and of state folders: the page of `serve`, and `view`.
+    Plugin(
+        name="page",
+        commands=("decathlon_mcp.plugins.page.commands:add_commands",),
+        page="decathlon_mcp.plugins.page.serving:create_page",
+    ),
+    # People play tasks: in a browser at the page's `/play`, or from a script. The command `play`.
+    Plugin(name="play", commands=("decathlon_mcp.plugins.play.commands:add_commands",)),
+    # Sandboxes that are containers of Podman.
+    Plugin(name="podman", providers={"podman": "decathlon_mcp.plugins.podman:PROVIDER"}),
+    # Sandboxes that are opened ahead, for the episodes that come next (`--warm`).
+    Plugin(
+        name="pool",
+        settings="decathlon_mcp.plugins.pool:PoolSettings",
+        sandbox_sources=("decathlon_mcp.plugins.pool.pool:create",),
+    ),
+    # Sandboxes on the machines of Prime Intellect.
+    Plugin(name="prime", providers={"prime": "decathlon_mcp.plugins.prime.provider:PROVIDER"}),
+    # Kept attempts are graded again with the evaluators of now: `regrade`.
+    Plugin(
+        name="regrade",
+        settings="decathlon_mcp.plugins.regrade:KeepSettings",
+        commands=("decathlon_mcp.plugins.regrade.commands:add_commands",),
+        episodes=("decathlon_mcp.plugins.regrade.keeping:create",),
+    ),
+    # An episode's calls are made again in a new one, and compared: `replay`.
+    Plugin(name="replay", commands=("decathlon_mcp.plugins.replay.commands:add_commands",)),
+    # Services that a task reaches at ports of its sandbox: hosted ones, and one of its own for each episode.
+    Plugin(name="services", services="decathlon_mcp.plugins.services:open_services"),
+    # A shell plays an episode of a running server, one process per step: `episode`.
+    Plugin(name="shell", commands=("decathlon_mcp.plugins.shell:add_commands",)),
+    # Spans for OpenTelemetry: `--spans`.
+    Plugin(
+        name="spans",
+        settings="decathlon_mcp.plugins.spans:SpanSettings",
+        spans="decathlon_mcp.plugins.spans.spans:create",
+    ),
+    # Toolathlon's own: its profiles and releases, local tools, repaired arguments, and its evaluators' log.
+    Plugin(
+        name="toolathlon",
+        profiles=("decathlon_mcp.plugins.toolathlon",),
+        releases={"toolathlon": "decathlon_mcp.plugins.toolathlon.release:find_release"},
+        suites=("decathlon_mcp.plugins.toolathlon.suite:ToolathlonHooks",),
+    ),
+    # Recorded web: a recording proxy for tasks that need the internet, and its recordings.
+    Plugin(
+        name="web",
+        settings="decathlon_mcp.plugins.web.settings:WebSettings",
+        commands=("decathlon_mcp.plugins.web.commands:add_commands",),
+        web="decathlon_mcp.plugins.web.episodes:create",
+        findings=("decathlon_mcp.plugins.web.proxy:check_program",),
+        task_notes=("decathlon_mcp.plugins.web.episodes:recorded_note",),
+    ),
+)

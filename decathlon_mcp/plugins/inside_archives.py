@@ -28,19 +28,19 @@ def unpack_archive(stream, root):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.makedirs(root, exist_ok=True)
-    place, source = Place(root), Place(root)
+    target, source = FolderCursor(root), FolderCursor(root)
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
             if member.isdir():
-                descriptor = place.enter(parts)
+                descriptor = target.enter(parts)
                 os.fchmod(descriptor, member.mode & 0o7777)
                 os.utime(descriptor, (member.mtime, member.mtime))
             else:
-                unpack_member(archive, member, source, parts[-1], place.enter(parts[:-1]))
+                unpack_member(archive, member, source, parts[-1], target.enter(parts[:-1]))
 
 
-class Place:
+class FolderCursor:
     """A folder at or below `top`; follows no links.
 
     The folders above it stay open: to enter the next folder of an archive from `top` takes as many calls as

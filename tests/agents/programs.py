@@ -19,7 +19,7 @@ import pytest
 from decathlon_client.script import Step
 
 from decathlon_mcp.cli.options import PREFIX
-from decathlon_mcp.plugins.agents.presets import PRESETS
+from decathlon_mcp.plugins.agents.programs import PRESETS
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from tests.agents.models import JsonObject, streaming_model
 from tests.agents.scripted_agent import RECIPE

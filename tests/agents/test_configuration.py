@@ -26,8 +26,7 @@ from decathlon_mcp.plugins.agents.configuration import (
     configure,
 )
 from decathlon_mcp.plugins.agents.launch import NamespaceLauncher
-from decathlon_mcp.plugins.agents.presets import PRESETS
-from decathlon_mcp.plugins.agents.programs import find_program
+from decathlon_mcp.plugins.agents.programs import PRESETS, find_program
 from decathlon_mcp.plugins.agents.reach import (
     MAX_CONNECTIONS,
     Endpoint,
@@ -268,11 +267,16 @@ async def test_names_and_addresses_of_others_lead_to_this_process(url: str) -> N
     program = find_program(command, shown=[PROGRAM.parent], isolated=True)
     endpoints = [Endpoint("models.test", 443, "127.0.1.1"), Endpoint("10.9.8.7", 80, "10.9.8.7")]
     launcher = NamespaceLauncher(program, endpoints, [])
-    with launcher.place() as place:
+    with launcher.location() as location:
         made = configure(
-            program.command, place.folders, address=place.address, prompt="", tool_seconds=1, variables={}
+            program.command,
+            location.folders,
+            address=location.address,
+            prompt="",
+            tool_seconds=1,
+            variables={},
         )
-        async with launcher.start(place, made) as running:
+        async with launcher.start(location, made) as running:
             listener = running.listeners[1 if "models" in url else 2]
             await anyio.to_thread.run_sync(_answer, listener)
             output = b"".join([chunk async for chunk in running.output]).decode()

@@ -23,7 +23,7 @@ from decathlon_client.script import Step
 from decathlon_client.testing import scripted_model
 
 from decathlon_mcp.cli.app import run
-from decathlon_mcp.plugins.agents.presets import PRESETS
+from decathlon_mcp.plugins.agents.programs import PRESETS
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.sandboxes.host import isolation as host_isolation
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template, oracle, suite_path

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.exports import output
-from decathlon_mcp.plugins.exports.output import new_file, new_folder
+from decathlon_mcp.plugins.exports import export
+from decathlon_mcp.plugins.exports.export import new_file, new_folder
 
 KILLED_WITH_A_FILE = """
 import os, signal, sys
 from pathlib import Path
-from decathlon_mcp.plugins.exports.output import new_file
+from decathlon_mcp.plugins.exports.export import new_file
 with new_file(Path(sys.argv[1]), force=True) as file:
     file.write(b"half")
     file.flush()
@@ -26,7 +26,7 @@ with new_file(Path(sys.argv[1]), force=True) as file:
 KILLED_WITH_A_FOLDER = """
 import os, signal, sys
 from pathlib import Path
-from decathlon_mcp.plugins.exports.output import new_folder
+from decathlon_mcp.plugins.exports.export import new_folder
 with new_folder(Path(sys.argv[1]), holds="*.txt", force=True) as folder:
     (folder / "a.txt").write_text("half")
     os.kill(os.getpid(), signal.Signals(int(sys.argv[2])))
@@ -73,7 +73,7 @@ def test_file_appears_whole_and_replaces_only_if_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_unnamed: bool
 ) -> None:
     if not has_unnamed:  # a path that O_TMPFILE refuses, as file systems without it do
-        monkeypatch.setattr(output.os, "O_TMPFILE", os.O_DIRECTORY)
+        monkeypatch.setattr(export.os, "O_TMPFILE", os.O_DIRECTORY)
     out = tmp_path / "episodes.jsonl"
     with new_file(out, force=False) as file:
         file.write(b"whole")

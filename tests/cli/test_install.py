@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from decathlon_mcp.plugins.install.install import ProgramName, Target, install
+from decathlon_mcp.plugins.install import ProgramName, Target, install
 from tests.cli.conftest import COMMAND
 from tests.docs.pages import below
 

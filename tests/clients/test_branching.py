@@ -33,7 +33,7 @@ async def test_a_branch_is_opened_and_played_to_its_verdict(d: Decathlon) -> Non
             async with d.branch(e, at=3):
                 pass
         async with d.branch(e.id, at=3, on_difference="report") as b:
-            status = (await d.ask("episode_status", {"episode": b.id})).structured
+            status = (await d.call_lobby("episode_status", {"episode": b.id})).structured
             assert status is not None
             assert status["branch"]["differences"] == 1
         with pytest.raises(RequestError, match="there is no call 4"):

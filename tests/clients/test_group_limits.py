@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from decathlon_client import Decathlon, Episode, Result
-from decathlon_client.group_limits import GroupLimits
+from decathlon_client.attempts import GroupLimits
 
 from decathlon_mcp.episodes.state import Phase
 from tests.probe.serving import Served, folder_of

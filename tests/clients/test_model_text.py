@@ -111,7 +111,7 @@ async def test_slots_and_lobby_survive_what_a_model_writes(d: Decathlon) -> None
         for arguments, expected in UNREADABLE.values():
             if isinstance(arguments, dict):
                 with pytest.raises(RequestError, match=expected):
-                    await d.ask("list_tasks", {"search": arguments})
+                    await d.call_lobby("list_tasks", {"search": arguments})
         assert await d.tasks(prompts=False)
 
 

@@ -71,12 +71,12 @@ async def test_notes_are_refused_to_agents_and_after_the_end(served: Served) -> 
         async with d.episode("find-answer") as e:
             agent = str(e.agent_address).split("/")[-2]
             with pytest.raises(UnknownEpisodeError):
-                await d.ask("add_note", {"episode": agent, "text": "an agent's"})
+                await d.call_lobby("add_note", {"episode": agent, "text": "an agent's"})
             async with connected(served.lobby) as lobby:
                 assert "`role`" in await refused(lobby, "add_note", episode=e.id, text="x", role="tool")
                 assert "`usage" in await refused(lobby, "add_note", episode=e.id, text="x", usage={"a": -1})
                 assert "`usage" in await refused(lobby, "add_note", episode=e.id, text="x", usage={"a": 1e99})
-            reply = await d.ask("add_note", {"episode": e.id, "text": "x" * (64 << 10)})
+            reply = await d.call_lobby("add_note", {"episode": e.id, "text": "x" * (64 << 10)})
             assert reply.is_error
             assert "the note is not kept" in reply.text
         await served.find(e.id).state.reach(Phase.ENDED)

@@ -34,7 +34,7 @@ def test_all_lists_exactly_the_public_names() -> None:
 
 
 def test_importing_a_part_loads_no_mcp() -> None:
-    program = "import sys, decathlon_client.labels; print(*sys.modules)"
+    program = "import sys, decathlon_client.values; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     packages = {name.partition(".")[0] for name in loaded.stdout.split()}
     assert not packages & {"mcp", "mcp_types", "anyio", "httpx2"}

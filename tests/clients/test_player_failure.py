@@ -126,8 +126,8 @@ async def test_reason_is_bounded_and_has_no_control_characters(
         async with d.episode("find-answer", labels={"run": "hostile"}) as e:
             closing = {"episode": e.id, "reason": "<b>\x1b[31m\nred"}
             with pytest.raises(RequestError, match="`reason`: must have at most 500 characters"):
-                await d.ask("close_episode", {**closing, "reason": "x" * 501})
-            assert not (await d.ask("close_episode", closing)).is_error
+                await d.call_lobby("close_episode", {**closing, "reason": "x" * 501})
+            assert not (await d.call_lobby("close_episode", closing)).is_error
     await said_everywhere(served, capfd, "hostile", e.public_id, "<b>\ufffd[31m red")
 
 

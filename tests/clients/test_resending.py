@@ -131,7 +131,7 @@ async def test_every_call_has_an_operation_id_of_its_own(served: Served) -> None
     async with playing(served) as (relay, d, e):
         for _ in range(3):
             await e.call("probe__echo", {"text": "same"})
-        await d.ask("episode_status", {"episode": e.id})
+        await d.call_lobby("episode_status", {"episode": e.id})
         operations = relay.operations
     assert len(operations) >= 5  # and that of `start_episode`
     assert len(set(operations)) == len(operations)
@@ -179,11 +179,11 @@ async def test_other_statuses_and_json_rpc_errors_are_not_sent_again(served: Ser
     async with playing(served) as (relay, d, e):
         before = len(relay.operations)
         with pytest.raises(UnknownTaskError):
-            await d.ask("start_episode", {"task": "no-such-task"})
+            await d.call_lobby("start_episode", {"task": "no-such-task"})
         with pytest.raises(RequestError):
             await e.call("probe__refuse", {})
         assert len(relay.operations) == before + 2
-        await d.ask("close_episode", {"episode": e.id})
+        await d.call_lobby("close_episode", {"episode": e.id})
         before = len(relay.operations)
         with pytest.raises(EpisodeEndedError):
             await e.call("probe__echo", {"text": ""})

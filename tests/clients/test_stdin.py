@@ -6,8 +6,8 @@ import os
 import socket
 
 import pytest
-from decathlon_client import stdin
-from decathlon_client.stdin import OVERLONG_LINE, StdinPump
+from decathlon_client import process
+from decathlon_client.process import OVERLONG_LINE, StdinPump
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,8 +35,8 @@ def test_lines_are_passed_on_unchanged(chunks: list[bytes]) -> None:
 def test_an_overlong_line_is_replaced_and_those_around_it_are_not(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(stdin, "MAX_LINE_BYTES", 10)
-    monkeypatch.setattr(stdin, "CHUNK_BYTES", 7)
+    monkeypatch.setattr(process, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(process, "CHUNK_BYTES", 7)
     text = b"short\n" + b"a" * size + b"\nb\n\nc\nend"
     expected = b"short\n" + OVERLONG_LINE + b"b\n\nc\nend"
     # Shorter than limit and chunk together, a line may still pass.

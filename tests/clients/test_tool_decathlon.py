@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from decathlon_client import ClientError
-from decathlon_client.child_server import find_program, options, server_of_this_process
+from decathlon_client.local_server import find_program, options, server_of_this_process
 from tool_decathlon import ToolDecathlonEnv
 
 from tests.probe.serving import SUITE, Served
@@ -139,7 +139,7 @@ def test_a_server_that_does_not_start_shows_its_reason(tmp_path: Path) -> None:
 def parent(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that has started a server of its own and prints its URL twice."""
     program = (
-        "import sys; from decathlon_client.child_server import server_of_this_process as url; "
+        "import sys; from decathlon_client.local_server import server_of_this_process as url; "
         f"settings = {{'state': {str(tmp_path / 'state')!r}, 'provider': 'host', 'isolation': 'none'}}; "
         f"print(*(url(None, ({str(SUITE)!r},), settings) for _ in 'ab'), flush=True); sys.stdin.read()"
     )

@@ -209,7 +209,7 @@ async def test_program_gets_the_reward_in_one_sandbox(
             assert output.splitlines()[-1].strip() in ("1.0", "1"), address
             assert not guard.take_attempts(), address
             if episode is not None:
-                await d.ask("close_episode", {"episode": episode})
+                await d.call_lobby("close_episode", {"episode": episode})
         assert _count_sandboxes(served) == before + (client.sessions if address == "task" else 1), address
         if (
             address == "task" and client.ends_session
@@ -219,7 +219,7 @@ async def test_program_gets_the_reward_in_one_sandbox(
 
 async def _start(d: Decathlon) -> str:
     """Start an episode and return its handle."""
-    started = (await d.ask("start_episode", {"task": TASK})).structured
+    started = (await d.call_lobby("start_episode", {"task": TASK})).structured
     assert started is not None
     return str(started["episode"])
 

@@ -23,7 +23,7 @@ from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
 from decathlon_mcp.plugins.branches import replay as branching
 from decathlon_mcp.plugins.branches.branches import branches_of
-from decathlon_mcp.plugins.history.recorded_calls import raw_members
+from decathlon_mcp.plugins.history.replies import raw_members
 from decathlon_mcp.protocol.lobby_tools import start_tool
 from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
 from decathlon_mcp.types import as_json_with_raw

@@ -18,7 +18,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import DriverError, ImageError, SandboxLostError, SetUpError
-from decathlon_mcp.plugins.services.services import SERVICE_ROOT, open_services
+from decathlon_mcp.plugins.services import SERVICE_ROOT, open_services
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.suites.tasks import Task
 from tests.episodes.environment import TOOLS, ended, running_registry, sandbox_factory, suite_with

@@ -21,11 +21,9 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import BadRequestError, LimitExceededError, NotRunnableError, SnapshotError
-from decathlon_mcp.plugins.branches import copies
 from decathlon_mcp.plugins.branches import saving as snapshots_module
 from decathlon_mcp.plugins.branches.branches import branches_of
-from decathlon_mcp.plugins.branches.copies import policy_of_copy
-from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots
+from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, policy_of_copy
 from decathlon_mcp.plugins.branches.states import SavedStates
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.snapshots import Snapshot
@@ -251,7 +249,7 @@ async def test_a_state_of_another_kind_is_not_opened(
 async def test_a_copy_whose_driver_does_not_answer_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(copies, "COPY_SECONDS", 0.2)
+    monkeypatch.setattr(snapshots_module, "COPY_SECONDS", 0.2)
     async with saving(tmp_path, monkeypatch, warm=1) as state:
         state.provider.silent_copies = True
         episode = await started(state)

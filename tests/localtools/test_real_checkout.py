@@ -22,7 +22,7 @@ from decathlon_mcp.driver.replies import OVERLONG_FOLDER, CallParams
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.tools.offered import ToolDescriptions, ToolRoute
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
-from decathlon_mcp.plugins.toolathlon.local_tools import LocalTools, local_server
+from decathlon_mcp.plugins.toolathlon.suite import LocalTools, local_server
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.tasks import Needs, Task
 from decathlon_mcp.types import JsonObject

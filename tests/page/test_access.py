@@ -14,8 +14,13 @@ from starlette.requests import HTTPConnection
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.plugins.page import access
-from decathlon_mcp.plugins.page.access import MAX_SESSIONS, PageKey, Sessions, load_or_create_page_key
-from decathlon_mcp.plugins.page.gate import MAX_FORM_BYTES
+from decathlon_mcp.plugins.page.access import (
+    MAX_FORM_BYTES,
+    MAX_SESSIONS,
+    PageKey,
+    Sessions,
+    load_or_create_page_key,
+)
 from decathlon_mcp.plugins.page.site import MAX_LONG_FORMS, SHORT_FORM_BYTES
 from tests.page.outlines import outline
 from tests.page.samples import Folder

@@ -8,8 +8,14 @@ import pytest
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.page.play.drafts import Draft
-from decathlon_mcp.plugins.page.play.forms import MAX_DRAFT_FIELDS, read_inputs
-from decathlon_mcp.plugins.page.play.reading import draft_of, make_form, read_form, text_of
+from decathlon_mcp.plugins.page.play.forms import (
+    MAX_DRAFT_FIELDS,
+    draft_of,
+    make_form,
+    read_form,
+    read_inputs,
+    text_of,
+)
 from decathlon_mcp.plugins.page.play.schema import Kind
 from decathlon_mcp.types import JsonObject
 

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from decathlon_mcp.plugins.page.live import LiveFeed
-from decathlon_mcp.plugins.page.marks import marked
+from decathlon_mcp.plugins.page.rendering import marked
 from tests.page.samples import NOW, Call, Folder, Note
 from tests.page.sites import browser, page_over, sign_in
 from tests.page.watching import ChangingServer, live_episode

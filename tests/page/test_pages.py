@@ -15,9 +15,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from decathlon_mcp.plugins.history import trees
+from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.list_episodes import show_episode
-from decathlon_mcp.plugins.page import searching
+from decathlon_mcp.plugins.page import runs
 from decathlon_mcp.plugins.page.live import LiveFeed, Snapshot
 from decathlon_mcp.storage.kept_files import delete_old_episodes
 from decathlon_mcp.storage.store import Store
@@ -444,8 +444,8 @@ async def test_a_large_tree_has_the_episode_its_own_branches_and_the_best(state:
 async def test_what_is_near_an_episode_comes_before_the_rest_of_its_tree(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trees, "MAX_EPISODES", 6)
-    monkeypatch.setattr(trees, "MAX_BRANCHES", 2)
+    monkeypatch.setattr(queries, "MAX_TREE_EPISODES", 6)
+    monkeypatch.setattr(queries, "MAX_TREE_BRANCHES", 2)
     with Folder(state) as folder:
         a = folder.add("1" * 48)
         b, *_ = [branch(folder, f"2{number}", a, 1, started_at=NOW + number) for number in range(3)]
@@ -605,7 +605,7 @@ async def test_a_run_is_searched_through_all_its_episodes(
         assert "Search on" not in page
         assert "Nothing found." in await text_of(client, "/runs?name=a/b&q=haystack")
         # When time is up, a link leads on; each episode is found once.
-        monkeypatch.setattr(searching, "SEARCH_SECONDS", -1)
+        monkeypatch.setattr(runs, "SEARCH_SECONDS", -1)
         found: list[str] = []
         path = "/runs?name=a/b&q=needle"
         while path:

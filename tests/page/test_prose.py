@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decathlon_mcp.plugins.page.prose import MAX_PROSE_CHARACTERS, prose
+from decathlon_mcp.plugins.page.rendering import MAX_PROSE_CHARACTERS, prose
 
 TAGS = {
     *("div", "p", "h4", "ul", "ol", "li", "blockquote", "pre", "code", "em", "strong", "s", "br", "hr", "a"),

@@ -16,7 +16,7 @@ from decathlon_client import Decathlon, Episode, SetUpError
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.plugins.page import front
+from decathlon_mcp.plugins.page import application
 from decathlon_mcp.plugins.page.control import ACTIONS
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
 from decathlon_mcp.suites.suite import Suite
@@ -141,7 +141,7 @@ async def test_events_tell_what_plays_now(served: Served, person: httpx2.AsyncCl
 async def test_a_bounded_number_of_browsers_gets_events(
     person: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front, "MAX_STREAMS", 1)
+    monkeypatch.setattr(application, "MAX_STREAMS", 1)
     events = snapshots(person)
     await anext(events)
     assert (await person.get("/page/live")).status_code == 503

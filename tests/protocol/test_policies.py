@@ -12,7 +12,7 @@ from typing import Any, cast
 import anyio
 import httpx2
 import pytest
-from decathlon_client.embedded import line_writer, lines_of
+from decathlon_client.local_server import line_writer, lines_of
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
@@ -159,7 +159,7 @@ async def test_the_policy_applies_to_in_memory_streams(controlled: Served) -> No
 
 @asynccontextmanager
 async def in_memory_client(registry: EpisodeRegistry, **options: Any) -> AsyncGenerator[Client]:
-    """A client in this process, as `decathlon_client.embedded` has one."""
+    """A client in this process, as `decathlon_client.local_server` has one."""
 
     class Transport:
         async def __aenter__(self) -> Any:

@@ -24,7 +24,7 @@ import pytest
 
 from decathlon_mcp.plugins.conformance.suite import Check, checks_for
 from decathlon_mcp.plugins.docker.events import OWNER_LABEL
-from decathlon_mcp.plugins.podman.provider import API_VERSION, OWN_STACK, PodmanProvider
+from decathlon_mcp.plugins.podman import API_VERSION, OWN_STACK, PodmanProvider
 from tests.sandboxes.conftest import Bench, bench_of, former
 from tests.sandboxes.test_conformance import SLOW
 

@@ -18,8 +18,7 @@ from decathlon_mcp.errors import (
     NotRunnableError,
     ProviderUnavailableError,
 )
-from decathlon_mcp.plugins.conformance.archives import file_entry, pack
-from decathlon_mcp.plugins.conformance.probe import receive_all
+from decathlon_mcp.plugins.conformance.target import file_entry, pack, receive_all
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.host import command as bubblewrap_command
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies

@@ -17,7 +17,6 @@ from decathlon_mcp.plugins.conformance.suite import (
     files,
     opening,
     snapshots,
-    streams,
     survival,
 )
 from tests.sandboxes.conftest import Bench, fake_bench
@@ -33,7 +32,7 @@ SLOW = {
     snapshots.cancelled_saving_and_opening_leave_nothing,
     snapshots.killed_server_leaves_whole_snapshots_only,
 }
-HELPERS = {opening.__name__, survival.__name__, streams.__name__}
+HELPERS = {opening.__name__, survival.__name__}
 PROVIDERS: dict[str, tuple[Check, ...]] = {
     "fake": CHECKS,
     "plain": ALL_CHECKS,

@@ -12,9 +12,9 @@ import pytest
 
 from decathlon_mcp.cli.merging import check_merging
 from decathlon_mcp.driver.client import connect
+from decathlon_mcp.plugins.docker.checks import check_engine_limits
 from decathlon_mcp.plugins.docker.container import dense_profile
 from decathlon_mcp.plugins.docker.engine import engine_address
-from decathlon_mcp.plugins.docker.limits import check_engine_limits
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.host.seccomp import FIXED_ADDRESSES
 from tests.sandboxes.conftest import Bench

@@ -26,14 +26,14 @@ from requests import Response
 from decathlon_mcp.archives.writing import pack_empty_folders
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
-from decathlon_mcp.plugins.conformance.archives import download, file_entry, pack
-from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
+from decathlon_mcp.plugins.conformance.target import download, file_entry, pack, receive_all, receive_line
 from decathlon_mcp.plugins.docker import image as docker_image
 from decathlon_mcp.plugins.docker import provider as docker_provider
+from decathlon_mcp.plugins.docker.checks import check_runtime
 from decathlon_mcp.plugins.docker.container import DEFAULT_NETWORK
 from decathlon_mcp.plugins.docker.engine import regular_file
 from decathlon_mcp.plugins.docker.image import STARTER_IMAGE, missing_image_error
-from decathlon_mcp.plugins.docker.provider import DockerProvider, check_runtime
+from decathlon_mcp.plugins.docker.provider import DockerProvider
 from decathlon_mcp.plugins.docker.sandbox import DockerSandbox
 from decathlon_mcp.sandboxes import base
 from decathlon_mcp.sandboxes.base import Finding, Limits, SandboxSpec, ended_from_inside

@@ -14,8 +14,7 @@ from docker import APIClient
 from docker.errors import APIError
 
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.plugins.conformance.archives import file_entry, pack
-from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
+from decathlon_mcp.plugins.conformance.target import file_entry, pack, receive_all, receive_line
 from decathlon_mcp.plugins.docker import provider as docker_provider
 from decathlon_mcp.plugins.docker.engine import live_restore_keeps_auto_remove
 from decathlon_mcp.plugins.docker.provider import DockerProvider

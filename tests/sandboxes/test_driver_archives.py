@@ -16,8 +16,8 @@ from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.driver.archives import SENT_BYTES, get_archive, put_archive
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.errors import DriverError
-from decathlon_mcp.plugins.conformance.archives import download, file_entry, link_entry, pack
 from decathlon_mcp.plugins.conformance.suite import Check, files
+from decathlon_mcp.plugins.conformance.target import download, file_entry, link_entry, pack
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
 from tests.sandboxes.conftest import Bench, open_bench
 

@@ -13,7 +13,7 @@ import pytest
 from anyio.abc import Process
 
 from decathlon_mcp.driver.client import connect
-from decathlon_mcp.plugins.conformance.archives import download, file_entry, pack
+from decathlon_mcp.plugins.conformance.target import download, file_entry, pack
 from tests.sandboxes.conftest import Bench, killed_server
 
 pytestmark = pytest.mark.anyio

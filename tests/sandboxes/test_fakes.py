@@ -13,8 +13,8 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.plugins.conformance.probe import receive_all
 from decathlon_mcp.plugins.conformance.suite import PROBE_COMMAND, ROOT
+from decathlon_mcp.plugins.conformance.target import receive_all
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from tests.fakes.calls import call_server
 from tests.fakes.driver import FakeCall, FakeTool, Faults, ProcessExit, RunReply, ToolError

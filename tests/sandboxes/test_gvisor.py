@@ -22,9 +22,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
-from decathlon_mcp.plugins.conformance.archives import file_entry, pack
-from decathlon_mcp.plugins.conformance.probe import receive_all
-from decathlon_mcp.plugins.conformance.target import LastStep
+from decathlon_mcp.plugins.conformance.target import LastStep, file_entry, pack, receive_all
 from decathlon_mcp.plugins.gvisor.command import inside_command
 from decathlon_mcp.plugins.gvisor.sandbox import TIMER_SLACK_NS, find_runsc, runsc_version
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Limits, ended_from_inside

@@ -16,7 +16,7 @@ from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.episodes.records import SandboxRecords, sandbox_spec
 from decathlon_mcp.errors import SnapshotError
-from decathlon_mcp.plugins.conformance.probe import Probe, receive_line
+from decathlon_mcp.plugins.conformance.target import Probe, receive_line
 from decathlon_mcp.plugins.gvisor import saving
 from decathlon_mcp.plugins.gvisor.sandbox import SAVED_FOLDER
 from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec

@@ -19,8 +19,7 @@ from decathlon_sandbox.processes import Process, read_process
 
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.plugins.conformance.archives import file_entry, pack
-from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
+from decathlon_mcp.plugins.conformance.target import file_entry, pack, receive_all, receive_line
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.host import processes
 from decathlon_mcp.sandboxes.host import sandbox as sandbox_module

@@ -20,16 +20,21 @@ from decathlon_mcp.cli.gc import collect
 from decathlon_mcp.driver.client import BOOT_COMMAND, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.plugins.conformance.archives import download, file_entry, pack
-from decathlon_mcp.plugins.conformance.probe import Probe, receive_all, receive_line
 from decathlon_mcp.plugins.conformance.suite import (
     ALL_CHECKS,
     Check,
     files,
     opening,
     processes,
-    streams,
     survival,
+)
+from decathlon_mcp.plugins.conformance.target import (
+    Probe,
+    download,
+    file_entry,
+    pack,
+    receive_all,
+    receive_line,
 )
 from decathlon_mcp.plugins.prime import provider as prime_provider
 from decathlon_mcp.plugins.prime import sandbox as prime_sandbox
@@ -87,8 +92,8 @@ SHORT = frozenset(
         opening.many_sandboxes_open_and_end_at_once,
         opening.closed_sandbox_is_lost,
         opening.ready_machine_passes_the_providers_own_check,
-        streams.stream_cut_inside_a_message_is_reopened,
-        streams.stream_of_an_ended_sandbox_is_not_reopened,
+        survival.stream_cut_inside_a_message_is_reopened,
+        survival.stream_of_an_ended_sandbox_is_not_reopened,
         survival.sandbox_is_taken_back,
         survival.paused_sandbox_is_taken_back_paused,
         survival.sweep_keeps_the_sandboxes_that_it_is_given,

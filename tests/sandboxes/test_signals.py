@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from decathlon_mcp.driver.client import connect
-from decathlon_mcp.plugins.conformance.signals import SIGNALS_SCRIPT
+from decathlon_mcp.plugins.conformance.processes import SIGNALS_SCRIPT
 from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio

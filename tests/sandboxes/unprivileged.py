@@ -17,15 +17,14 @@ from pathlib import Path
 import anyio
 
 from decathlon_mcp.plugins.conformance import (
-    archives,
     files,
     opening,
-    probe,
     processes,
     snapshots,
-    streams,
+    survival,
 )
 from decathlon_mcp.plugins.conformance.suite import LastStep, ProviderUnderTest
+from decathlon_mcp.plugins.conformance.target import download, receive_all, receive_line
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
 from tests.sandboxes.killed_server import host_provider
@@ -37,7 +36,7 @@ CHECKS = (
     files.files_survive_a_round_trip,
     files.unpacked_files_belong_to_the_first_process,
     processes.paused_sandbox_does_nothing_and_its_files_can_be_read,
-    streams.reopened_stream_reaches_the_same_first_process,
+    survival.reopened_stream_reaches_the_same_first_process,
     opening.ready_machine_passes_the_providers_own_check,
 )
 SNAPSHOT_CHECKS = (
@@ -90,8 +89,8 @@ print("ready", flush=True)
 input()
 """
     async with target.provider.open(target.python_spec(script)) as sandbox:
-        await probe.receive_line(sandbox)
-        assert {"a", "b"} <= (await archives.download(sandbox, sandbox.root, archive)).keys()
+        await receive_line(sandbox)
+        assert {"a", "b"} <= (await download(sandbox, sandbox.root, archive)).keys()
 
 
 async def check_limit_on_processes(target: ProviderUnderTest) -> None:
@@ -112,7 +111,7 @@ except BlockingIOError:
     spec = replace(target.python_spec(script), limits=Limits(pids=20))
     async with target.provider.open(spec) as sandbox:
         await sandbox.stream.send(b"\n")
-        assert int(await probe.receive_all(sandbox)) < 20
+        assert int(await receive_all(sandbox)) < 20
 
 
 if __name__ == "__main__":

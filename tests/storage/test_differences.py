@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decathlon_mcp.plugins.history.differences import (
+from decathlon_mcp.plugins.history.replies import (
     MAX_CLASSIFIED_CHARACTERS,
     PART_CHARACTERS,
     Difference,

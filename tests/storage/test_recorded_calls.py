@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from decathlon_mcp.plugins.history.recorded_calls import recorded_calls
+from decathlon_mcp.plugins.history.replies import recorded_calls
 from decathlon_mcp.storage.trajectory import CallLines
 from tests.storage.test_trajectory import new
 

@@ -289,7 +289,7 @@ async def connected(
             address = f"{server.url}/tasks/{TASK}/mcp"
         else:
             async with Decathlon(server.url) as client:
-                started = (await client.ask("start_episode", {"task": TASK})).structured
+                started = (await client.call_lobby("start_episode", {"task": TASK})).structured
             assert started is not None
             address = str(started["address"])
         command = command_of(library, libraries)

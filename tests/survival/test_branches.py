@@ -29,7 +29,7 @@ async def test_a_branch_whose_server_was_killed_has_each_replayed_call_once(tmp_
             for number in range(3):
                 await e.call("probe__shell", {"command": f"echo {number} >> runs.txt; sleep 1"})
             arguments = {"branch_of": e.id, "at": 3, "wait": False}
-            branch = (await d.ask("start_episode", arguments)).structured
+            branch = (await d.call_lobby("start_episode", arguments)).structured
             assert branch is not None
             public_id, handle = branch["public_id"], branch["episode"]
             early: list[str] = []

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for mitmdump and its addon, for tests of the server's side: speaks the protocol of `control.py`.
+"""Stands in for mitmdump and its addon, for tests of the server's side: it speaks as in `exchanges.py`.
 
 `counts` of the episode `die` ends it, that of any other says how many sessions were opened. With the
 variable FAKE_MITMDUMP=broken it does not start.

@@ -16,8 +16,7 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.tls import TLSStream
 
-from decathlon_mcp.plugins.web.control import Configuration, Listener, SessionSpec
-from decathlon_mcp.plugins.web.exchanges import Mode, WebRequest
+from decathlon_mcp.plugins.web.exchanges import Configuration, Listener, Mode, SessionSpec, WebRequest
 from decathlon_mcp.plugins.web.matching import request_key
 from decathlon_mcp.plugins.web.proxy import ProxyOptions, WebProxy, find_program, running_proxy
 from decathlon_mcp.plugins.web.recording import Recording, RecordingId

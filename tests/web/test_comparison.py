@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from decathlon_mcp.plugins.web.comparison import compare
+from decathlon_mcp.plugins.web.commands import compare_with_web
 from decathlon_mcp.plugins.web.recording import Exchange
 
 
@@ -50,7 +50,9 @@ def test_each_address_is_compared_with_the_site(site: str) -> None:
         exchange(f"{site}/?key=REDACTED"),
         exchange("http://127.0.0.1:1/"),
     ]
-    found = {result.exchange.url.removeprefix(site): result.difference for result in compare(recorded)}
+    found = {
+        result.exchange.url.removeprefix(site): result.difference for result in compare_with_web(recorded)
+    }
     assert found == {
         "/same": "same",
         "/changed": "different",

@@ -13,8 +13,7 @@ import pytest
 from decathlon_mcp.app import host_info
 from decathlon_mcp.episodes.web import create_web
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.plugins.web.control import Configuration, SessionSpec
-from decathlon_mcp.plugins.web.exchanges import Counts
+from decathlon_mcp.plugins.web.exchanges import Configuration, Counts, SessionSpec
 from decathlon_mcp.plugins.web.proxy import (
     AUTHORITY_FOLDER,
     ProxyOptions,

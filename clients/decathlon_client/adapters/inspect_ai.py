@@ -33,11 +33,11 @@ from inspect_ai.tool import ContentImage, ContentText, ToolDef, ToolError, ToolP
 from inspect_ai.util import LimitExceededError, registry_create, sample_limits
 
 from decathlon_client import ManagedEpisode, sync, values
+from decathlon_client.batch import run_name
 from decathlon_client.episode import Episode
 from decathlon_client.errors import ClientError
-from decathlon_client.labels import ATTEMPT, RUN, run_name
 from decathlon_client.notes import sending_notes
-from decathlon_client.values import Reply, Tool
+from decathlon_client.values import ATTEMPT, RUN, Reply, Tool
 
 EVAL, MODEL = "eval", "model"
 """Labels of the episodes besides `run` and `attempt`: the evaluation's id, and the model's name."""

@@ -24,7 +24,7 @@ from pydantic import Field, PrivateAttr
 
 from decathlon_client import ManagedEpisode, sync
 from decathlon_client.address import TOKEN_VARIABLE, URL_VARIABLE
-from decathlon_client.child_server import server_of_this_process
+from decathlon_client.local_server import server_of_this_process
 from decathlon_client.notes import sending_notes
 from decathlon_client.values import check_weights
 

@@ -24,8 +24,8 @@ from decathlon_client.address import server_token, server_url
 from decathlon_client.background import background_tasks
 from decathlon_client.bridge.http import BridgeHttpClient, log
 from decathlon_client.bridge.relay import Relay
-from decathlon_client.labels import parse_labels
-from decathlon_client.stdin import StdinPump, stop_on_signal
+from decathlon_client.process import StdinPump, stop_on_signal
+from decathlon_client.values import parse_labels
 
 
 async def bridge(url: str | None, task: str | None, labels: Mapping[str, str] | None = None) -> int:

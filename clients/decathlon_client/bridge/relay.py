@@ -25,8 +25,7 @@ from decathlon_client.background import background_tasks
 from decathlon_client.bridge.http import CANCELLED, log
 from decathlon_client.episode import EPISODE_KEY
 from decathlon_client.errors import RequestError
-from decathlon_client.json_check import check_params
-from decathlon_client.resending import with_operation
+from decathlon_client.requests import check_params, with_operation
 from decathlon_client.values import as_object, as_objects
 
 LIST_SECONDS = 120.0

@@ -37,14 +37,15 @@ from decathlon_mcp.cli.usage import (
 )
 from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskError
 from decathlon_mcp.labels import parse_labels
-from decathlon_mcp.plugins.agents.presets import DEFAULT_TURNS, PRESETS
-from decathlon_mcp.plugins.shell.shell import episode
+from decathlon_mcp.plugins.shell import episode
 from decathlon_mcp.settings import default_state
 
 AgentOptions = settings_model("AgentOptions", (*SANDBOX_SETTINGS, "network", "language", "max_calls"))
 AgentSettings = Annotated[AgentOptions, Parameter(name="*")]
 AGENT_DEFAULTS = AgentOptions.model_validate({})
 USAGE_ERROR = 2
+DEFAULT_TURNS = 100
+"""Answers that a model without a program may give in one attempt."""
 
 
 def add_commands(app: App) -> None:
@@ -154,6 +155,7 @@ def run(
     if problem is not None:
         report(problem)
         return USAGE_ERROR
+    from decathlon_mcp.plugins.agents.programs import PRESETS
     from decathlon_mcp.plugins.agents.run_agents import ModelAgent, ProgramAgent, RunOptions, run_agents
 
     if agent or command:

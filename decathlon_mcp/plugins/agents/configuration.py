@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.agents.presets import PRESETS
+from decathlon_mcp.plugins.agents.programs import PRESETS
 from decathlon_mcp.plugins.agents.reach import BASE_URL_ENDING
 from decathlon_mcp.types import JsonObject
 from decathlon_mcp.validation import quoted

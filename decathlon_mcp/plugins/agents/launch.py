@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Collection, Generator, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -22,13 +22,20 @@ from typing import TypeAlias
 import anyio
 from anyio.abc import ByteReceiveStream, Process
 
-from decathlon_mcp.errors import DecathlonError, ProviderUnavailableError
+from decathlon_mcp.cli.usage import report
+from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.payloads import source
-from decathlon_mcp.plugins.agents.configuration import Configuration, Folders
-from decathlon_mcp.plugins.agents.playing import PATH
-from decathlon_mcp.plugins.agents.programs import Program
+from decathlon_mcp.plugins.agents.configuration import Configuration, Folders, configure
+from decathlon_mcp.plugins.agents.programs import (
+    PRESETS,
+    VERSION_BYTES,
+    VERSION_SECONDS,
+    Program,
+    version_in,
+)
 from decathlon_mcp.plugins.agents.reach import Endpoint, hosts_file, without_proxies
+from decathlon_mcp.plugins.agents.serving import PATH
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
 from decathlon_mcp.sandboxes.host.command import isolated_command
 from decathlon_mcp.sandboxes.host.host_files import HostFiles, own_python
@@ -50,10 +57,11 @@ _STARTER = ("-I", "-S", "-c")
 _STARTING = b"2"
 """What the starter sends before it starts the program, and alone if it could."""
 _OUTPUT_BYTES = 4096
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunLocation:
     """Where a program is going to run. `address`: that of the episode there.
 
     `path`: the address's path. `listener`: the socket at the address, if it is this process's own.
@@ -110,17 +118,19 @@ class NamespaceLauncher:
         self._files = HostFiles.for_program(hidden, program.prefixes, program.folders, hosts_file(endpoints))
 
     @contextmanager
-    def place(self) -> Generator[Place]:
+    def location(self) -> Generator[RunLocation]:
         taken = {endpoint.port for endpoint in self.endpoints if endpoint.inside == "127.0.0.1"}
         port = next(port for port in range(FIRST_PORT, FIRST_PORT + len(taken) + 1) if port not in taken)
-        yield Place(Folders(ROOT), port, PATH)
+        yield RunLocation(Folders(ROOT), port, PATH)
 
     @asynccontextmanager
-    async def start(self, place: Place, configuration: Configuration) -> AsyncGenerator[RunningProgram]:
+    async def start(
+        self, location: RunLocation, configuration: Configuration
+    ) -> AsyncGenerator[RunningProgram]:
         """Start a program; on exit it is killed, with all that it has started. Raises DecathlonError."""
         path = os.pathsep.join(map(str, (*self._path, self._files.environment["PATH"])))
         environment = {**without_proxies(configuration.environment), "PATH": path}
-        addresses = [("127.0.0.1", place.port), *((each.inside, each.port) for each in self.endpoints)]
+        addresses = [("127.0.0.1", location.port), *((each.inside, each.port) for each in self.endpoints)]
         order = _order(replace(configuration, environment=environment))
         with ExitStack() as stack, _channel() as (ours, theirs):
             command = (
@@ -187,19 +197,21 @@ class TrustedLauncher:
     endpoints: Sequence[Endpoint] = ()
 
     @contextmanager
-    def place(self) -> Generator[Place]:
+    def location(self) -> Generator[RunLocation]:
         with (
             tempfile.TemporaryDirectory(prefix="decathlon-agent-", ignore_cleanup_errors=True) as folder,
             listen("127.0.0.1", 0) as listener,
         ):
             # Other users of this machine reach the port, but do not know the path.
             path = f"/{secrets.token_urlsafe(24)}{PATH}"
-            yield Place(Folders(PurePosixPath(folder)), listener.getsockname()[1], path, listener)
+            yield RunLocation(Folders(PurePosixPath(folder)), listener.getsockname()[1], path, listener)
 
     @asynccontextmanager
-    async def start(self, place: Place, configuration: Configuration) -> AsyncGenerator[RunningProgram]:
+    async def start(
+        self, location: RunLocation, configuration: Configuration
+    ) -> AsyncGenerator[RunningProgram]:
         """As `NamespaceLauncher.start`."""
-        order = _order(configuration, remove=str(place.folders.root))
+        order = _order(configuration, remove=str(location.folders.root))
         with _channel() as (ours, theirs):
             argv = [sys.executable, *_STARTER, source("program_starter", _PACKAGE), str(theirs.fileno())]
             async with _starter(argv, (), ours, theirs) as process:
@@ -282,3 +294,50 @@ async def _send(channel: socket.socket, order: JsonObject) -> None:
             line = line[channel.send(line) :]
     except OSError as error:
         raise DecathlonError(f"the program was not started: {error.strerror}") from error
+
+
+async def check_version(program: Program, launcher: Launcher, variables: Mapping[str, str]) -> str | None:
+    """The version of a known program, asked where its attempts will run; None for another program.
+
+    Warns of a version that was not checked, whose own tools may not all be off: in namespaces they reach
+    nothing of this machine. Raises BadRequestError if they would, for a program that is trusted.
+    """
+    preset = PRESETS.get(program.name)
+    if preset is None:
+        return None
+    version = await _ask(program, launcher, variables)
+    if version == preset.version:
+        return version
+    what = f"{program.name} {version}" if version else f"{program.name}, which did not say its version,"
+    checked = (
+        f"its own tools were checked in {preset.version} (npm install -g {preset.package}@{preset.version})"
+    )
+    if isinstance(launcher, TrustedLauncher):
+        raise BadRequestError(
+            f"{what} may have tools of its own that act on this machine, outside of the task's sandbox: "
+            f"{checked}. Install that version, or leave --trust-command out"
+        )
+    report(
+        f"warning: {what} may offer its model tools of its own, which do not reach the task: {checked}. Look "
+        "at what the model was offered before you compare rewards"
+    )
+    return version or UNKNOWN
+
+
+async def _ask(program: Program, launcher: Launcher, variables: Mapping[str, str]) -> str | None:
+    output = b""
+    with anyio.move_on_after(VERSION_SECONDS), launcher.location() as location:
+        configuration = configure(
+            (program.command[0], "--version"),
+            location.folders,
+            address=location.address,
+            prompt="",
+            tool_seconds=VERSION_SECONDS,
+            variables=variables,
+        )
+        async with launcher.start(location, configuration) as running:
+            async for chunk in running.output:
+                output += chunk
+                if len(output) >= VERSION_BYTES:
+                    break
+    return version_in(output[:VERSION_BYTES])

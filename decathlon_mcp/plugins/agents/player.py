@@ -18,11 +18,10 @@ from decathlon_mcp.cli.output import without_controls
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.agents.configuration import configure
-from decathlon_mcp.plugins.agents.embedding import EmbeddedServer
 from decathlon_mcp.plugins.agents.launch import Launcher
-from decathlon_mcp.plugins.agents.playing import PlayingApp, playing
 from decathlon_mcp.plugins.agents.programs import Program
 from decathlon_mcp.plugins.agents.reach import Reached, relay_connections
+from decathlon_mcp.plugins.agents.serving import EmbeddedServer, PlayingApp, playing
 from decathlon_mcp.telemetry.logs import fields
 
 NOTE_SECONDS = 1.0
@@ -88,18 +87,18 @@ class AgentPlayer:
         """Run the program; its exit status, None if it was never started. `reached`: is kept up to date."""
         assert episode.agent_address is not None
         async with AsyncExitStack() as stack:
-            place = stack.enter_context(self.launcher.place())
+            location = stack.enter_context(self.launcher.location())
             configuration = configure(
                 self.program.command,
-                place.folders,
-                address=place.address,
+                location.folders,
+                address=location.address,
                 prompt=episode.prompt,
                 tool_seconds=self.seconds,
                 variables=self.variables,
             )
-            running = await stack.enter_async_context(self.launcher.start(place, configuration))
-            listener, *relayed = (*([place.listener] if place.listener else ()), *running.listeners)
-            app = PlayingApp(self.server.app, episode.agent_address, place.path)
+            running = await stack.enter_async_context(self.launcher.start(location, configuration))
+            listener, *relayed = (*([location.listener] if location.listener else ()), *running.listeners)
+            app = PlayingApp(self.server.app, episode.agent_address, location.path)
             await stack.enter_async_context(playing(app, listener, self.server.limits))
             tasks = await stack.enter_async_context(background_tasks())
             for socket, endpoint in zip(relayed, self.launcher.endpoints, strict=True):

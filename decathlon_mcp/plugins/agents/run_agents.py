@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon, Episode
+from decathlon_client.process import shutdown_on_signal
 from decathlon_client.results import Result
 from decathlon_client.resume import RevisionError
-from decathlon_client.shutdown import shutdown_on_signal
 
 from decathlon_mcp.app import read_catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
@@ -27,14 +27,13 @@ from decathlon_mcp.cli.output import print_json, print_table, printed, shell_pat
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
 from decathlon_mcp.plugins.agents.configuration import choose_variables
-from decathlon_mcp.plugins.agents.embedding import embedded_server, with_longer_lives
-from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher
+from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher, check_version
 from decathlon_mcp.plugins.agents.model_player import ModelFailedError, ModelPlayer, model_endpoint
 from decathlon_mcp.plugins.agents.player import RUNNING, STATUS_LABEL, AgentPlayer, ProgramFailedError
-from decathlon_mcp.plugins.agents.program_version import check_version
 from decathlon_mcp.plugins.agents.programs import Program, find_program
 from decathlon_mcp.plugins.agents.reach import read_endpoints
 from decathlon_mcp.plugins.agents.run_record import StoredAttempts, is_without_call, playing_alone
+from decathlon_mcp.plugins.agents.serving import embedded_server, with_longer_lives
 from decathlon_mcp.plugins.history.list_runs import estimate_text
 from decathlon_mcp.plugins.history.numbers import Sums
 from decathlon_mcp.plugins.play.play import connect, redirect_logs

@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from decathlon_client.labels import ATTEMPT
 from decathlon_client.results import Result
-from decathlon_client.resume import Place, Revisions
-from decathlon_client.values import Verdict
+from decathlon_client.resume import AttemptKey, Revisions
+from decathlon_client.values import ATTEMPT, Verdict
 
 from decathlon_mcp.cli.output import printed
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeDetails, EpisodeQuery, EpisodeSummary
 from decathlon_mcp.storage.lock import create_state_folder
 
@@ -36,14 +35,14 @@ class StoredAttempts:
         self.run = run
         self.discarded = 0
         """Verdicts on attempts without a call that do not count."""
-        self._attempts: dict[Place, tuple[EpisodeDetails, Verdict]] = {}
+        self._attempts: dict[AttemptKey, tuple[EpisodeDetails, Verdict]] = {}
         self._revisions = Revisions(f"the run {printed(run)}")
         history = EpisodeHistory([state])
         for summary in _scored(history, run):
             number = summary.labels.get(ATTEMPT, "")
             if not (number.isascii() and number.isdecimal() and len(number) < 10):
                 continue
-            place = Place(summary.task, 0, int(number))
+            place = AttemptKey(summary.task, 0, int(number))
             if place in self._attempts:
                 continue  # of an older episode
             details = history.episode(summary.public_id)
@@ -71,7 +70,7 @@ class StoredAttempts:
             None,
         )
 
-    def result(self, place: Place, index: int, group: int) -> Result[Any] | None:
+    def result(self, place: AttemptKey, index: int, group: int) -> Result[Any] | None:
         if place not in self._attempts:
             return None
         details, verdict = self._attempts[place]
@@ -90,7 +89,7 @@ class StoredAttempts:
             resumed=True,
         )
 
-    def append(self, place: Place, result: Result[Any], run: str, launch_time: str | None) -> None:
+    def append(self, place: AttemptKey, result: Result[Any], run: str, launch_time: str | None) -> None:
         # The server has written its row.
         if result.verdict is not None:
             self._revisions.check(place.task, result.verdict.raw)
@@ -121,11 +120,4 @@ def playing_alone(state: Path, run: str) -> Generator[None]:
 
 def _scored(history: EpisodeHistory, run: str) -> Iterator[EpisodeSummary]:
     """The episodes of a run that have a reward, the newest first."""
-    cursor = None
-    while True:
-        page = history.episodes(
-            EpisodeQuery(run=run, live=False, lost=False), limit=MAX_PAGE_ITEMS, cursor=cursor
-        )
-        yield from page.items
-        if (cursor := page.cursor) is None:
-            return
+    return history.all_episodes(EpisodeQuery(run=run, live=False, lost=False))

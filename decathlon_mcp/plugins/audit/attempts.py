@@ -13,7 +13,7 @@ from decathlon_client.values import JsonObject, Verdict
 
 from decathlon_mcp.plugins.audit.policies import Play
 from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
-from decathlon_mcp.plugins.history.recorded_calls import recorded_calls
+from decathlon_mcp.plugins.history.replies import recorded_calls
 from decathlon_mcp.plugins.history.values import EpisodeQuery, EpisodeSummary
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import Trajectory

@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 import anyio
 import anyio.to_thread
 from decathlon_client import ClientError, Decathlon
-from decathlon_client.embedded import EmbeddedEndpoint
+from decathlon_client.local_server import EmbeddedEndpoint
+from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import Step, read_steps
-from decathlon_client.shutdown import shutdown_on_signal
 from decathlon_client.values import CLAIM
 
-from decathlon_mcp.catalogue.draws import Filters, runnable_tasks
+from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
 from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.plugins.audit import policies
 from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading
@@ -99,7 +99,7 @@ class _Audit:
         stored, launch_time = await anyio.to_thread.run_sync(read_stored, state, run)
         names = [*dict.fromkeys(self.options.tasks)]
         if not names:
-            names = runnable_tasks(catalogue, Filters.model_validate({"split": self.options.split}))
+            names = runnable_tasks(catalogue, TaskFilter.model_validate({"split": self.options.split}))
         attempts = Attempts(
             self.d,
             state,

@@ -1,14 +1,65 @@
-"""Episodes that begin where others stood: saved states, branches, and tasks that are set up once."""
+"""Episodes that begin where others stood: saved states, branches, and tasks that are set up once.
 
-from decathlon_mcp.hooks import Plugin
+Here are the settings of a server, and what clients ask when they start an episode.
+"""
 
-PLUGIN = Plugin(
-    name="branches",
-    settings="decathlon_mcp.plugins.branches.settings:BranchSettings",
-    episodes=("decathlon_mcp.plugins.branches.branches:create",),
-    lobby_tools=(
-        "decathlon_mcp.plugins.branches.lobby_tools:StartOrBranchEpisode",
-        "decathlon_mcp.plugins.branches.lobby_tools:SnapshotEpisode",
-    ),
-    saved_states=("decathlon_mcp.plugins.branches.states:remove_states_of_ended",),
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from decathlon_mcp.settings import Count, PluginSettings
+from decathlon_mcp.types import JsonObject
+
+if TYPE_CHECKING:
+    from decathlon_mcp.episodes.specification import EpisodeSpec
+_NAME = "branches"
+
+
+class BranchSettings(PluginSettings):
+    """What is saved of episodes, and how much."""
+
+    section: ClassVar[str] = "Limits"
+
+    prepared: bool = Field(
+        False,
+        description="Save the sandbox of the first episode of a task and launch time once the sandbox is set "
+        "up and its servers run; the other episodes begin with copies. For groups of attempts whose client "
+        "chooses their launch time; requires `--kernel gvisor`.",
+    )
+    snapshot_mib: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
+        8192,
+        description="Space for the saved states of all episodes, in MiB. Beyond it, the server deletes the "
+        "oldest states of the token that has most. 0: no state is saved.",
+    )
+    snapshots_kept: Count = Field(
+        8, description="Maximum number of saved states of one episode. Beyond it, its oldest are deleted."
+    )
+
+
+OnDifference: TypeAlias = Literal["refuse", "report"]
+
+
+class BranchOptions(BaseModel):
+    """What a client asks of one episode, in `EpisodeSpec.plugins`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    on_difference: OnDifference = "refuse"
+    """What a reply does that differs from the other episode's: `refuse` ends the branch as an episode whose
+    set-up failed, `report` counts the reply."""
+    outside: bool = False
+    """Whether calls may be made again that reach what episodes share."""
+    snapshots: int | None = None
+    """The state is saved after every so many calls; None: only when asked."""
+
+    def member(self) -> dict[str, JsonObject]:
+        """The options as a member of `EpisodeSpec.plugins`; empty if all are the defaults."""
+        options = self.model_dump(exclude_defaults=True)
+        return {_NAME: options} if options else {}
+
+    @classmethod
+    def of(cls, spec: EpisodeSpec) -> Self:
+        """The options of an episode."""
+        return cls.model_validate(spec.plugins.get(_NAME, {}))

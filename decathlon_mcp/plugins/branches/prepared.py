@@ -28,8 +28,7 @@ from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.episodes.beginnings import AgentSandbox, Following, Start
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.errors import CallTimeoutError, LimitExceededError, SnapshotError
-from decathlon_mcp.plugins.branches.copies import begin_as_copy
-from decathlon_mcp.plugins.branches.saving import save_state, why_not_saved
+from decathlon_mcp.plugins.branches.saving import begin_as_copy, save_state, why_not_saved
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
 from decathlon_mcp.plugins.regrade.keeping import ORIGINAL_FILE
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox

@@ -29,10 +29,13 @@ from decathlon_mcp.errors import (
     UnknownToolError,
     failure_text,
 )
-from decathlon_mcp.plugins.branches.options import BranchOptions
-from decathlon_mcp.plugins.history.differences import Difference, Paths, ReplyText, compare_replies
-from decathlon_mcp.plugins.history.recorded_calls import (
+from decathlon_mcp.plugins.branches import BranchOptions
+from decathlon_mcp.plugins.history.replies import (
+    Difference,
+    Paths,
     RecordedCall,
+    ReplyText,
+    compare_replies,
     raw_members,
     recorded_calls,
     why_missing,

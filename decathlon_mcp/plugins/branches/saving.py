@@ -1,4 +1,4 @@
-"""Saves the states of an episode: its sandbox after a call, from which branches go on.
+"""Saves the states of an episode, its sandbox after a call, and opens copies, from which branches go on.
 
 A state is saved while no call runs, so that it belongs to a call, and after every message to the driver has
 arrived. A copy's driver is attached to under a higher generation, as by another server process: tunnels end,
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -22,24 +23,99 @@ from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.client import DriverClient, connect
+from decathlon_mcp.driver.stream import COPIES_OF_COPIES, ReconnectPolicy
+from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
+from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.operations import Call
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.sandbox_sources import Opened
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.errors import BadRequestError, DecathlonError, NotRunnableError, SnapshotError
-from decathlon_mcp.plugins.branches.options import BranchOptions
-from decathlon_mcp.plugins.branches.pauses import CallPauses
-from decathlon_mcp.plugins.branches.states import SavedState, SavedStates
-from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.errors import (
+    BadRequestError,
+    CallTimeoutError,
+    DecathlonError,
+    NotRunnableError,
+    SandboxLostError,
+    SnapshotError,
+)
+from decathlon_mcp.events import SandboxTaken
+from decathlon_mcp.plugins.branches import BranchOptions
+from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, discard
+from decathlon_mcp.plugins.regrade.keeping import keep_sealed, read_original
+from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.plugins import saving_options
-from decathlon_mcp.sandboxes.snapshots import SavedSandbox, snapshots_of
+from decathlon_mcp.sandboxes.snapshots import SavedSandbox, Snapshot, snapshots_of
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 
 STILL_SECONDS = 60.0
 """How long calls that run may take to end before a state is saved; later ones wait for that."""
-
 _log = logging.getLogger("decathlon.episodes")
+COPY_SECONDS = 20.0
+"""How long the driver of a copy may take to answer, which it mostly does at once: it runs already."""
+
+
+class CallPauses:
+    """Times in which no call of an episode runs: new calls wait, those that were accepted before may end."""
+
+    def __init__(self, calls: EpisodeCalls) -> None:
+        self.on_still: Callable[[], None] | None = None
+        """Called when the last call that runs has ended, unless calls are paused."""
+        self._calls = calls
+        self._count = self._last = 0
+        """How many hold calls back now, and the number of the last call that may run meanwhile."""
+        self._over = anyio.Event()
+        self._ended = anyio.Event()
+
+    def begin(self) -> int:
+        """Let calls that come from now on wait until `end`; returns the number of the last one before."""
+        if self._count == 0:
+            self._last, self._over = self._calls.log.last, anyio.Event()
+        self._count += 1
+        return self._last
+
+    def end(self) -> None:
+        """Let calls run again, if nobody else holds them."""
+        self._count -= 1
+        if self._count == 0:
+            self._over.set()
+
+    @asynccontextmanager
+    async def hold(self, seconds: float) -> AsyncGenerator[int | None]:
+        """Pause calls in the body, and wait for the end of those that run.
+
+        Yields the number of the last one, or None if one has run for longer than `seconds`.
+        """
+        last = self.begin()
+        try:
+            with anyio.move_on_after(seconds):
+                while not self._is_still:
+                    self._ended = anyio.Event()
+                    await self._ended.wait()
+            yield last if self._is_still else None
+        finally:
+            self.end()
+
+    def holds(self, call: Call) -> bool:
+        """Whether the call has to wait now."""
+        return self._count > 0 and call.seq > self._last
+
+    async def passed(self, call: Call) -> None:
+        """Wait until the call may run."""
+        while self.holds(call):
+            await self._over.wait()
+
+    def call_ended(self) -> None:
+        """A call has ended."""
+        self._ended.set()
+        if self.on_still is not None and not self._count and self._is_still:
+            self.on_still()
+
+    @property
+    def _is_still(self) -> bool:
+        return all(map(self.holds, self._calls.unanswered))
 
 
 def why_not_saved(factory: SandboxFactory, states: SavedStates, task: Task) -> str | None:
@@ -204,3 +280,94 @@ class EpisodeSnapshots:
         except OSError as error:
             raise SnapshotError(f"the state cannot be kept: {error.strerror}") from None
         return state
+
+
+async def begin_as_copy(
+    start: Start, state: SavedState, *, exact: bool = False, prepared: bool = False
+) -> AgentSandbox | None:
+    """Open a copy of another episode's sandbox as the agent's, and offer its tools.
+
+    None if that is not possible; then the state is discarded. `exact`: the state is that at which this
+    episode, a branch, begins. `prepared`: see `Facts`.
+    """
+    episode = start.episode
+    opener = partial(open_copy, episode.sandbox_factory, state, start.admission.opening)
+    try:
+        async with start.admission.set_ups, AsyncExitStack() as opened:
+            sandbox, driver = await opened.enter_async_context(
+                start.open_sandbox(start.agent_name, None, opener)
+            )
+            if state.sealed:
+                await _copy_sealed(start, state)
+            tools = await start.offer.copy(state.tools)
+            # It is a branch, if at all, of another episode than the one that was saved.
+            facts = {name: fact for name, fact in state.progress.items() if name != "branch"}
+            exact_branch = {"branch": {"exact": True}} if exact else {}
+            episode.records.note_facts(**{"prepared": prepared, **facts, **exact_branch})
+            await start.stack.enter_async_context(opened.pop_all())
+    except (SnapshotError, SandboxLostError, CallTimeoutError, OSError, ValueError, KeyError) as error:
+        why = error.message if isinstance(error, DecathlonError) else str(error)
+        _log.warning(
+            "a saved state cannot be used: the set-up and the calls after it are made again",
+            extra=fields(episode=episode.public_id, at=state.at, why=why),
+        )
+        # Others would wait for it in vain.
+        await anyio.to_thread.run_sync(discard, state)
+        return None
+    episode.emit(SandboxTaken("copied"))
+    session = await start.offer.tool_session(sandbox, driver)
+    return AgentSandbox(sandbox, driver, session, tools, sealed=state.sealed)
+
+
+@asynccontextmanager
+async def open_copy(
+    factory: SandboxFactory, state: SavedState, opening: anyio.CapacityLimiter, spec: SandboxSpec
+) -> AsyncGenerator[Opened]:
+    """Open a sandbox from a saved state and attach to its driver; both are gone on exit.
+
+    `opening`: limits how many the provider creates at once. Raises SnapshotError if it cannot be opened here.
+    """
+    provider = snapshots_of(factory.provider)
+    if provider is None:
+        raise SnapshotError(f"sandboxes here cannot be opened from a state: use {saving_options()}")
+    if (state.provider, state.wire_version) != (provider.name, wire.VERSION):
+        raise SnapshotError(
+            f"the state is of provider {state.provider} and wire version {state.wire_version}, and this "
+            f"server has provider {factory.provider.name} and wire version {wire.VERSION}"
+        )
+    async with AsyncExitStack() as stack:
+        async with opening:
+            copy = provider.open(spec, snapshot=Snapshot(state.folder))
+            sandbox = await stack.enter_async_context(copy)
+        driver = await stack.enter_async_context(
+            connect(
+                sandbox,
+                reconnect=policy_of_copy(factory.reconnect, state.generation),
+                taken_back=True,
+            )
+        )
+        # Before anything is sent to what runs in it: it is a sandbox of its own.
+        with anyio.move_on_after(COPY_SECONDS) as time_limit:
+            await driver.ping()
+        if time_limit.cancelled_caught:
+            raise SnapshotError(f"the driver of a copy has not answered within {COPY_SECONDS:g} s")
+        yield sandbox, driver
+
+
+def policy_of_copy(policy: ReconnectPolicy, generation: int) -> ReconnectPolicy:
+    """For a copy of a sandbox whose driver was attached to under this generation.
+
+    Raises SnapshotError if there are too many copies of copies.
+    """
+    generation = max(policy.generation, generation + 1)
+    if generation >= policy.generation + COPIES_OF_COPIES:
+        raise SnapshotError(f"there are no more than {COPIES_OF_COPIES} copies of copies of copies")
+    return replace(policy, generation=generation)
+
+
+async def _copy_sealed(start: Start, state: SavedState) -> None:
+    """Copy the task's folder as preprocess left it. Raises OSError, ValueError."""
+    await anyio.to_thread.run_sync(shutil.copyfile, state.task_folder_archive, start.task_folder_archive)
+    # What is kept of the episode that was saved is kept of the copy.
+    if (original := await anyio.to_thread.run_sync(read_original, state.owner)) is not None:
+        await keep_sealed(start, original)

@@ -9,10 +9,14 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
-from decathlon_mcp.plugins.conformance.archives import pack
-from decathlon_mcp.plugins.conformance.probe import Probe, raises, receive_all
-from decathlon_mcp.plugins.conformance.registry import registered
-from decathlon_mcp.plugins.conformance.target import ProviderUnderTest
+from decathlon_mcp.plugins.conformance.target import (
+    Probe,
+    ProviderUnderTest,
+    pack,
+    raises,
+    receive_all,
+    registered,
+)
 
 
 @registered()

@@ -13,10 +13,15 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.errors import BadRequestError, SandboxLostError, SnapshotError
-from decathlon_mcp.plugins.conformance.archives import download
-from decathlon_mcp.plugins.conformance.probe import Probe, raises, receive_all, receive_line
-from decathlon_mcp.plugins.conformance.registry import registered
-from decathlon_mcp.plugins.conformance.target import ProviderUnderTest
+from decathlon_mcp.plugins.conformance.target import (
+    Probe,
+    ProviderUnderTest,
+    download,
+    raises,
+    receive_all,
+    receive_line,
+    registered,
+)
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.snapshots import SavedSandbox, Snapshot, SnapshotProvider, snapshots_of
 

@@ -23,21 +23,21 @@ from collections.abc import Mapping
 from decathlon_mcp.plugins.conformance import (
     files,
     opening,
-    paths,
     processes,
-    signals,
     snapshots,
-    streams,
     survival,
 )
-from decathlon_mcp.plugins.conformance.registry import (
+from decathlon_mcp.plugins.conformance.target import (
+    PROBE_COMMAND,
+    ROOT,
     Check,
+    LastStep,
+    ProviderUnderTest,
     checks,
     command_checks,
     snapshot_checks,
     survival_checks,
 )
-from decathlon_mcp.plugins.conformance.target import PROBE_COMMAND, ROOT, LastStep, ProviderUnderTest
 from decathlon_mcp.sandboxes.snapshots import snapshots_of
 
 __all__ = [
@@ -55,11 +55,8 @@ __all__ = [
     "failed_checks",
     "files",
     "opening",
-    "paths",
     "processes",
-    "signals",
     "snapshots",
-    "streams",
     "survival",
 ]
 

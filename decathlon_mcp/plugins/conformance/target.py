@@ -1,16 +1,21 @@
-"""The provider that is checked, and the first process of most checks."""
+"""What checks are made of: the provider that is checked, their register, the first process and archives."""
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 
-from decathlon_mcp.sandboxes.base import Limits, Provider, SandboxSpec
+from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
+from decathlon_mcp.archives.writing import Entry, archive_chunks
+from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.types import Network
 
 ROOT = PurePosixPath("/episode")
@@ -95,3 +100,123 @@ class ProviderUnderTest:
         """For removals that nobody waits for; the check's time limit bounds it."""
         while await self.resources():  # noqa: ASYNC110  (nothing reports that a process is gone)
             await anyio.sleep(0.05)
+
+
+Check = Callable[[ProviderUnderTest], Coroutine[Any, Any, None]]
+"""One check."""
+checks: list[Check] = []
+command_checks: list[Check] = []
+survival_checks: list[Check] = []
+snapshot_checks: list[Check] = []
+
+
+def registered(
+    *, seconds: float = 30, commands: bool = False, survival: bool = False, snapshots: bool = False
+) -> Callable[[Check], Check]:
+    """Register a check and give it a time limit.
+
+    `commands`: it needs a provider that runs commands. `survival`: one whose sandboxes outlive their server.
+    `snapshots`: one that runs commands, and whose sandboxes can be saved.
+    """
+
+    def decorate(check: Check) -> Check:
+        @wraps(check)
+        async def bounded(target: ProviderUnderTest) -> None:
+            with anyio.fail_after(seconds):
+                await check(target)
+
+        (snapshot_checks if snapshots else command_checks if commands else checks).append(bounded)
+        if survival:
+            survival_checks.append(bounded)
+        return bounded
+
+    return decorate
+
+
+def file_entry(name: str, content: bytes = b"", mode: int = 0o644) -> Entry:
+    """A file of an archive, owned by nobody in particular."""
+    member = Member(name=name, kind=Kind.FILE, size=len(content), mode=mode, user=1234, group=1234)
+    return member, (content,)
+
+
+def link_entry(name: str, target: str, kind: Kind = Kind.SYMLINK) -> Entry:
+    return Member(name=name, kind=kind, link=target, mode=0o777), ()
+
+
+def pack(*entries: Entry) -> bytes:
+    """A whole archive."""
+    return b"".join(archive_chunks(entries))
+
+
+async def download(
+    sandbox: Sandbox, folder: PurePosixPath, archive: Path, limit_bytes: int = 1 << 28
+) -> dict[str, tuple[Member, bytes]]:
+    """What `Sandbox.get` packed: each member and its content, by its name without "./"."""
+    await sandbox.get(folder, archive, limit_bytes)
+    return {
+        member.name.removeprefix("./").rstrip("/"): (member, content)
+        for member, content in read_archive(archive)
+    }
+
+
+def read_archive(archive: Path) -> list[tuple[Member, bytes]]:
+    """Each member of an archive, and its content."""
+    with archive.open("rb") as file:
+        reader = ArchiveReader.of_file(file)
+        return [(member, b"".join(reader.body())) for member in reader]
+
+
+@contextmanager
+def raises(expected: type[Exception], text: str = "") -> Generator[None]:
+    message: str | None = None
+    try:
+        yield
+    except expected as error:
+        message = str(error)
+    assert message is not None, f"{expected.__name__} was not raised"
+    assert text in message, f"{message!r} does not mention {text!r}"
+
+
+class Probe:
+    """Talks to `PROBE_COMMAND` in a sandbox. `reopened`: torn and old lines may come before an answer."""
+
+    def __init__(self, sandbox: Sandbox, *, reopened: bool = False) -> None:
+        self._sandbox = sandbox
+        self._reopened = reopened
+
+    async def ping(self) -> None:
+        await self._request({})
+
+    async def write(self, path: PurePosixPath, text: str) -> None:
+        await self._request({"write": str(path), "text": text})
+
+    async def _request(self, request: dict[str, str]) -> None:
+        token = secrets.token_hex(8)
+        # The line feed ends a torn line.
+        await self._sandbox.stream.send(b"\n" + json.dumps(request | {"echo": token}).encode() + b"\n")
+        reply: Any = None
+        while reply is None:
+            for line in (await receive_line(self._sandbox)).split("\n"):
+                with suppress(*[ValueError] * self._reopened):
+                    answer = json.loads(line)
+                    if answer["echo"] == token or not self._reopened:
+                        reply = answer
+        assert reply["python"] >= [3, 10]
+        assert reply["echo"] == token
+
+
+async def receive_line(sandbox: Sandbox) -> str:
+    """The next line of the first process, without its end. Nothing may follow it yet."""
+    data = b""
+    while not data.endswith(b"\n"):
+        data += await sandbox.stream.receive()
+    return data.decode().rstrip("\n")
+
+
+async def receive_all(sandbox: Sandbox) -> bytes:
+    """Everything that the first process still writes to stdout."""
+    chunks: list[bytes] = []
+    with suppress(anyio.EndOfStream):
+        while True:
+            chunks.append(await sandbox.stream.receive())
+    return b"".join(chunks)

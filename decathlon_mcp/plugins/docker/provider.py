@@ -12,25 +12,30 @@ from __future__ import annotations
 
 import logging
 import math
-import re
-import shutil
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import PurePosixPath
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import anyio
 from anyio import CancelScope, CapacityLimiter
 from docker.errors import APIError, NotFound
+from pydantic import BaseModel, Field
 
 from decathlon_mcp.background import finish, run_alone, run_for_ever
 from decathlon_mcp.errors import DecathlonError, ImageError, ProviderUnavailableError
+from decathlon_mcp.plugins.docker.checks import check_disk, check_engine_limits, check_runtime
 from decathlon_mcp.plugins.docker.container import DEFAULT_NETWORK, Container, remove_container
 from decathlon_mcp.plugins.docker.engine import RESTART_SECONDS, Api, Engine, engine_message, refusal
-from decathlon_mcp.plugins.docker.events import EXIT_EVENTS, OWNER_LABEL, SANDBOX_LABEL, EventWatch
-from decathlon_mcp.plugins.docker.image import find_image, install_hint
-from decathlon_mcp.plugins.docker.limits import check_engine_limits
+from decathlon_mcp.plugins.docker.events import (
+    EXIT_EVENTS,
+    LIVING_STATES,
+    OWNER_LABEL,
+    SANDBOX_LABEL,
+    EventWatch,
+)
+from decathlon_mcp.plugins.docker.image import find_image, images_on_engine, install_hint
 from decathlon_mcp.plugins.docker.sandbox import DockerSandbox
 from decathlon_mcp.sandboxes.base import (
     CHECK_SECONDS,
@@ -42,11 +47,11 @@ from decathlon_mcp.sandboxes.base import (
     SandboxSpec,
     check_python,
     check_swept,
-    finding,
     limited_check,
 )
+from decathlon_mcp.sandboxes.plugins import Offer, ProviderContext, ProviderPlugin
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject
 
 REMOVE_SECONDS = 30.0
 """Limit on the time that the engine may take to remove one container, all tries together.
@@ -56,7 +61,6 @@ Time in the queue does not count: hundreds of episodes may end together.
 REMOVE_SILENT_SECONDS = 2.0
 """The same limit after a removal that the engine did not answer, until it answers one: a queue must end."""
 REMOVE_RETRY_SECONDS = (0.2, 1.0, 5.0)
-FREE_BYTES = 2 << 30
 
 _log = logging.getLogger(__name__)
 
@@ -337,55 +341,76 @@ async def containers_of(engine: Engine, owner: str) -> list[JsonObject]:
         raise ProviderUnavailableError(f"the engine refused: {engine_message(error)}") from error
 
 
-def check_runtime(facts: JsonObject, name: str | None) -> list[Finding]:
-    """Whether the engine has this runtime, and what sandboxes lack if it is gVisor's, under whatever name.
+class EngineInventory:
+    """Containers of some engines. `providers`: of one name, one for each; they open none, and are entered."""
 
-    `facts`: the engine's answer to `info`. `name`: None for the engine's default runtime.
-    """
-    runtimes = as_object(facts.get("Runtimes")) or {}
-    if name is not None and name not in runtimes:
-        cure = (
-            f"add it to the engine's daemon.json (gVisor: `runsc install`) and restart the engine, or choose "
-            f"another --provider-option runtime=NAME: {', '.join(sorted(runtimes))}"
-        )
-        return [Finding("runtime", False, f"the engine has no runtime {name}", cure)]
-    used = name or str(facts.get("DefaultRuntime"))
-    runtime = as_object(runtimes.get(used)) or {}
-    program = PurePosixPath(str(runtime.get("path", ""))).name
-    # A runtime has a path, or the type of a containerd shim: `io.containerd.runsc.v1`.
-    if not re.search("runsc|gvisor", f"{used} {program} {runtime.get('runtimeType', '')}", re.IGNORECASE):
-        return [] if name is None else [Finding("runtime", True, used)]
-    arguments = [str(argument) for argument in runtime.get("runtimeArgs") or ()]
-    if "overlay2 none" in " ".join(arguments).replace("=", " "):
-        keeps_files = Finding("runtime", True, f"{used} {' '.join(arguments)}")
-    else:
-        # A script can give the option too, and a shim has it in a file of its own.
-        keeps_files = Finding(
-            "runtime",
-            program != "runsc",
-            f"{used}: without --overlay2=none, gVisor keeps what a container writes where no grader finds it",
-            f'set "runtimeArgs": ["--overlay2=none"] for {used} in the engine\'s daemon.json, and restart it',
-        )
-    return [
-        keeps_files,
-        Finding(
-            "isolation",
-            True,
-            f"{used} is gVisor: an agent that is root in a container can write to the driver's connection",
-            "unless you trust the agents to look for no reward there: --provider host --kernel gvisor, or "
-            "another runtime",
-        ),
-    ]
+    def __init__(self, providers: Sequence[DockerProvider]) -> None:
+        (self.name,) = {provider.name for provider in providers}
+        self._providers = providers
+
+    async def sandboxes(self, owner: str) -> dict[str, bool]:
+        return {
+            str(container["Labels"].get(SANDBOX_LABEL)): container["State"] in LIVING_STATES
+            for provider in self._providers
+            for container in await containers_of(provider.engine, owner)
+        }
+
+    async def owners(self) -> set[str]:
+        return set()  # what else is on the engine can belong to servers on other state folders
+
+    async def remove(self, owner: str) -> None:
+        for provider in self._providers:
+            await provider.sweep(owner)
 
 
-def check_disk(facts: JsonObject, program: str = "docker") -> list[Finding]:
-    """Free space where an engine on this machine keeps its containers; nothing for a remote engine.
+@asynccontextmanager
+async def engine_inventory(*providers: DockerProvider) -> AsyncGenerator[EngineInventory]:
+    """The containers of the engines of these providers. Raises ProviderUnavailableError if one is silent."""
+    async with AsyncExitStack() as stack:
+        for provider in providers:
+            await stack.enter_async_context(provider)
+            await provider.engine.api()
+        yield EngineInventory(providers)
 
-    `facts`: the engine's answer to `info`. `program`: the engine's command.
-    """
-    try:
-        free = shutil.disk_usage(str(facts["DockerRootDir"])).free
-    except (OSError, KeyError):
-        return []
-    cure = f"free disk space: {program} system prune"
-    return [finding("disk", free >= FREE_BYTES, f"{free >> 20} MiB free", cure, required=False)]
+
+@asynccontextmanager
+async def inventory(state: Path) -> AsyncGenerator[EngineInventory]:
+    """The containers of the engine that DOCKER_HOST names."""
+    async with engine_inventory(DockerProvider("gc")) as found:
+        yield found
+
+
+class DockerOptions(BaseModel):
+    """See `ProviderPlugin.options`."""
+
+    network: Annotated[str, Field(min_length=1)] = Field(
+        DEFAULT_NETWORK,
+        description="network of sandboxes with outbound access, by default a bridge network on which they "
+        "cannot reach each other",
+    )
+    runtime: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="runtime by its name in the engine, such as `runsc`, by default the engine's"
+    )
+
+
+def create(context: ProviderContext[DockerOptions]) -> DockerProvider:
+    """The provider of one server."""
+    settings = context.settings
+    return DockerProvider(
+        context.owner,
+        network=context.options.network,
+        runtime=context.options.runtime,
+        at_once=context.max_opening,
+        max_sandboxes=settings.max_sandboxes,
+    )
+
+
+def offer(context: ProviderContext[DockerOptions], image: str | None) -> Offer:
+    """See `ProviderPlugin.offer`."""
+    is_shared = context.options.network == "host"
+    return Offer(shared_network="leave out --provider-option network=host" if is_shared else "")
+
+
+PROVIDER = ProviderPlugin(
+    create, inventory=inventory, options=DockerOptions, offer=offer, service_images=images_on_engine
+)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import (
@@ -18,7 +18,6 @@ from decathlon_mcp.plugins.history.values import (
 )
 from decathlon_mcp.types import JsonObject, as_object
 
-PAGE_EPISODES = 1_000
 MAX_VALUE_BYTES = 8 << 20
 """Longest arguments or reply that are exported whole; the default limit of a reply is 4 MiB."""
 SETTINGS = ("policy", "provider", "isolation", "language", "names", "release", "limits")
@@ -86,15 +85,11 @@ def finished_episodes(
 
     Those of a `group` follow each other, the oldest first.
     """
-    query, cursor = EpisodeQuery(run=run, live=False), None
-    found: list[tuple[tuple[str, ...], str]] = []
-    while True:
-        page = history.episodes(query, limit=PAGE_EPISODES, cursor=cursor)
-        found += ((group(summary), summary.public_id) for summary in page.items)
-        if (cursor := page.cursor) is None:
-            found.reverse()
-            found.sort(key=lambda item: item[0])
-            return [public_id for _, public_id in found]
+    every = history.all_episodes(EpisodeQuery(run=run, live=False))
+    found = [(group(summary), summary.public_id) for summary in every]
+    found.reverse()
+    found.sort(key=lambda item: item[0])
+    return [public_id for _, public_id in found]
 
 
 def read_episodes(history: EpisodeHistory, public_ids: list[str]) -> Iterator[ExportedEpisode]:
@@ -155,3 +150,16 @@ def utf8(text: str | None) -> str | None:
 
 def _raw(text: Text | None) -> str | None:
     return None if text is None else text.raw
+
+
+def write_jsonl(episodes: Iterable[ExportedEpisode], file: BinaryIO) -> int:
+    """Write the episodes; their number. One entry at a time is in memory."""
+    count = 0
+    for count, episode in enumerate(episodes, 1):  # noqa: B007
+        file.write(json_bytes(episode.to_json())[:-1] + b',"entries":[')
+        separator = b""
+        for entry in episode.entries():
+            file.write(separator + json_bytes(entry_to_json(entry)))
+            separator = b","
+        file.write(b"]}\n")
+    return count

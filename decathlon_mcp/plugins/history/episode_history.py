@@ -15,9 +15,8 @@ from typing import TypeVar
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history import queries
 from decathlon_mcp.plugins.history.entries import JSON_BYTES, EntryReader, call_times
-from decathlon_mcp.plugins.history.queries import FoundEpisode, cursor_of, parse_cursor
+from decathlon_mcp.plugins.history.queries import FoundEpisode, cursor_of, parse_cursor, read_tree
 from decathlon_mcp.plugins.history.reports import RunNumbers, compare_runs
-from decathlon_mcp.plugins.history.trees import read_tree
 from decathlon_mcp.plugins.history.values import (
     CallTime,
     Entry,
@@ -156,6 +155,15 @@ class EpisodeHistory:
         page = found[:limit]
         next_cursor = cursor_of(page[-1][0]) if len(found) > limit else None
         return Page(tuple(summary for _, summary in page), next_cursor)
+
+    def all_episodes(self, query: EpisodeQuery) -> Iterator[EpisodeSummary]:
+        """Every episode of a query, a page at a time in memory."""
+        cursor = None
+        while True:
+            page = self.episodes(query, limit=MAX_PAGE_ITEMS, cursor=cursor)
+            yield from page.items
+            if (cursor := page.cursor) is None:
+                return
 
     def episode(self, public_id: str) -> EpisodeDetails | None:
         """One episode; None if there is none. The first time, its trajectory is read once."""

@@ -18,7 +18,7 @@ from typing import Any, cast
 from decathlon_mcp.cli.output import age, print_json, print_table, printed
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import UnknownEpisodeError
-from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery, EpisodeSummary, NoteEntry
 from decathlon_mcp.storage.lock import check_state_folder, running_servers
 from decathlon_mcp.storage.store import ENDED, EpisodeRow, SandboxRow, Store
@@ -50,12 +50,13 @@ def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: boo
         known = store.query("SELECT public_id, id FROM episodes") if store is not None and handles else ()
     of = dict[str, str](known)
     processes = running_servers(state)
+    finished = replace(query, live=False, with_branches=every)
     summaries = [
-        *_episodes(history, replace(query, live=True, with_branches=True)),
-        *_episodes(
-            history,
-            replace(query, live=False, with_branches=every),
-            None if is_whole else RECENTLY_FINISHED,
+        *history.all_episodes(replace(query, live=True, with_branches=True)),
+        *(
+            history.all_episodes(finished)
+            if is_whole
+            else history.episodes(finished, limit=RECENTLY_FINISHED).items
         ),
     ]
     if as_json:
@@ -63,17 +64,6 @@ def list_episodes(state: Path, query: EpisodeQuery, *, every: bool, as_json: boo
     else:
         print_table(_HEADINGS, (_cells(one, processes, of) for one in summaries))
     return 0
-
-
-def _episodes(
-    history: EpisodeHistory, query: EpisodeQuery, limit: int | None = None
-) -> Iterator[EpisodeSummary]:
-    cursor = None
-    while True:
-        page = history.episodes(query, limit=limit or MAX_PAGE_ITEMS, cursor=cursor)
-        yield from page.items
-        if (cursor := page.cursor) is None or limit is not None:
-            return
 
 
 def show_episode(state: Path, name: str, *, as_json: bool, handles: bool) -> int:

@@ -1,10 +1,16 @@
-"""SQL over the rows of episodes: those of a query, and the sums that the numbers of runs are made of."""
+"""SQL over the rows of episodes: those of a query, trees of branches, and the sums of which runs are made.
+
+A search may branch without end, so a tree has at most MAX_TREE_EPISODES, MAX_TREE_BRANCHES of one episode,
+and MAX_TREE_LEVELS below its root. The episode comes first, its nearest MAX_TREE_ORIGINS origins next, and
+then its branches.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -12,7 +18,15 @@ from typing import Any, NamedTuple, TypeAlias
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.history.numbers import Sums
-from decathlon_mcp.plugins.history.values import BranchOrigin, Column, Counts, EpisodeQuery, EpisodeSummary
+from decathlon_mcp.plugins.history.values import (
+    BranchOrigin,
+    Column,
+    Counts,
+    EpisodeQuery,
+    EpisodeSummary,
+    EpisodeTree,
+    TreeNode,
+)
 from decathlon_mcp.storage.store import Outcome
 from decathlon_mcp.types import as_json, is_public_id, read_object
 
@@ -40,6 +54,11 @@ MAX_CURSOR_CHARACTERS = 4_000
 _SCORED_SUMS = "count(reward), total(reward), total(reward * reward)"
 
 Condition: TypeAlias = tuple[str, tuple[Any, ...]]
+MAX_TREE_EPISODES = 256
+MAX_TREE_BRANCHES = 64
+MAX_TREE_ORIGINS = 16
+MAX_TREE_LEVELS = 32
+"""Templates draw a tree by recursion."""
 
 
 class TaskKey(NamedTuple):
@@ -361,3 +380,52 @@ def _owned(owner: str | None) -> tuple[str, tuple[str, ...]]:
 
 def _marks(values: Iterable[object]) -> str:
     return ", ".join("?" for _ in values)
+
+
+def read_tree(connection: sqlite3.Connection, public_id: str, owner: str | None) -> EpisodeTree | None:
+    """The tree that an episode is in; None if it is no branch and has none. `owner`: only that token's."""
+    episode = summary(connection, public_id, owner)
+    if episode is None:
+        return None
+    if episode.origin is None and not branches(connection, public_id, owner, 1):
+        return None
+    path = _path(connection, episode, owner)
+    nodes = {node.public_id: node for node in path}
+    # From the episode to the root, then level by level.
+    waiting = deque((node, len(path) - 1 - above) for above, node in enumerate(reversed(path)))
+    while waiting:
+        node, level = waiting.popleft()
+        room = MAX_TREE_EPISODES - len(nodes)
+        if level == MAX_TREE_LEVELS or not room:
+            continue
+        # One of them may be there: the next of the path.
+        for branch in branches(connection, node.public_id, owner, min(MAX_TREE_BRANCHES, room + 1)):
+            if branch.public_id not in nodes and len(nodes) < MAX_TREE_EPISODES:
+                nodes[branch.public_id] = added = TreeNode(branch.public_id, branch)
+                node.branches.append(added)
+                waiting.append((added, level + 1))
+    for public_id, count in branch_counts(connection, list(nodes), owner).items():
+        nodes[public_id].hidden = count - len(nodes[public_id].branches)
+    for node in nodes.values():
+        node.branches.sort(key=_rank)
+    root = path[0]
+    is_cut = any(node.hidden for node in nodes.values()) or bool(root.episode and root.episode.origin)
+    episodes = tuple(node.episode for node in nodes.values() if node.episode is not None)
+    return EpisodeTree(root, episodes, is_cut)
+
+
+def _path(connection: sqlite3.Connection, episode: EpisodeSummary, owner: str | None) -> list[TreeNode]:
+    """The episode and its origins, each of them a branch of the one before it."""
+    path = [TreeNode(episode.public_id, episode)]
+    while episode.origin is not None and len(path) <= MAX_TREE_ORIGINS:
+        above = summary(connection, episode.origin.episode, owner)
+        path.insert(0, TreeNode(episode.origin.episode, above, [path[0]]))
+        if above is None:
+            break
+        episode = above
+    return path
+
+
+def _rank(node: TreeNode) -> tuple[bool, float]:
+    reward = None if node.episode is None else node.episode.reward
+    return not node.branches, math.inf if reward is None else -reward

@@ -1,9 +1,9 @@
-"""The page as an ASGI application: its routes, which requests are its own, and sessions."""
+"""The page as an ASGI application: its routes, which requests are its own, sessions, and the first page."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
@@ -16,20 +16,23 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.http.authentication import PAGE_HOST
+from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.plugins.page import episodes, files, runs
-from decathlon_mcp.plugins.page.access import SESSION_SECONDS, cookie_name
+from decathlon_mcp.plugins.page.access import READING, SESSION_SECONDS, Gate, cookie_name
 from decathlon_mcp.plugins.page.comparing import compare_episodes
 from decathlon_mcp.plugins.page.control import branch_episode, change_run, end_episode
-from decathlon_mcp.plugins.page.front import front, live_events
-from decathlon_mcp.plugins.page.gate import READING, Gate
+from decathlon_mcp.plugins.page.live import MAX_STREAMS, LiveQuery, LiveResponse
 from decathlon_mcp.plugins.page.rendering import MEDIA_TYPES
-from decathlon_mcp.plugins.page.site import Site, read_short_form
+from decathlon_mcp.plugins.page.site import Site, Visit, read_short_form
 from decathlon_mcp.types import public_id
 
 _OWN = ("/runs", "/e/", "/episodes", "/compare", "/play", "/page/")
 """Beginnings of the paths that are the page's for every request, unless `_MCP_ENDS` says otherwise."""
 _NOT_WANTED = re.compile(rb"q=0(\.0*)?")
 ASSET_SECONDS = 365 * 86_400
+FRONT_RUNS = 12
+FRONT_EPISODES = 10
+FRONT_FAILURES = 10
 
 
 def page_address(key: str, port: int, path: str = "/") -> str:
@@ -185,3 +188,41 @@ def _own_path(text: str) -> str:
     # `//HOST` and `/\HOST` lead to another host.
     is_path = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable()
     return text if is_path and text.isascii() else "/"
+
+
+def front(visit: Visit) -> Response:
+    """`/`"""
+    owner = visit.viewer.owner
+    # Programs that only look at a server leave sessions behind, which nobody reads as failures.
+    query = EpisodeQuery(failed=True, stray=False, owner=owner)
+    failures = visit.history.episodes(query, limit=FRONT_FAILURES)
+    runs = visit.history.runs(owner=owner, limit=FRONT_RUNS)
+    # Attempts without the label `run`, as of programs that play single episodes.
+    episodes = (
+        () if runs.items else visit.history.episodes(EpisodeQuery(owner=owner), limit=FRONT_EPISODES).items
+    )
+    response = visit.render(
+        "front.html",
+        runs=runs,
+        episodes=episodes,
+        failures=failures.items,
+    )
+    response.headers["Vary"] = "Accept"
+    return response
+
+
+def live_events(site: Site) -> Callable[[Request], Awaitable[Response]]:
+    """`/page/live`: what plays now, as server-sent events; with `?episode=ID` of that episode alone."""
+
+    async def endpoint(request: Request) -> Response:
+        viewer = site.sessions.viewer(request)
+        if viewer is None or not viewer.may_watch:
+            return Response("Present the key or a token first.", 401, media_type="text/plain")
+        if site.live is None:
+            return Response("There is no server here.", 404, media_type="text/plain")
+        if site.live.streams >= MAX_STREAMS:
+            return Response(f"{MAX_STREAMS} browsers look already.", 503, media_type="text/plain")
+        query = LiveQuery(viewer.owner, request.query_params.get("episode"))
+        return LiveResponse(site.live, query, lambda: site.sessions.viewer(request) is not None)
+
+    return endpoint

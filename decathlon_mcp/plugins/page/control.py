@@ -9,9 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from decathlon_mcp.plugins.history.values import EpisodeQuery, EpisodeSummary
+from decathlon_mcp.plugins.page.changes import RegistryControl
 from decathlon_mcp.plugins.page.episodes import find_episode
 from decathlon_mcp.plugins.page.rendering import episode_path, run_path
-from decathlon_mcp.plugins.page.site import Control, Visit
+from decathlon_mcp.plugins.page.site import Visit
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.page")
@@ -93,15 +94,10 @@ def change_run(visit: Visit) -> Response:
 def _episodes(visit: Visit, run: str) -> Iterator[EpisodeSummary]:
     """All episodes of a run that the viewer may see."""
     wanted = EpisodeQuery(run=run, owner=visit.viewer.owner, with_branches=True)
-    cursor = None
-    while True:
-        page = visit.history.episodes(wanted, limit=1_000, cursor=cursor)
-        yield from page.items
-        if (cursor := page.cursor) is None:
-            return
+    return visit.history.all_episodes(wanted)
 
 
-def _control(visit: Visit) -> Control:
+def _control(visit: Visit) -> RegistryControl:
     if visit.site.control is None:
         raise HTTPException(403, "These folders are only shown here.")
     return visit.site.control

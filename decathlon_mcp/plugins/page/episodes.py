@@ -22,11 +22,10 @@ from decathlon_mcp.plugins.history.values import (
     Order,
 )
 from decathlon_mcp.plugins.page import plots
+from decathlon_mcp.plugins.page.access import SANDBOXED
 from decathlon_mcp.plugins.page.calls import shown
-from decathlon_mcp.plugins.page.gate import SANDBOXED
 from decathlon_mcp.plugins.page.rendering import episode_path, query
-from decathlon_mcp.plugins.page.site import Visit
-from decathlon_mcp.plugins.page.sorting import Sorting
+from decathlon_mcp.plugins.page.site import Sorting, Visit
 from decathlon_mcp.storage.store import REPLAY_LABEL
 from decathlon_mcp.types import as_object, is_public_id
 
@@ -236,16 +235,22 @@ def _as_text(response: Response) -> Response:
 def verdict(visit: Visit) -> Response:
     """`/e/{id}/verdict.json`: the signed verdict, to keep."""
     details = find_episode(visit)
-    public_id = details.summary.public_id
-    # One that names the episode in another way could give its handle away.
-    if details.verdict is None or details.verdict.get("episode") != public_id:
+    content = verdict_file(details)
+    if content is None:
         raise HTTPException(404, "This episode has no verdict to download.")
     headers = {
-        "content-disposition": f'attachment; filename="verdict-{public_id}.json"',
+        "content-disposition": f'attachment; filename="verdict-{details.summary.public_id}.json"',
         "content-security-policy": SANDBOXED,
     }
-    content = json.dumps(details.verdict, ensure_ascii=False, indent=1).encode("utf-8", "replace")
     return Response(content, media_type="application/json", headers=headers)
+
+
+def verdict_file(details: EpisodeDetails) -> bytes | None:
+    """The signed verdict as JSON, to keep; None without one."""
+    # One that names the episode in another way could give its handle away.
+    if details.verdict is None or details.verdict.get("episode") != details.summary.public_id:
+        return None
+    return json.dumps(details.verdict, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")
 
 
 def metrics_of(details: EpisodeDetails) -> list[Metric]:

@@ -6,14 +6,16 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
 
 import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from decathlon_mcp.plugins.page.marks import marked
-from decathlon_mcp.types import JsonObject
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.http.health import server_state
+from decathlon_mcp.plugins.page.rendering import marked
+from decathlon_mcp.types import JsonObject, public_id
 
 SNAPSHOT_SECONDS = 1.0
 HEARTBEAT_SECONDS = 15.0
@@ -67,17 +69,45 @@ class Snapshot:
         return any(each.public_id == public_id for each in self.episodes)
 
 
-class LiveServer(Protocol):
+class RegistryLive:
     """What the page asks of the server that it is part of. Nothing here blocks."""
+
+    def __init__(self, registry: EpisodeRegistry) -> None:
+        self._registry = registry
 
     @property
     def stopping(self) -> bool:
         """Whether the server stops, and its connections should end."""
-        ...
+        return self._registry.closing
 
     def snapshot(self) -> Snapshot:
         """What plays now."""
-        ...
+        admission = self._registry.admission
+        state, _ = server_state(self._registry)
+        return Snapshot(
+            episodes=tuple(map(_live_episode, self._registry.live)),
+            state=str(state).replace("_", " "),
+            queued=admission.queued,
+            sandboxes=admission.active,
+            places=admission.max_sandboxes,
+        )
+
+
+def _live_episode(episode: Episode) -> LiveEpisode:
+    labels = episode.spec.labels
+    return LiveEpisode(
+        public_id=public_id(episode.id),
+        task=episode.spec.task_name,
+        suite=episode.sandbox_factory.suite.name,
+        run=labels.get("run"),
+        model=labels.get("model"),
+        owner=episode.spec.owner.token,
+        phase=str(episode.state.phase),
+        calls=episode.calls.sent,
+        replies=episode.trajectory.index.answered,
+        started_at=episode.started_at,
+        waiting_for=episode.ticket.waiting_for,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +126,7 @@ class LiveQuery:
 class LiveFeed:
     """The snapshots of one server. `clock`: a monotonic time in seconds."""
 
-    server: LiveServer
+    server: RegistryLive
     clock: Callable[[], float] = monotonic
     streams: int = 0
     _newest: Snapshot | None = None

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
 from html import escape
 from html.parser import HTMLParser
-from typing import Any
 
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeDetails
 from decathlon_mcp.plugins.page import plots
 from decathlon_mcp.plugins.page.calls import shown
-from decathlon_mcp.plugins.page.episodes import BOX_CALLS, Box, metrics_of, replayed_by, settings_of
+from decathlon_mcp.plugins.page.episodes import (
+    BOX_CALLS,
+    Box,
+    metrics_of,
+    replayed_by,
+    settings_of,
+    verdict_file,
+)
 from decathlon_mcp.plugins.page.rendering import Assets, create_environment, episode_path
 
 MAX_FILE_BYTES = 20_000_000
@@ -33,122 +38,30 @@ BOX_LINE_BYTES = 300
 MAX_ATTACHED_BYTES = 1 << 20
 """Longest list of tools that is in the file."""
 KEPT_TAGS = frozenset(
-    [
-        "html",
-        "head",
-        "meta",
-        "title",
-        "body",
-        "header",
-        "main",
-        "aside",
-        "section",
-        "article",
-        "div",
-        "p",
-        "span",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "a",
-        "ul",
-        "ol",
-        "li",
-        "dl",
-        "dt",
-        "dd",
-        "table",
-        "thead",
-        "tbody",
-        "tfoot",
-        "tr",
-        "th",
-        "td",
-        "details",
-        "summary",
-        "pre",
-        "code",
-        "strong",
-        "em",
-        "small",
-        "time",
-        "img",
-        "br",
-        "hr",
-        "blockquote",
-        "s",
-        "svg",
-        "g",
-        "path",
-        "rect",
-        "line",
-        "circle",
-        "polyline",
-        "polygon",
-        "text",
-        "tspan",
-        "desc",
-    ]
+    (
+        *("html", "head", "meta", "title", "body", "header", "main", "aside", "section", "article"),
+        *("div", "p", "span", "h1", "h2", "h3", "h4", "a", "ul", "ol", "li", "dl", "dt", "dd", "table"),
+        *("thead", "tbody", "tfoot", "tr", "th", "td", "details", "summary", "pre", "code", "strong"),
+        *("em", "small", "time", "img", "br", "hr", "blockquote", "s", "svg", "g", "path", "rect"),
+        *("line", "circle", "polyline", "polygon", "text", "tspan", "desc"),
+    )
 )
 """Elements that are kept. Of those that are neither here nor in DROPPED_TAGS only the content is."""
 DROPPED_TAGS = frozenset(
-    [
-        "script",
-        "style",
-        "link",
-        "form",
-        "button",
-        "iframe",
-        "object",
-        "embed",
-        "template",
-        "noscript",
-        "base",
-        "nav",
-    ]
+    (
+        *("script", "style", "link", "form", "button", "iframe", "object", "embed", "template"),
+        *("noscript", "base", "nav"),
+    )
 )
 """Elements that are left out with what is in them."""
 VOID_TAGS = frozenset(["meta", "link", "img", "br", "hr", "base", "input", "embed"])
 KEPT_ATTRIBUTES = frozenset(
-    [
-        "class",
-        "id",
-        "lang",
-        "charset",
-        "name",
-        "content",
-        "role",
-        "tabindex",
-        "scope",
-        "colspan",
-        "rowspan",
-        "open",
-        "datetime",
-        "title",
-        "alt",
-        "src",
-        "viewbox",
-        "width",
-        "height",
-        "x",
-        "y",
-        "x1",
-        "y1",
-        "x2",
-        "y2",
-        "cx",
-        "cy",
-        "r",
-        "rx",
-        "ry",
-        "d",
-        "points",
-        "transform",
-        "preserveaspectratio",
-        "text-anchor",
-        "dominant-baseline",
-    ]
+    (
+        *("class", "id", "lang", "charset", "name", "content", "role", "tabindex", "scope", "colspan"),
+        *("rowspan", "open", "datetime", "title", "alt", "src", "viewbox", "width", "height", "x", "y"),
+        *("x1", "y1", "x2", "y2", "cx", "cy", "r", "rx", "ry", "d", "points", "transform"),
+        *("preserveaspectratio", "text-anchor", "dominant-baseline"),
+    )
 )
 _BOX = re.compile(r"b([0-9]{1,9})")
 
@@ -347,7 +260,7 @@ def _attachments(history: EpisodeHistory, details: EpisodeDetails, path: str) ->
     """Files that the page links to, as data URLs with their names, by path."""
     public_id = details.summary.public_id
     files: dict[str, tuple[str, bytes | None]] = {
-        "verdict.json": (f"verdict-{public_id}.json", _verdict(details)),
+        "verdict.json": (f"verdict-{public_id}.json", verdict_file(details)),
         "tools": (f"tools-{public_id}.json", history.tools(public_id)),
     }
     return {
@@ -358,10 +271,3 @@ def _attachments(history: EpisodeHistory, details: EpisodeDetails, path: str) ->
         for name, (file_name, content) in files.items()
         if content is not None and len(content) <= MAX_ATTACHED_BYTES
     }
-
-
-def _verdict(details: EpisodeDetails) -> bytes | None:
-    verdict: Any = details.verdict
-    if verdict is None or verdict.get("episode") != details.summary.public_id:
-        return None
-    return json.dumps(verdict, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace")

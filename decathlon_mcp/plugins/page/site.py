@@ -1,15 +1,16 @@
 """What all pages share: who visits, the templates, and a few threads in which pages are made.
 
 A view is a plain function that gets a `Visit` and returns a response. It runs in a worker thread, because it
-reads files and renders, so nothing of the server waits for it.
+reads files and renders, so nothing of the server waits for it. A click on a heading sorts a table: the
+heading is a link, so that it works without JavaScript.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import anyio
@@ -20,9 +21,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
-from decathlon_mcp.plugins.page.access import Principal, Sessions, Viewer
+from decathlon_mcp.plugins.page.access import Sessions, Viewer
+from decathlon_mcp.plugins.page.changes import RegistryControl
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, LiveQuery, Snapshot
-from decathlon_mcp.plugins.page.rendering import Assets, create_environment
+from decathlon_mcp.plugins.page.rendering import Assets, create_environment, query
 
 T = TypeVar("T")
 
@@ -89,29 +91,6 @@ class Visit:
         return RedirectResponse(self.site.href(path), 303)
 
 
-class Control(Protocol):
-    """What a person can change on a server. Runs in a worker thread."""
-
-    def end(self, episode_id: str) -> bool:
-        """Begin to end a live episode; False if there is none."""
-        ...
-
-    def branch(self, episode_id: str, at: int, principal: Principal) -> str:
-        """Start an attempt by hand that stands after a call of an episode; returns its public id.
-
-        Raises DecathlonError.
-        """
-        ...
-
-    def pin(self, run: str, owner: str | None, *, pinned: bool) -> None:
-        """Keep a run's episodes from `--keep-days`, or not any more. `owner`: only those of this token."""
-        ...
-
-    def delete(self, run: str, owner: str | None) -> int:
-        """Delete a run's episodes that have ended, with their files; returns their number."""
-        ...
-
-
 View = Callable[[Visit], Response]
 
 
@@ -127,7 +106,7 @@ class Site:
         sessions: Sessions,
         *,
         live: LiveFeed | None = None,
-        control: Control | None = None,
+        control: RegistryControl | None = None,
         folders: tuple[str, ...] = (),
         public_url: str | None = None,
     ) -> None:
@@ -269,3 +248,71 @@ def _fields(body: bytes) -> dict[str, str]:
         )
     except ValueError:
         raise BadRequestError("the form cannot be read") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """The order of a table, as the address names it: `sort=calls`, `sort=-calls` with the greatest first."""
+
+    address: str
+    """The page's, without a query."""
+    parameters: Mapping[str, str | list[str]]
+    """The other parameters of the query. A new order starts at the first page, so the cursor is left out."""
+    columns: Mapping[str, str]
+    """What can be sorted by, each with its order at the first click: with `-` the greatest first."""
+    column: str
+    descending: bool
+    parameter: str = "sort"
+    section: str = ""
+    """Id of the section that the table is in, for a page that has several."""
+
+    @classmethod
+    def of(
+        cls,
+        visit: Visit,
+        path: str,
+        columns: Iterable[str],
+        default: str,
+        *,
+        parameters: Mapping[str, str | list[str]],
+        parameter: str = "sort",
+        section: str = "",
+    ) -> Sorting:
+        """The order that a visit asks for. `columns`: as they are sorted at the first click.
+
+        `default`: the order without the parameter, or with an unknown value of it.
+        """
+        known = {each.lstrip("-"): each for each in columns}
+        wanted = visit.query(parameter)
+        if wanted.lstrip("-") not in known or wanted.startswith("--"):
+            wanted = default
+        return cls(
+            address=visit.site.href(path),
+            parameters=parameters,
+            columns=known,
+            column=wanted.lstrip("-"),
+            descending=wanted.startswith("-"),
+            parameter=parameter,
+            section=section,
+        )
+
+    @property
+    def value(self) -> str:
+        """What the address has for this order."""
+        return f"-{self.column}" if self.descending else self.column
+
+    def link(self, column: str) -> str:
+        """The address that sorts by a column; for the sorted one, the other way round."""
+        value = self.columns[column]
+        if column == self.column:
+            value = column if self.descending else f"-{column}"
+        text = query({**self.parameters, self.parameter: value})
+        return f"{self.address}?{text}{f'#{self.section}' if self.section else ''}"
+
+    def sorted(self, rows: Iterable[T], keys: Mapping[str, Callable[[T], Any]]) -> list[T]:
+        """The rows in this order. Those whose key is None come last, and equal ones stay as they are."""
+        key = keys[self.column]
+        keyed = [(key(row), row) for row in rows]
+        known = [pair for pair in keyed if pair[0] is not None]
+        known.sort(key=lambda pair: pair[0], reverse=self.descending)
+        return [row for _, row in known] + [row for value, row in keyed if value is None]

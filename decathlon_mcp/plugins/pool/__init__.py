@@ -1,9 +1,23 @@
 """Sandboxes that are opened ahead, for the episodes that come next (`--warm`)."""
 
-from decathlon_mcp.hooks import Plugin
+from __future__ import annotations
 
-PLUGIN = Plugin(
-    name="pool",
-    settings="decathlon_mcp.plugins.pool.settings:PoolSettings",
-    sandbox_sources=("decathlon_mcp.plugins.pool.pool:create",),
-)
+from typing import ClassVar
+
+from pydantic import Field
+
+from decathlon_mcp.settings import PluginSettings
+
+
+class PoolSettings(PluginSettings):
+    """How many sandboxes are opened ahead."""
+
+    section: ClassVar[str] = "Limits"
+
+    warm: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="Number of sandboxes opened ahead for agents and graders, of each kind that is used "
+        "(image, limits, network). They count against `--max-sandboxes` and give way to episodes.",
+    )

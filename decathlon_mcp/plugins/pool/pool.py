@@ -38,7 +38,7 @@ from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.events import Opening
-from decathlon_mcp.plugins.pool.settings import PoolSettings
+from decathlon_mcp.plugins.pool import PoolSettings
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import fields

@@ -18,20 +18,21 @@ from decathlon_client import (
     NoVerdictError,
     RequestError,
 )
+from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import WORKSPACE
-from decathlon_client.shutdown import shutdown_on_signal
 
 from decathlon_mcp.cli.output import print_json, printed
 from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.plugins.history.differences import (
+from decathlon_mcp.plugins.history.list_episodes import find_row
+from decathlon_mcp.plugins.history.replies import (
     Difference,
     Paths,
+    RecordedCall,
     ReplyText,
     changed_in,
     compare_replies,
+    recorded_calls,
 )
-from decathlon_mcp.plugins.history.list_episodes import find_row
-from decathlon_mcp.plugins.history.recorded_calls import RecordedCall, recorded_calls
 from decathlon_mcp.plugins.play.play import connect, waiting_for_server
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder
@@ -151,7 +152,7 @@ class _Replay:
     async def _require_the_same(self, episode: Episode) -> None:
         """Raise BadRequestError for what makes a replay senseless, and note what may explain differences."""
         source = self.source
-        status = (await self.d.ask("episode_status", {"episode": episode.id})).structured or {}
+        status = (await self.d.call_lobby("episode_status", {"episode": episode.id})).structured or {}
         for name, what in (("language", "language"), ("names", "spelling of tool names")):
             if (before := source.word(name)) and status.get(name) not in (None, before):
                 raise BadRequestError(

@@ -1,9 +1,21 @@
 """Spans for OpenTelemetry: `--spans`."""
 
-from decathlon_mcp.hooks import Plugin
+from __future__ import annotations
 
-PLUGIN = Plugin(
-    name="spans",
-    settings="decathlon_mcp.plugins.spans.settings:SpanSettings",
-    spans="decathlon_mcp.plugins.spans.exporting:create",
-)
+from typing import ClassVar
+
+from pydantic import Field
+
+from decathlon_mcp.settings import PluginSettings
+
+
+class SpanSettings(PluginSettings):
+    """Whether spans are exported."""
+
+    section: ClassVar[str] = "Files and logs"
+
+    spans: bool = Field(
+        False,
+        description="Send spans of requests, calls, set-ups and gradings to an OpenTelemetry collector, by "
+        "OTLP over HTTP. The variables `OTEL_*` set its address and all else. Requires the extra `otel`.",
+    )

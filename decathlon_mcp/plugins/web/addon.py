@@ -42,8 +42,17 @@ from decathlon_mcp.plugins.web.connections import (
     SandboxReader,
     SiteReader,
 )
-from decathlon_mcp.plugins.web.control import MAX_LINE_BYTES, Configuration, EpisodeCounts, Ready, SessionSpec
-from decathlon_mcp.plugins.web.exchanges import Counts, Headers, WebRequest, WebResponse
+from decathlon_mcp.plugins.web.exchanges import (
+    MAX_LINE_BYTES,
+    Configuration,
+    Counts,
+    EpisodeCounts,
+    Headers,
+    Ready,
+    SessionSpec,
+    WebRequest,
+    WebResponse,
+)
 from decathlon_mcp.plugins.web.recording import Recording, RecordingError, Rollout
 from decathlon_mcp.plugins.web.session import (
     PendingExchange,

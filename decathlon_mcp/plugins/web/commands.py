@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any, get_args
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import App, Parameter
 
@@ -29,6 +29,21 @@ from decathlon_mcp.plugins.web.recording import (
 )
 from decathlon_mcp.settings import default_state
 
+if TYPE_CHECKING:
+    import httpx2
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from decathlon_mcp import __version__
+from decathlon_mcp.plugins.web.exchanges import WebResponse
+from decathlon_mcp.plugins.web.matching import REDACTED
+from decathlon_mcp.plugins.web.recording import Exchange
+
 recordings = App(name="recordings", help="List, show, prune, compare and export recordings of the web.")
 
 Task = Annotated[str, Parameter(name="TASK", help="A task, or `suite:task`.")]
@@ -42,6 +57,14 @@ Revision = Annotated[
 ]
 AsJson = Annotated[Flag, Parameter(name="--json", help="Print one JSON object.")]
 AsJsonLines = Annotated[Flag, Parameter(name="--json", help="Print one JSON object a line.")]
+AT_ONCE = 4
+TIMEOUT_SECONDS = 30.0
+"""How long a site may be silent."""
+MAX_BYTES = 64 << 20
+"""Longer responses are not read to their end, and count as different."""
+USER_AGENT = f"decathlon-mcp/{__version__}"
+UNKNOWN = -1
+"""A size or a duration that is not known (HAR 1.2)."""
 
 
 def add_commands(app: App) -> None:
@@ -136,8 +159,6 @@ def compare(
     task: Task, /, *, revision: Revision = None, as_json: AsJsonLines = False, state: StateFolder = None
 ) -> int:
     """Ask the sites of a recording again and print what has changed. Exit status 0 only if nothing has."""
-    from decathlon_mcp.plugins.web.comparison import compare as compare_with_web
-
     with _open(state, task, revision) as recording:
         exchanges = recording.exchanges()
     counts = Counter[str]()
@@ -171,8 +192,6 @@ def export(
     file
         A new file, readable by you only. [the standard output]
     """
-    from decathlon_mcp.plugins.web.har import har
-
     with _open(state, task, revision) as recording, _new_file(file) as output:
         try:
             output.writelines(har(recording))
@@ -256,3 +275,126 @@ def _summary_json(summary: Summary) -> dict[str, Any]:
         "hit_rate": summary.rate,
         "runnable": summary.runnable,
     }
+
+
+Difference = Literal["same", "different", "status", "unreachable", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One exchange and the live web. `detail`: what differs, or why it was skipped."""
+
+    exchange: Exchange
+    difference: Difference
+    detail: str = ""
+
+
+def compare_with_web(exchanges: Sequence[Exchange]) -> Iterator[Comparison]:
+    """Ask the sites again, a few at once; the results are in the order of the addresses. Blocks.
+
+    Only the first response to each GET is compared. Requests with credentials are skipped, since the
+    recording has none, and so are those that may change something.
+    """
+    first = {(exchange.url, exchange.method): exchange for exchange in reversed(exchanges)}
+    # A redirect is a response of its own in a recording, and recorded bodies have no content encoding.
+    import httpx2  # it takes a third of a second
+
+    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
+    with (
+        httpx2.Client(headers=headers, timeout=TIMEOUT_SECONDS) as client,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
+        asked = (first[name] for name in sorted(first))
+        yield from pool.map(partial(_ask_again, client), asked)
+
+
+def _ask_again(client: httpx2.Client, exchange: Exchange) -> Comparison:
+    if exchange.method != "GET":
+        return Comparison(exchange, "skipped", f"{exchange.method} is not repeated")
+    if REDACTED in exchange.url:
+        return Comparison(exchange, "skipped", "it needs credentials, which are not recorded")
+    if exchange.status == 206:
+        return Comparison(exchange, "skipped", "it is a part of a page")
+    import httpx2
+
+    digest, size = hashlib.sha256(), 0
+    try:
+        with client.stream("GET", exchange.url) as response:
+            for chunk in response.iter_raw(1 << 16):
+                size += len(chunk)
+                digest.update(chunk)
+                if size > MAX_BYTES:
+                    break
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+        return Comparison(exchange, "unreachable", str(error) or type(error).__name__)
+    if response.status_code != exchange.status:
+        return Comparison(exchange, "status", f"{response.status_code}, recorded {exchange.status}")
+    if size > MAX_BYTES or digest.hexdigest() != exchange.body:
+        return Comparison(exchange, "different", f"{size} bytes, recorded {exchange.size}")
+    return Comparison(exchange, "same")
+
+
+def har(recording: Recording) -> Iterator[str]:
+    """The parts of a HAR 1.2 file (HTTP Archive), one exchange at a time. Blocks. Raises RecordingError.
+
+    Request headers and bodies are not in a recording. Bodies of responses are any bytes, and so in base64.
+    Fields of our own begin with an underscore, as the format asks for.
+    """
+    belongs_to = recording.id
+    about = {
+        "version": "1.2",
+        "creator": {"name": "decathlon-mcp", "version": __version__},
+        "comment": f"{belongs_to.suite}:{belongs_to.task}, revision {belongs_to.revision}, launch time "
+        f"{recording.launch_time.isoformat()}",
+    }
+    yield f'{{"log": {json.dumps(about)[:-1]}, "entries": ['
+    for number, exchange in enumerate(recording.exchanges()):
+        yield f"{',' if number else ''}\n{json.dumps(_entry(exchange, recording.response(exchange)))}"
+    yield "\n]}}\n"
+
+
+def _entry(exchange: Exchange, response: WebResponse) -> dict[str, Any]:
+    return {
+        "startedDateTime": exchange.recorded_at,
+        "time": 0,
+        "request": {
+            "method": exchange.method,
+            "url": _text(exchange.url),
+            "httpVersion": "HTTP/1.1",
+            "cookies": [],
+            "headers": [{"name": "Host", "value": _text(urlsplit(exchange.url).netloc)}],
+            "queryString": [
+                {"name": _text(name), "value": _text(value)}
+                for name, value in parse_qsl(urlsplit(exchange.url).query, keep_blank_values=True)
+            ],
+            "headersSize": UNKNOWN,
+            "bodySize": UNKNOWN,
+        },
+        "response": {
+            "status": exchange.status,
+            "statusText": _text(response.reason),
+            "httpVersion": "HTTP/1.1",
+            "cookies": [],
+            "headers": [
+                {"name": _text(name), "value": _text(value)} for name, value in response.headers.items
+            ],
+            "content": {
+                "size": len(response.body),
+                "mimeType": _text(response.headers.get("content-type")),
+                "text": base64.b64encode(response.body).decode("ascii"),
+                "encoding": "base64",
+            },
+            "redirectURL": _text(response.headers.get("location")),
+            "headersSize": UNKNOWN,
+            "bodySize": UNKNOWN,
+        },
+        "cache": {},
+        "timings": {"send": 0, "wait": 0, "receive": 0},
+        "_part": exchange.part,
+        "_number": exchange.number,
+    }
+
+
+def _text(value: str) -> str:
+    """What readers can encode: bytes that are not UTF-8 become replacement characters."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

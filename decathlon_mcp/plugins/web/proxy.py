@@ -1,8 +1,8 @@
 """The recording proxy as the server uses it: one `mitmdump` process for all episodes.
 
 `mitmdump` is a program of its own, since its pinned dependencies exclude it from the server's environment. It
-runs `addon.py`, and the two processes talk over its stdin and stdout (`control.py`). It ends with the server.
-If it dies, it is started again; how often a sandbox has made each request is then counted from zero.
+runs `addon.py`, and the two processes talk over its stdin and stdout (`exchanges.py`). It ends with the
+server. If it dies, it is started again; how often a sandbox has made each request is then counted from zero.
 
 The key of the proxy's authority is in the state folder, readable by its owner only. Sandboxes get the
 certificate.
@@ -34,15 +34,15 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import SettingsError
-from decathlon_mcp.plugins.web.control import (
+from decathlon_mcp.plugins.web.exchanges import (
     MAX_LINE_BYTES,
     Configuration,
+    Counts,
     EpisodeCounts,
     Listener,
     Ready,
     SessionSpec,
 )
-from decathlon_mcp.plugins.web.exchanges import Counts
 from decathlon_mcp.plugins.web.recording import BUSY_SECONDS
 from decathlon_mcp.plugins.web.session import SETTLE_SECONDS
 from decathlon_mcp.plugins.web.settings import WebSettings

@@ -62,7 +62,7 @@ def seed(client: TestClient, server: ToolDecathlonResourcesServer) -> str:
 
 
 def phase(d: Decathlon, handle: str) -> str:
-    return d.ask("episode_status", {"episode": handle}).structured["phase"]
+    return d.call_lobby("episode_status", {"episode": handle}).structured["phase"]
 
 
 def main(url: str) -> None:
@@ -77,7 +77,7 @@ def main(url: str) -> None:
         if first["verdict"] == second["verdict"]:
             print("the same verdict")  # noqa: T201
 
-        d.ask("close_episode", {"episode": seed(client, server)})
+        d.call_lobby("close_episode", {"episode": seed(client, server)})
         if has_no_reward(client.post("/verify", json=STOPPED)):
             print("no verdict, no reward")  # noqa: T201
 

@@ -37,28 +37,31 @@ from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.plugins.history.values import EpisodeDetails
 from decathlon_mcp.plugins.page import episodes as episode_pages
 from decathlon_mcp.plugins.page.calls import shown
+from decathlon_mcp.plugins.page.changes import BY_HAND
 from decathlon_mcp.plugins.page.play.drafts import empty_draft
-from decathlon_mcp.plugins.page.play.forms import Change, SavedForm, SavedForms, read_inputs, show_form
-from decathlon_mcp.plugins.page.play.reading import (
+from decathlon_mcp.plugins.page.play.forms import (
     JSON_ONLY,
     READ_SECONDS,
+    Change,
     FormReader,
     Reading,
+    SavedForm,
+    SavedForms,
     TooSlowError,
     draft_of,
     is_encodable,
     make_form,
     read_form,
+    read_inputs,
     read_text,
+    show_form,
     text_of,
 )
 from decathlon_mcp.plugins.page.play.schema import Field, Kind
-from decathlon_mcp.plugins.page.site import Site, Visit
-from decathlon_mcp.plugins.page.sorting import Sorting
+from decathlon_mcp.plugins.page.site import Site, Sorting, Visit
 from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.types import JsonObject, as_object
 
-RUN = "by-hand"
 REPLY_SECONDS = 1.0
 """How long a step waits for the reply, so that most need no further look."""
 SHOWN_CALLS = 50
@@ -134,7 +137,7 @@ class PlayPages:
         live = [
             episode
             for episode in self._registry.live
-            if episode.spec.labels.get("run") == RUN
+            if episode.spec.labels.get("run") == BY_HAND
             and episode.spec.owner.token == visit.viewer.principal.token
         ]
 
@@ -175,7 +178,7 @@ class PlayPages:
             visit.form.get("task", ""),
             visit.viewer.principal,
             operation=_operation(visit.form.get("nonce", "")),
-            labels={"run": RUN},
+            labels={"run": BY_HAND},
         )
         with episode.lease.hold(), anyio.move_on_after(REPLY_SECONDS):
             await episode.set_up()
@@ -189,7 +192,7 @@ class PlayPages:
         if (
             details is None
             or details.summary.owner != principal.token
-            or details.summary.labels.get("run") != RUN
+            or details.summary.labels.get("run") != BY_HAND
         ):
             raise HTTPException(404, "There is no such attempt of yours.")
         episode = next((each for each in self._registry.live if each.public_id == public_id), None)

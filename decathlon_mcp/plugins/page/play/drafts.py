@@ -23,6 +23,14 @@ from decathlon_mcp.types import as_object
 
 Path: TypeAlias = tuple[str | int, ...]
 """Location in the arguments: property names and item indices."""
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+    "multipleOf": "a multiple of",
+}
+EMPTY_TEXT = '""'
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +80,7 @@ def _violations_from(error: ValidationError, path: Path) -> Iterator[Violation]:
             yield Violation(location, " ".join(error.message.split())[:200])
 
 
-_BOUNDS = {
-    "minimum": "at least",
-    "exclusiveMinimum": "more than",
-    "maximum": "at most",
-    "exclusiveMaximum": "less than",
-    "multipleOf": "a multiple of",
-}
-
-
 Draft: TypeAlias = Any
-EMPTY_TEXT = '""'
 
 
 class _Absent:
@@ -208,7 +206,7 @@ def _typed_value(field: Field, text: str, path: Path, violations: list[Violation
         violations.extend(violations_of(value, field.schema, path))
         return value
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=refuse_constant)
     except ValueError as error:
         if field.kind is Kind.SCALAR and "string" in field.schema["type"]:
             return text
@@ -230,7 +228,7 @@ def _typed_value(field: Field, text: str, path: Path, violations: list[Violation
     return value
 
 
-def _no_constant(name: str) -> Any:
+def refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 

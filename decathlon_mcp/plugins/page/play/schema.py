@@ -18,6 +18,14 @@ from decathlon_mcp.types import as_object
 Schema: TypeAlias = Mapping[str, Any]
 
 SCALARS = ("string", "integer", "number", "boolean")
+LONG_WORDS = frozenset(
+    (
+        *("body", "code", "content", "contents", "css", "html", "markdown", "message", "new", "old"),
+        *("patch", "prompt", "query", "script", "sql", "text"),
+    )
+)
+"""Argument names that usually hold several lines."""
+LONG_LENGTH = 200
 
 
 class UnreadableSchemaError(ValueError):
@@ -135,30 +143,6 @@ def _types(schema: Schema) -> list[str]:
 
 def _as_list(value: object) -> list[object]:
     return cast("list[object]", value) if isinstance(value, list) else []
-
-
-LONG_WORDS = frozenset(
-    [
-        "body",
-        "code",
-        "content",
-        "contents",
-        "css",
-        "html",
-        "markdown",
-        "message",
-        "new",
-        "old",
-        "patch",
-        "prompt",
-        "query",
-        "script",
-        "sql",
-        "text",
-    ]
-)
-"""Argument names that usually hold several lines."""
-LONG_LENGTH = 200
 
 
 class Kind(StrEnum):

@@ -28,6 +28,7 @@ from decathlon_mcp.types import as_object
 if TYPE_CHECKING:
     from decathlon_client import Decathlon, OnProgress, Reply
 
+
 USAGE_ERROR: Final = 2
 TOOL_FAILED: Final = 3
 NOT_PASSED: Final = 4
@@ -219,10 +220,10 @@ async def _list(url: str | None) -> int:
     episodes: list[Mapping[str, Any]] = []
     async with _connect(url) as server:
         if _has_token():
-            return _print(dict((await server.ask("list_episodes")).structured or {}))
+            return _print(dict((await server.call_lobby("list_episodes")).structured or {}))
         for record in _recorded_starts(url):
             try:
-                reply = await server.ask("episode_status", {"episode": record.name})
+                reply = await server.call_lobby("episode_status", {"episode": record.name})
             except UnknownEpisodeError:
                 record.unlink(missing_ok=True)
             else:
@@ -304,7 +305,7 @@ async def _request(url: str | None, tool: str, params: Mapping[str, Any]) -> Rep
     """Call a tool of the lobby, leaving out params that are None."""
     arguments = {name: value for name, value in params.items() if value is not None}
     async with _connect(url) as server:
-        return await server.ask(tool, arguments, on_progress=_progress_printer())
+        return await server.call_lobby(tool, arguments, on_progress=_progress_printer())
 
 
 @asynccontextmanager

@@ -1,20 +1,61 @@
-"""Serving one episode on a socket of its own: its tools, and no other address."""
+"""The server in this process whose episodes agents play, and an episode of it on a socket of its own."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import anyio
+from decathlon_client import Decathlon
+from decathlon_client.local_server import EmbeddedEndpoint
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from decathlon_mcp.background import background_tasks, run_for_ever
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.http.application import http_app
+from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.protocol import ConnectionLimits, Connections
 from decathlon_mcp.http.server import Server
+from decathlon_mcp.settings import Settings
 
+WAIT_SECONDS = 60.0
+"""How much longer than an attempt an episode lives without a request, so that a program that has stopped to
+play is ended by its own time limit."""
 PATH = "/mcp"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedServer:
+    """The episodes of an embedded server, its ASGI application, and the limits of its connections."""
+
+    registry: EpisodeRegistry
+    app: ASGIApp
+    limits: ConnectionLimits
+
+
+def with_longer_lives(settings: Settings, seconds: float) -> Settings:
+    """Settings with which no episode ends before an attempt of that time, whatever its agent does."""
+    names = ("idle_seconds", "first_use_seconds")
+    return settings.model_copy(
+        update={name: max(getattr(settings, name), seconds + WAIT_SECONDS) for name in names}
+    )
+
+
+@asynccontextmanager
+async def embedded_server(
+    d: Decathlon, settings: Settings, hosts: AllowedHosts | None = None
+) -> AsyncGenerator[EmbeddedServer]:
+    """The server of an open `Decathlon.embedded`."""
+    endpoint = d._server  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(endpoint, EmbeddedEndpoint)
+    max_body_bytes = settings.max_body_mib << 20
+    app = http_app(endpoint.registry, hosts=hosts, max_body_bytes=max_body_bytes)
+    limits = ConnectionLimits.for_bodies(max_body_bytes)
+    async with app.router.lifespan_context(app):
+        yield EmbeddedServer(endpoint.registry, app, limits)
 
 
 class PlayingApp:

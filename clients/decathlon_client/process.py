@@ -1,4 +1,4 @@
-"""Reading this process's stdin so that the read can be ended, by a signal for example."""
+"""This process's signals and stdin: an orderly shutdown, and a read of stdin that can be ended."""
 
 from __future__ import annotations
 
@@ -6,17 +6,52 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Self
 
 import anyio
+from anyio.abc import TaskStatus
 
+from decathlon_client.background import background_tasks
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHUNK_BYTES = 1 << 16
 MAX_LINE_BYTES = 16 << 20
 """Longest line that is passed on: four times the largest request that a server accepts by default."""
 OVERLONG_LINE = b"(a line over the limit)\n"
 """Passed on in place of an overlong line. It is not JSON, so it is answered with a parse error."""
+
+
+class SignalWatcher:
+    """Waits for a signal and keeps the exit status that a shell expects for it."""
+
+    def __init__(self) -> None:
+        self._signal: signal.Signals | None = None
+
+    @property
+    def status(self) -> int | None:
+        """128 plus the signal's number; None if none was received."""
+        return None if self._signal is None else 128 + self._signal
+
+    async def run(self, on_signal: Callable[[], object], *, task_status: TaskStatus[None]) -> None:
+        """Call `on_signal` at the first signal and return."""
+        # Only the first: the receiver is closed then, so a second signal ends the process at once.
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
+            task_status.started()
+            async for received in signals:
+                self._signal = received
+                on_signal()
+                return
+
+
+@asynccontextmanager
+async def shutdown_on_signal(on_signal: Callable[[], object] | None = None) -> AsyncGenerator[SignalWatcher]:
+    """Cancel the body, or call `on_signal`, at SIGINT, SIGTERM or SIGHUP (the terminal was closed)."""
+    watcher = SignalWatcher()
+    async with background_tasks() as tasks:
+        await tasks.start(watcher.run, on_signal or tasks.cancel_scope.cancel)
+        yield watcher
 
 
 class StdinPump:

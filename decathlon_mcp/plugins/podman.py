@@ -27,9 +27,9 @@ from pydantic import AfterValidator, BaseModel, Field
 from decathlon_mcp.archives.reading import ArchiveReader, Kind, Member
 from decathlon_mcp.archives.writing import Entry, archive_chunks, empty_archive, save
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.plugins.docker.checks import check_disk
 from decathlon_mcp.plugins.docker.engine import Api, Engine, is_no_folder
-from decathlon_mcp.plugins.docker.plugin import EngineInventory, engine_inventory
-from decathlon_mcp.plugins.docker.provider import DockerProvider, check_disk
+from decathlon_mcp.plugins.docker.provider import DockerProvider, EngineInventory, engine_inventory
 from decathlon_mcp.plugins.docker.sandbox import DockerSandbox
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.sandboxes.plugins import Offer, ProviderContext, ProviderPlugin, provider_folder
