@@ -16,18 +16,19 @@ from functools import cache, partial
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import anyio
 import msgspec
 from anyio import aclose_forcefully
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.link import DriverLink, Heartbeat, Notification
 from decathlon_mcp.driver.replies import Reply, Truncation, read_reply, without_own_meta
-from decathlon_mcp.driver.stream import NO_RECONNECTION, Loss, ReconnectPolicy
+from decathlon_mcp.driver.stream import NO_RECONNECTION, ReconnectPolicy
 from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.errors import (
     DecathlonError,
@@ -53,7 +54,8 @@ MAX_SERVER_LOGS, MAX_LOG_CHARACTERS = 64, 8192
 """Of what servers wrote to stderr: of how many, and of each."""
 """For the end of all servers and processes, to which the driver gives some 25 s. An attempt whose driver does
 not answer in time is forfeited, so that there is room for a busy machine."""
-DEFAULT_REPLY_BYTES = 4 << 20
+REPLY_BYTES = 4 << 20
+"""Longest reply of a tool's call."""
 MAX_TOOLS = 2_000
 MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
@@ -101,32 +103,11 @@ _Kind = TypeVar("_Kind")
 class DriverClient(DriverLink):
     """The methods of the driver of a sandbox. Created by `connect`.
 
-    `tasks`: in it, forwarded ports are connected to their targets. `reply_bytes`: longest reply of a tool's
-    call. Every method raises SandboxLostError once the connection has ended, and DriverError with one of the
+    Every method raises SandboxLostError once the connection has ended, and DriverError with one of the
     wire's reasons if the driver refuses or fails.
     """
 
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        tasks: TaskGroup,
-        *,
-        reply_bytes: int = DEFAULT_REPLY_BYTES,
-        reconnect: ReconnectPolicy = NO_RECONNECTION,
-        taken_back: bool = False,
-        unanswered: Collection[int] = (),
-    ) -> None:
-        super().__init__(
-            sandbox,
-            max_read_bytes=max(wire.MAX_RESPONSE_BYTES, reply_bytes + wire.RESPONSE_MARGIN_BYTES),
-            reconnect=reconnect,
-            taken_back=taken_back,
-            unanswered=unanswered,
-        )
-        self._sandbox = sandbox
-        self._tasks = tasks
-        self._reply_bytes = reply_bytes
-        self._environment: Mapping[str, str] = {}
+    _environment: Mapping[str, str] = MappingProxyType({})
 
     def set_environment(self, variables: Mapping[str, str]) -> None:
         """Environment variables of all programs and servers that are started from now on.
@@ -134,19 +115,6 @@ class DriverClient(DriverLink):
         What a program or a server sets itself has precedence.
         """
         self._environment = dict(variables)
-
-    async def closed_error(self) -> SandboxLostError:
-        """The error that says why the connection has ended, with the provider's cause if it knows one."""
-        loss = self._loss or Loss()
-        cause = await self._sandbox.cause_of_end() or loss.cause
-        # The engine is asked as well: one that does not answer would explain a silent driver.
-        is_at_fault = loss.by_driver and cause is None and await self._sandbox.is_running()
-        reason = loss.reason or "the sandbox's first process ended"
-        return SandboxLostError(
-            f"sandbox lost: {reason}{f' ({cause})' if cause else ''}",
-            cause=cause,
-            **({"running": True} if is_at_fault else {}),
-        )
 
     async def arrange(self, *steps: dict[str, Any]) -> None:
         """Make, copy, remove, write or unpack files, or check that names are absent; until one fails."""
@@ -276,7 +244,7 @@ class DriverClient(DriverLink):
 
         def settle(outcome: Reply | DecathlonError | None) -> None:
             if isinstance(outcome, DriverError) and outcome.data.get("reason") == "too_long":
-                outcome = LimitExceededError(outcome.message, limit_bytes=self._reply_bytes)
+                outcome = LimitExceededError(outcome.message, limit_bytes=REPLY_BYTES)
             on_outcome(outcome)
 
         call: JsonObject = {
@@ -284,10 +252,10 @@ class DriverClient(DriverLink):
             "method": "tools/call",
             "params": params,
             "timeout_seconds": None,
-            "max_bytes": self._reply_bytes,
+            "max_bytes": REPLY_BYTES,
             **({} if truncation is None else {"cut": truncation.to_json()}),
         }
-        read = partial(read_reply, server=server, limit_bytes=self._reply_bytes)
+        read = partial(read_reply, server=server, limit_bytes=REPLY_BYTES)
         self.send(request_id, wire.CALL, call, read, settle, on_notification)
 
     async def freeze(self, *, spare: Sequence[str] = ()) -> dict[str, str]:
@@ -305,7 +273,7 @@ class DriverClient(DriverLink):
 
         Raises DriverError with reason `network` if a port is taken.
         """
-        self.tunnels.forward(targets, self._tasks)
+        self.tunnels.forward(targets)
         await self.request(wire.FORWARD, {"ports": [*targets]})
 
     async def resolve(self) -> None:
@@ -341,32 +309,22 @@ class DriverClient(DriverLink):
 async def connect(
     sandbox: Sandbox,
     *,
-    reply_bytes: int = DEFAULT_REPLY_BYTES,
     reconnect: ReconnectPolicy = NO_RECONNECTION,
     taken_back: bool = False,
     unanswered: Collection[int] = (),
 ) -> AsyncGenerator[DriverClient]:
     """Boot the driver of an open sandbox and keep the connection to it.
 
-    `reply_bytes`: longest reply of a tool call. `reconnect`: whether the driver waits for another server
-    process when it has lost this one, and whether this process opens a lost stream again. `taken_back`: the
-    driver runs already, since an earlier server process; `unanswered` has the ids of its calls that will be
-    sent again under these ids. Replies to other requests of that process are
-    ignored, but nothing else ends because of the change, except for tunnels.
+    `reconnect`: whether the driver waits for another server process when it has lost this one, and whether
+    this process opens a lost stream again. `taken_back`: the driver runs already, since an earlier server
+    process; nothing ends because of the change, except for tunnels. `unanswered`: as for `DriverLink`.
 
     Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
     the sandbox's Python cannot run the driver, else SandboxLostError. For a `dense` sandbox it sends the
     first request itself.
     """
     async with background_tasks() as tasks:
-        driver = DriverClient(
-            sandbox,
-            tasks,
-            reply_bytes=reply_bytes,
-            reconnect=reconnect,
-            taken_back=taken_back,
-            unanswered=unanswered,
-        )
+        driver = DriverClient(sandbox, reconnect=reconnect, taken_back=taken_back, unanswered=unanswered)
         heartbeat = Heartbeat(driver, boot_seconds=None if taken_back else BOOT_SECONDS)
         tasks.start_soon(driver.receive)
         try:

@@ -17,7 +17,7 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -31,13 +31,12 @@ from decathlon_sandbox.lines import MAX_NUMBER, body_of_ids, ids_of_body
 from decathlon_sandbox.rates import TokenBucket
 from msgspec import UNSET, Raw, UnsetType
 
-from decathlon_mcp.background import Flag, name_event_loop
+from decathlon_mcp.background import Flag, background_tasks, name_event_loop
 from decathlon_mcp.driver.stream import (
     NO_RECONNECTION,
     DriverStream,
     Loss,
     ReconnectPolicy,
-    StreamSource,
     ViolationError,
 )
 from decathlon_mcp.driver.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
@@ -49,6 +48,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.json_limits import check_json
+from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
 
 READ_IN_THREAD_BYTES = 1 << 18
@@ -191,21 +191,20 @@ class _Request(msgspec.Struct, eq=False):
 class DriverLink(DriverStream):
     """Sends requests and notifications to a driver, any number at a time.
 
-    `max_read_bytes`: longest message of the driver. `taken_back`: the driver was started by an earlier server
-    process. `unanswered`: ids of that process's requests that will be sent again. Replies to them are held
-    until then; all others to that process are ignored.
+    `taken_back`: the driver was started by an earlier server process. `unanswered`: ids of that process's
+    requests that will be sent again. Replies to them are held until then; all others to that process are
+    ignored.
     """
 
     def __init__(
         self,
-        source: StreamSource,
+        sandbox: Sandbox,
         *,
-        max_read_bytes: int = wire.MAX_RESPONSE_BYTES,
         reconnect: ReconnectPolicy = NO_RECONNECTION,
         taken_back: bool = False,
         unanswered: Collection[int] = (),
     ) -> None:
-        super().__init__(source, reconnect, max_read_bytes=max_read_bytes, was_attached=taken_back)
+        super().__init__(sandbox, reconnect, was_attached=taken_back)
         self._ids = itertools.count((reconnect.generation << wire.COUNTER_BITS) + 1)
         self._pending: dict[int, _Request] = {}
         self._pending_bytes = 0
@@ -222,9 +221,10 @@ class DriverLink(DriverStream):
         self._notification_bytes = TokenBucket(
             per_second=NOTIFICATION_BYTES_PER_SECOND, burst=NOTIFICATION_BYTES_BURST
         )
-        self._threads: TaskGroup  # while it runs
+        self._threads: TaskGroup  # while it receives
+        self._tasks: TaskGroup  # likewise, for tunnels
         self._on_tools_changed: Callable[[str], object] = lambda server: None
-        self.tunnels = Tunnels(self.notify)
+        self.tunnels = Tunnels(self.notify, self._start)
         self.ready_or_closed = Flag()
         """Set once the driver has been attached or never will."""
         self.closed = Flag()
@@ -336,7 +336,7 @@ class DriverLink(DriverStream):
         with CancelScope() as scope:
             self.closed.on_set(scope.cancel)
             try:
-                await self._source.stream.send(data)
+                await self._sandbox.stream.send(data)
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 self.close("the sandbox is gone")
         if self.closed.is_set():
@@ -356,17 +356,28 @@ class DriverLink(DriverStream):
         self.tunnels.close()
 
     async def closed_error(self) -> SandboxLostError:
-        """The error that says why the link has closed."""
+        """The error that says why the link has closed, with the provider's cause if it knows one."""
         loss = self._loss or Loss()
-        return SandboxLostError(loss.reason or "the stream ended", by_driver=loss.by_driver, cause=loss.cause)
+        cause = await self._sandbox.cause_of_end() or loss.cause
+        # The engine is asked as well: one that does not answer would explain a silent driver.
+        is_at_fault = loss.by_driver and cause is None and await self._sandbox.is_running()
+        reason = loss.reason or "the sandbox's first process ended"
+        return SandboxLostError(
+            f"sandbox lost: {reason}{f' ({cause})' if cause else ''}",
+            cause=cause,
+            **({"running": True} if is_at_fault else {}),
+        )
 
     async def receive(self) -> None:
         """Receive until the link closes."""
         name_event_loop()  # what arrives is handled in callbacks
-        async with anyio.create_task_group() as self._threads:
-            # Replies that came before the end are still read.
+        async with anyio.create_task_group() as self._threads, background_tasks() as self._tasks:
             await super().receive()
+            # Replies that came before the end are still read.
         self.close()
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks.start_soon(work)
 
     # pending requests
 

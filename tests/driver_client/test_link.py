@@ -25,11 +25,11 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
-from tests.driver_client.support import FIRST_ID, Peer, Source, connection, payload
+from tests.driver_client.support import FIRST_ID, Peer, ScriptedSandbox, connection, payload
 
 pytestmark = pytest.mark.anyio
 
-MANY: list[Any] = [0] * 2000
+ENDED = "sandbox lost: the sandbox's first process ended"
 TOO_MANY = "the driver sent an invalid reply: the JSON text has more than 1,000 values and keys"
 TOO_DEEP = "the driver sent an invalid reply: the JSON text is nested deeper than 128 levels"
 
@@ -38,7 +38,7 @@ TOO_DEEP = "the driver sent an invalid reply: the JSON text is nested deeper tha
 async def linked(**options: Any) -> AsyncGenerator[tuple[DriverLink, Peer]]:
     """A client that reads, and its peer."""
     async with connection() as (stream, peer), anyio.create_task_group() as tasks:
-        link = DriverLink(Source(stream), **options)
+        link = DriverLink(ScriptedSandbox(stream), **options)
         tasks.start_soon(link.receive)
         link.attach()
         yield link, peer
@@ -433,11 +433,13 @@ async def test_end_of_the_stream_fails_pending_and_later_requests() -> None:
             await peer.receive()
         await peer.end()
         outcomes = [await request.result() for request in requests]
-        assert [str(outcome) for outcome in outcomes] == ["the stream ended"] * 2
+        assert [str(outcome) for outcome in outcomes] == [
+            "sandbox lost: the sandbox's first process ended"
+        ] * 2
         assert all(isinstance(outcome, SandboxLostError) for outcome in outcomes)
         assert link.closed.is_set()
         assert link.ready_or_closed.is_set()
-        with pytest.raises(SandboxLostError, match="the stream ended"):
+        with pytest.raises(SandboxLostError, match="the sandbox's first process ended"):
             await link.request(wire.PING, {})
 
 
@@ -450,15 +452,19 @@ async def test_end_of_the_stream_within_a_reply_fails_the_request() -> None:
         assert isinstance(await request.result(), SandboxLostError)
 
 
-async def test_line_over_the_limit_closes_the_connection() -> None:
-    async with linked(max_read_bytes=1000) as (link, peer), anyio.create_task_group() as tasks:
+async def test_line_over_the_limit_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_RESPONSE_BYTES", 1000)
+    async with linked() as (link, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, link)
         await peer.receive()
         await peer.send_bytes(b"x" * 1100)
         error = await request.result()
         assert isinstance(error, SandboxLostError)
-        assert error.message == "the driver violated the protocol: it sent a line of more than 1000 bytes"
-        assert error.data["by_driver"]
+        assert (
+            error.message == "sandbox lost: the driver violated the protocol: it sent "
+            "a line of more than 1000 bytes"
+        )
+        assert error.data.get("running")
 
 
 async def test_stream_that_ends_is_not_the_drivers_fault() -> None:
@@ -468,7 +474,7 @@ async def test_stream_that_ends_is_not_the_drivers_fault() -> None:
         await peer.end()
         error = await request.result()
         assert isinstance(error, SandboxLostError)
-        assert not error.data["by_driver"]
+        assert not error.data.get("running")
 
 
 async def test_garbage_does_not_close_the_connection() -> None:
@@ -486,7 +492,7 @@ async def test_garbage_does_not_close_the_connection() -> None:
 async def test_failing_write_is_a_lost_sandbox() -> None:
     async with connection() as (stream, peer):
         async with anyio.create_task_group():
-            link = DriverLink(Source(stream))
+            link = DriverLink(ScriptedSandbox(stream))
             await peer.aclose()
             with pytest.raises(SandboxLostError, match="the sandbox is gone"):
                 await link.send_bytes(b"source")
@@ -506,12 +512,12 @@ async def test_first_reason_for_closing_is_kept() -> None:
     async with linked() as (link, _):
         link.close("first")
         link.close("second")
-        assert (await link.closed_error()).message == "first"
+        assert (await link.closed_error()).message == "sandbox lost: first"
 
 
 async def test_client_is_ready_once_the_driver_is_attached() -> None:
     async with connection(boots=True) as (stream, peer), anyio.create_task_group() as tasks:
-        link = DriverLink(Source(stream))
+        link = DriverLink(ScriptedSandbox(stream))
         tasks.start_soon(link.receive)
         await link.send_bytes(b"1\n ")
         link.attach()

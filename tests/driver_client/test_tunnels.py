@@ -50,7 +50,7 @@ def driver() -> Driver:
 
 @pytest.fixture
 def tunnels(driver: Driver) -> Tunnels:
-    return Tunnels(driver.notify)
+    return Tunnels(driver.notify, lambda work: None)
 
 
 def data(number: int, content: bytes) -> JsonObject:
@@ -69,7 +69,8 @@ async def read_all(stream: ByteStream) -> bytes:
 async def forwarding(tunnels: Tunnels, dial: Dialer) -> AsyncGenerator[None]:
     """Forward `PORT` to what `dial` opens; on exit every tunnel has ended."""
     async with anyio.create_task_group() as tasks:
-        tunnels.forward({PORT: dial}, tasks)
+        tunnels._start = tasks.start_soon  # pyright: ignore[reportPrivateUsage]
+        tunnels.forward({PORT: dial})
         yield
 
 
@@ -305,13 +306,7 @@ async def test_refusals_are_bounded(
     """They wait in the server's memory while the driver does not read."""
     monkeypatch.setattr(tunnels_module, "MAX_TUNNELS", 2)
 
-    async def dial() -> ByteStream:
-        await anyio.sleep_forever()
-        raise AssertionError
-
-    async with anyio.create_task_group() as tasks:
-        tunnels.forward({PORT: dial}, tasks)
-        for number in range(1, 1000):
-            handle(tunnels, wire.OPENED, {"conn": number, "port": PORT})
-        assert len(driver.sent) <= 2 * 256
-        tasks.cancel_scope.cancel()
+    tunnels.forward({PORT: Target().dial})
+    for number in range(1, 1000):
+        handle(tunnels, wire.OPENED, {"conn": number, "port": PORT})
+    assert len(driver.sent) <= 2 * 256
