@@ -6,7 +6,6 @@ sandbox. Replies are validated: an agent may have taken over the driver in its s
 
 from __future__ import annotations
 
-import base64
 import marshal
 import platform
 import zlib
@@ -17,7 +16,7 @@ from importlib import resources
 from importlib.util import MAGIC_NUMBER
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import anyio
 import msgspec
@@ -39,7 +38,7 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.json_limits import MAX_NODES
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import JsonObject, as_json
 
 BOOT_COMMAND = wire.BOOT_COMMAND
 BOOT_SECONDS = 60.0
@@ -61,6 +60,18 @@ MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
 CLEAN_SECONDS = 300.0
 """For a walk over all files of a sandbox; a million take about ten seconds."""
+
+
+class _Packed(msgspec.Struct):
+    tar: bytes
+
+
+class _Moment(msgspec.Struct):
+    since: JsonObject
+
+
+class _Frozen(msgspec.Struct):
+    stderr: JsonObject = {}
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -97,7 +108,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     tools: list[JsonObject]
 
 
-_Kind = TypeVar("_Kind")
+class _Started(msgspec.Struct):
+    servers: dict[str, ServerInfo]
 
 
 class DriverClient(DriverLink):
@@ -125,13 +137,8 @@ class DriverClient(DriverLink):
 
         Raises DriverError with reason `too_long` if there is more, and `files` for what cannot be packed.
         """
-        reply = as_object(await self.request(wire.PACK, {"folder": folder, "max_bytes": max_bytes}))
-        try:
-            return base64.b64decode((reply or {})["tar"], validate=True)
-        except (KeyError, TypeError, ValueError):
-            raise DriverError(
-                "the driver sent an invalid reply: no archive", reason="invalid_reply"
-            ) from None
+        params = {"folder": folder, "max_bytes": max_bytes}
+        return (await self.request(wire.PACK, params, kind=_Packed)).tar
 
     async def run(
         self,
@@ -151,7 +158,7 @@ class DriverClient(DriverLink):
         `leave`: processes that it leaves running continue until the sandbox is frozen or removed;
         `linger_seconds` is the time in which they may end by themselves and are not counted.
         """
-        reply = await self.request(
+        return await self.request(
             wire.RUN,
             {
                 "argv": list(argv),
@@ -164,14 +171,13 @@ class DriverClient(DriverLink):
                 "leave": leave,
                 "linger_seconds": linger_seconds,
             },
+            kind=RunResult,
             timeout_seconds=timeout_seconds + linger_seconds + GRACE_SECONDS,
         )
-        return _validated(RunResult, reply)
 
     async def snapshot(self) -> JsonObject:
-        """The present moment in the sandbox, for `clean`."""
-        reply = as_object(await self.request(wire.SNAPSHOT, {})) or {}
-        return as_object(reply.get("since")) or {}
+        """The present moment in the sandbox, for `clean`, by two clocks of its kernel."""
+        return (await self.request(wire.SNAPSHOT, {}, kind=_Moment)).since
 
     async def clean(
         self, since: JsonObject, *, under: Sequence[str] | None = None, excepted: Sequence[str] = ()
@@ -183,15 +189,14 @@ class DriverClient(DriverLink):
         """
         folders = None if under is None else list(under)
         params = {"since": since, "under": folders, "except": list(excepted)}
-        reply = await self.request(wire.CLEAN, params, timeout_seconds=CLEAN_SECONDS)
-        return _validated(CleanResult, reply)
+        return await self.request(wire.CLEAN, params, kind=CleanResult, timeout_seconds=CLEAN_SECONDS)
 
     async def merge(self) -> Merging:
         """Let the kernel merge memory pages of this sandbox with those of others.
 
         Only for processes that are started after it.
         """
-        return _validated(Merging, await self.request(wire.MERGE, {}))
+        return await self.request(wire.MERGE, {}, kind=Merging)
 
     async def define(self, servers: Sequence[Mapping[str, Any]]) -> None:
         """Give the driver the specifications of the task's MCP servers, secrets included; starts none."""
@@ -213,13 +218,11 @@ class DriverClient(DriverLink):
         reply = await self.request(
             wire.START,
             {"names": list(names), "deadline_seconds": deadline_seconds, "again": again},
+            kind=_Started,
             timeout_seconds=deadline_seconds * -(-len(names) // wire.STARTS_AT_ONCE) + GRACE_SECONDS,
             max_nodes=MAX_NODES,
         )
-        infos = as_object((as_object(reply) or {}).get("servers"))
-        if infos is None:
-            raise DriverError("the driver sent an invalid reply: no servers", reason="invalid_reply")
-        return {name: _checked_tools(name, _validated(ServerInfo, info)) for name, info in infos.items()}
+        return {name: _checked_tools(name, info) for name, info in reply.servers.items()}
 
     def call(
         self,
@@ -264,8 +267,9 @@ class DriverClient(DriverLink):
         `spare`: patterns of command lines whose processes are not killed, such as `kubectl port-forward*`.
         Returns the end of what each server wrote to stderr, by the server's name, if it wrote anything.
         """
-        result = await self.request(wire.FREEZE, {"spare": list(spare)}, timeout_seconds=FREEZE_SECONDS)
-        logs = islice((as_object(result.get("stderr")) or {}).items(), MAX_SERVER_LOGS)
+        params = {"spare": list(spare)}
+        frozen = await self.request(wire.FREEZE, params, kind=_Frozen, timeout_seconds=FREEZE_SECONDS)
+        logs = islice(frozen.stderr.items(), MAX_SERVER_LOGS)
         return {name[:100]: text[-MAX_LOG_CHARACTERS:] for name, text in logs if isinstance(text, str)}
 
     async def forward(self, targets: Mapping[int, Dialer]) -> None:
@@ -381,13 +385,6 @@ async def _boot_error(sandbox: Sandbox, driver: DriverClient) -> ImageError | Sa
     return SandboxLostError(
         f"{error.message}; its stderr ends with: {log[-500:] or '(nothing)'}", booted=False, **error.data
     )
-
-
-def _validated(kind: type[_Kind], reply: Any) -> _Kind:
-    try:
-        return msgspec.convert(reply, kind)
-    except msgspec.ValidationError as error:
-        raise DriverError(f"the driver sent an invalid reply: {error}", reason="invalid_reply") from None
 
 
 def _checked_tools(server: str, info: ServerInfo) -> ServerInfo:

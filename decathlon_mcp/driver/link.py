@@ -83,14 +83,17 @@ _log = logging.getLogger("decathlon.driver")
 # Messages of a driver.
 
 
+_NULL = Raw(b"null")
+
+
 class Message(msgspec.Struct, frozen=True):
     """The envelope of a message. `overlong` belongs to a reply that the driver has shortened."""
 
-    id: Raw | UnsetType = UNSET
-    method: str | UnsetType = UNSET
-    params: Raw | UnsetType = UNSET
+    id: Raw = _NULL
+    method: str = ""
+    params: Raw = _NULL
     result: Raw | UnsetType = UNSET
-    error: Raw | UnsetType = UNSET
+    error: Raw = _NULL
     overlong: Raw | UnsetType = UNSET
 
 
@@ -131,22 +134,22 @@ def read_message(payload: bytes) -> Message:
         return Message()
 
 
-def decode_bounded(data: bytes | Raw, *, max_nodes: int = MAX_SMALL_NODES) -> Any:
-    """Decode JSON with at most that many values and keys and at most MAX_DEPTH levels.
+def decode_bounded(data: bytes | Raw, kind: Any = Any, *, max_nodes: int = MAX_SMALL_NODES) -> Any:
+    """Decode JSON of a kind with at most that many values and keys and at most MAX_DEPTH levels.
 
     Raises ValueError if it exceeds a limit (JsonLimitError) or is not valid.
     """
     data = bytes(data)
     check_json(data, max_depth=MAX_DEPTH, max_nodes=max_nodes)
     try:
-        return msgspec.json.decode(data)
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
 def _raise_error(reply: Message) -> None:
     """Raise DriverError or CallTimeoutError for a reply that is not just a result."""
-    if isinstance(reply.error, UnsetType):
+    if reply.error is _NULL:
         if isinstance(reply.result, UnsetType):
             raise DriverError("the driver sent a reply that cannot be read", reason="invalid_reply")
         return
@@ -241,14 +244,16 @@ class DriverLink(DriverStream):
         method: str,
         params: JsonObject,
         *,
+        kind: Any = Any,
         timeout_seconds: float | None = None,
         max_nodes: int = MAX_SMALL_NODES,
     ) -> Any:
-        """Send a request and return its result, of at most `max_nodes` values and keys.
+        """Send a request and return its result of this kind, with at most `max_nodes` values and keys.
 
         `timeout_seconds` does not count time in which the driver is not attached. On a time-out or
         cancellation the request is cancelled in the driver too. Raises DriverError (with reason
-        `invalid_reply` for a result that exceeds a limit or is not JSON), CallTimeoutError, SandboxLostError.
+        `invalid_reply` for a result that exceeds a limit or is of another kind), CallTimeoutError,
+        SandboxLostError.
         """
         answered, outcomes = Flag(), list[Any]()
 
@@ -258,7 +263,7 @@ class DriverLink(DriverStream):
 
         def read(message: Message) -> tuple[Any]:
             assert not isinstance(message.result, UnsetType)
-            return (decode_bounded(message.result, max_nodes=max_nodes),)  # the result may be null
+            return (decode_bounded(message.result, kind, max_nodes=max_nodes),)  # it may be null
 
         request_id = self.new_request_id()
         self.send(request_id, method, params, read, settle)
@@ -496,14 +501,13 @@ class DriverLink(DriverStream):
     def _on_message(self, payload: bytes) -> None:
         """A message that is no reply to a request with an id."""
         message = read_message(payload)
-        if isinstance(message.id, Raw):
-            if bytes(message.id) == b"null" and not isinstance(message.error, UnsetType):
-                # The driver could not read a request and does not know which one.
-                for request in tuple(self._pending.values()):
-                    if not request.is_read:
-                        self._settle(request, request.outcome(payload))
-        elif isinstance(message.method, UnsetType) or isinstance(message.params, UnsetType):
+        if bytes(message.id) != b"null":
             pass
+        elif message.error is not _NULL:
+            # The driver could not read a request and does not know which one.
+            for request in tuple(self._pending.values()):
+                if not request.is_read:
+                    self._settle(request, request.outcome(payload))
         elif message.method in TUNNEL_NOTIFICATIONS:
             self.tunnels.handle(message.method, bytes(message.params))
         elif message.method == wire.CHANGED:
