@@ -549,17 +549,6 @@ async def test_replies_that_nobody_waits_for_are_not_kept() -> None:
         await until(lambda: peer.connection.attachments and not peer.connection.responses)
 
 
-async def test_call_without_a_kept_reply_is_sent_again_under_its_id() -> None:
-    outcomes: list[Any] = []
-    async with taken_back(unanswered=(OLD_ID,)) as (link, peer):
-        send_again(link, outcomes.append)
-        assert send(link, wire.PING, {}, []) == NEXT_ID
-        request = await peer.receive()
-        assert (request["id"], request["method"]) == (OLD_ID, "call")
-        await peer.reply(request, 7)
-        await until(lambda: outcomes == [b"7"])
-
-
 @pytest.mark.parametrize("is_sent", [True, False], ids=["the reply is held", "nothing has come"])
 async def test_call_that_is_cancelled_instead_of_sent_again_holds_no_reply(is_sent: bool) -> None:
     reply = payload(id=OLD_ID, result=7)

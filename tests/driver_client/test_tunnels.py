@@ -103,16 +103,6 @@ async def test_more_than_a_window_breaks_that_tunnel_alone(tunnels: Tunnels, dri
     assert driver.sent[-1] == (wire.RESET, {"conn": greedy.number})
 
 
-async def test_window_never_exceeds_its_size(tunnels: Tunnels, driver: Driver) -> None:
-    tunnel = tunnels.create()
-    handle(tunnels, wire.TAKEN, {"conn": tunnel.number, "bytes": 10**12})
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(tunnel.send, b"x" * (wire.WINDOW_BYTES + 1))
-        await anyio.wait_all_tasks_blocked()
-        assert len(driver.data(tunnel.number)) == wire.WINDOW_BYTES
-        handle(tunnels, wire.TAKEN, {"conn": tunnel.number, "bytes": 1})
-
-
 # Violations of the protocol
 
 
@@ -245,31 +235,6 @@ async def test_connection_to_a_port_that_is_not_forwarded_is_ignored(
         handle(tunnels, wire.OPENED, {"conn": 1, "port": port})
         await anyio.wait_all_tasks_blocked()
     assert (target.dialled, driver.sent) == (0, [])
-
-
-async def test_number_that_is_in_use_is_ignored(tunnels: Tunnels) -> None:
-    target = Target()
-    async with forwarding(tunnels, target.dial):
-        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
-        await target.connected.wait()
-        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
-        await anyio.wait_all_tasks_blocked()
-        assert target.dialled == 1
-        handle(tunnels, wire.RESET, {"conn": 1})
-    assert target.ours is not None
-    await target.ours.aclose()
-
-
-async def test_reset_tunnel_closes_its_target(tunnels: Tunnels, driver: Driver) -> None:
-    target = Target()
-    async with forwarding(tunnels, target.dial):
-        handle(tunnels, wire.OPENED, {"conn": 1, "port": PORT})
-        await target.connected.wait()
-        handle(tunnels, wire.RESET, {"conn": 1})
-    assert target.ours is not None
-    assert await read_all(target.ours) == b""
-    assert driver.sent == []
-    await target.ours.aclose()
 
 
 async def test_number_of_tunnels_is_bounded(
