@@ -4,10 +4,9 @@ A request is pending until its outcome has been handled. Whenever a driver is at
 requests are pending; those that it has never received are sent again, and it sends the responses of the
 others again. So a request runs once and its response arrives, whatever happens to the stream.
 
-Whatever the driver sends is handled where it is read, without a task: a reply goes to its request's
-`on_outcome`, a notification to its `on_notification`. Nothing that it sends is trusted: only the envelope of
-a message is decoded when it arrives, the depth and the number of values of what is in it, and the rates, are
-bounded, and messages that belong to no pending request are ignored.
+Whatever the driver sends is handled where it is read, without a task, and is not trusted: only the envelope
+of a message is decoded when it arrives, the depth and the number of values of what is in it, and the rates,
+are bounded, and messages that belong to no pending request are ignored.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The stream to a driver: attached, written to, read from, and opened again after it was lost.
 
-It carries the bodies of lines (`decathlon_sandbox.lines`) and knows nothing of requests. Whatever arrives is
-handled where it is read, without a task. What the driver sends is not trusted: the length of a line and the
-rate at which lines are read are bounded. A driver that does not read what is written to it does not answer
-either: the heartbeat (`link.Heartbeat`) finds it.
+It carries the bodies of lines (`decathlon_sandbox.lines`) and knows nothing of requests. What the driver
+sends is not trusted: the length of a line and the rate at which lines are read are bounded. A driver that
+does not read what is written to it does not answer either: the heartbeat (`link.Heartbeat`) finds it.
 """
 
 from __future__ import annotations

@@ -167,32 +167,30 @@ NESTED: list[JsonObject] = [{}] * 2000
     ],
 )
 async def test_error_reply_is_a_driver_error(reply: JsonObject, reason: str, message: str) -> None:
+    error = await outcome_of(reply)
+    assert isinstance(error, DriverError)
+    assert (error.message, error.data) == (message, {"reason": reason})
+
+
+async def outcome_of(reply: JsonObject) -> Any:
+    """What becomes of a request that gets this reply."""
     async with linked() as (link, peer), anyio.create_task_group() as tasks:
         request = Request(tasks, link)
         await peer.send(id=(await peer.receive())["id"], **reply)
-        error = await request.result()
-        assert isinstance(error, DriverError)
-        assert (error.message, error.data) == (message, {"reason": reason})
+        return await request.result()
 
 
 async def test_data_of_an_error_reply_is_kept() -> None:
-    async with linked() as (link, peer), anyio.create_task_group() as tasks:
-        request = Request(tasks, link)
-        data = {"server": "files", "stderr": "no module"}
-        error = {"code": wire.SERVER, "message": "ended", "data": data}
-        await peer.send(id=(await peer.receive())["id"], error=error)
-        outcome = await request.result()
-        assert isinstance(outcome, DriverError)
-        assert outcome.data == {"reason": "server", "about": data}
+    data = {"server": "files", "stderr": "no module"}
+    error = await outcome_of({"error": {"code": wire.SERVER, "message": "ended", "data": data}})
+    assert isinstance(error, DriverError)
+    assert error.data == {"reason": "server", "about": data}
 
 
 async def test_timeout_reported_by_the_driver_is_a_call_timeout() -> None:
-    async with linked() as (link, peer), anyio.create_task_group() as tasks:
-        request = Request(tasks, link)
-        await peer.send(id=(await peer.receive())["id"], error={"code": wire.TIMEOUT, "message": "late"})
-        error = await request.result()
-        assert isinstance(error, CallTimeoutError)
-        assert error.message == "late"
+    error = await outcome_of({"error": {"code": wire.TIMEOUT, "message": "late"}})
+    assert isinstance(error, CallTimeoutError)
+    assert error.message == "late"
 
 
 # Cancellation and time-outs
