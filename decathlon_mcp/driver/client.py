@@ -6,7 +6,6 @@ sandbox. Replies are validated: an agent may have taken over the driver in its s
 
 from __future__ import annotations
 
-import base64
 import marshal
 import platform
 import zlib
@@ -16,18 +15,19 @@ from functools import cache, partial
 from importlib import resources
 from importlib.util import MAGIC_NUMBER
 from itertools import islice
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import anyio
 import msgspec
 from anyio import aclose_forcefully
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.link import DriverLink, Heartbeat, Notification
 from decathlon_mcp.driver.replies import Reply, Truncation, read_reply, without_own_meta
-from decathlon_mcp.driver.stream import NO_RECONNECTION, Loss, ReconnectPolicy
+from decathlon_mcp.driver.stream import NO_RECONNECTION, ReconnectPolicy
 from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.errors import (
     DecathlonError,
@@ -38,7 +38,7 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.json_limits import MAX_NODES
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import JsonObject, as_json
 
 BOOT_COMMAND = wire.BOOT_COMMAND
 BOOT_SECONDS = 60.0
@@ -53,12 +53,25 @@ MAX_SERVER_LOGS, MAX_LOG_CHARACTERS = 64, 8192
 """Of what servers wrote to stderr: of how many, and of each."""
 """For the end of all servers and processes, to which the driver gives some 25 s. An attempt whose driver does
 not answer in time is forfeited, so that there is room for a busy machine."""
-DEFAULT_REPLY_BYTES = 4 << 20
+REPLY_BYTES = 4 << 20
+"""Longest reply of a tool's call."""
 MAX_TOOLS = 2_000
 MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
 CLEAN_SECONDS = 300.0
 """For a walk over all files of a sandbox; a million take about ten seconds."""
+
+
+class _Packed(msgspec.Struct):
+    tar: bytes
+
+
+class _Moment(msgspec.Struct):
+    since: JsonObject
+
+
+class _Frozen(msgspec.Struct):
+    stderr: JsonObject = {}
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -95,38 +108,18 @@ class ServerInfo(msgspec.Struct, frozen=True):
     tools: list[JsonObject]
 
 
-_Kind = TypeVar("_Kind")
+class _Started(msgspec.Struct):
+    servers: dict[str, ServerInfo]
 
 
 class DriverClient(DriverLink):
     """The methods of the driver of a sandbox. Created by `connect`.
 
-    `tasks`: in it, forwarded ports are connected to their targets. `reply_bytes`: longest reply of a tool's
-    call. Every method raises SandboxLostError once the connection has ended, and DriverError with one of the
+    Every method raises SandboxLostError once the connection has ended, and DriverError with one of the
     wire's reasons if the driver refuses or fails.
     """
 
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        tasks: TaskGroup,
-        *,
-        reply_bytes: int = DEFAULT_REPLY_BYTES,
-        reconnect: ReconnectPolicy = NO_RECONNECTION,
-        taken_back: bool = False,
-        unanswered: Collection[int] = (),
-    ) -> None:
-        super().__init__(
-            sandbox,
-            max_read_bytes=max(wire.MAX_RESPONSE_BYTES, reply_bytes + wire.RESPONSE_MARGIN_BYTES),
-            reconnect=reconnect,
-            taken_back=taken_back,
-            unanswered=unanswered,
-        )
-        self._sandbox = sandbox
-        self._tasks = tasks
-        self._reply_bytes = reply_bytes
-        self._environment: Mapping[str, str] = {}
+    _environment: Mapping[str, str] = MappingProxyType({})
 
     def set_environment(self, variables: Mapping[str, str]) -> None:
         """Environment variables of all programs and servers that are started from now on.
@@ -134,19 +127,6 @@ class DriverClient(DriverLink):
         What a program or a server sets itself has precedence.
         """
         self._environment = dict(variables)
-
-    async def closed_error(self) -> SandboxLostError:
-        """The error that says why the connection has ended, with the provider's cause if it knows one."""
-        loss = self._loss or Loss()
-        cause = await self._sandbox.cause_of_end() or loss.cause
-        # The engine is asked as well: one that does not answer would explain a silent driver.
-        is_at_fault = loss.by_driver and cause is None and await self._sandbox.is_running()
-        reason = loss.reason or "the sandbox's first process ended"
-        return SandboxLostError(
-            f"sandbox lost: {reason}{f' ({cause})' if cause else ''}",
-            cause=cause,
-            **({"running": True} if is_at_fault else {}),
-        )
 
     async def arrange(self, *steps: dict[str, Any]) -> None:
         """Make, copy, remove, write or unpack files, or check that names are absent; until one fails."""
@@ -157,13 +137,8 @@ class DriverClient(DriverLink):
 
         Raises DriverError with reason `too_long` if there is more, and `files` for what cannot be packed.
         """
-        reply = as_object(await self.request(wire.PACK, {"folder": folder, "max_bytes": max_bytes}))
-        try:
-            return base64.b64decode((reply or {})["tar"], validate=True)
-        except (KeyError, TypeError, ValueError):
-            raise DriverError(
-                "the driver sent an invalid reply: no archive", reason="invalid_reply"
-            ) from None
+        params = {"folder": folder, "max_bytes": max_bytes}
+        return (await self.request(wire.PACK, params, kind=_Packed)).tar
 
     async def run(
         self,
@@ -182,7 +157,7 @@ class DriverClient(DriverLink):
         `leave`: processes that it leaves running continue until the sandbox is frozen or removed;
         `linger_seconds` is the time in which they may end by themselves and are not counted.
         """
-        reply = await self.request(
+        return await self.request(
             wire.RUN,
             {
                 "argv": list(argv),
@@ -194,14 +169,13 @@ class DriverClient(DriverLink):
                 "leave": leave,
                 "linger_seconds": linger_seconds,
             },
+            kind=RunResult,
             timeout_seconds=timeout_seconds + linger_seconds + GRACE_SECONDS,
         )
-        return _validated(RunResult, reply)
 
     async def snapshot(self) -> JsonObject:
-        """The present moment in the sandbox, for `clean`."""
-        reply = as_object(await self.request(wire.SNAPSHOT, {})) or {}
-        return as_object(reply.get("since")) or {}
+        """The present moment in the sandbox, for `clean`, by two clocks of its kernel."""
+        return (await self.request(wire.SNAPSHOT, {}, kind=_Moment)).since
 
     async def clean(
         self, since: JsonObject, *, under: Sequence[str] | None = None, excepted: Sequence[str] = ()
@@ -213,15 +187,14 @@ class DriverClient(DriverLink):
         """
         folders = None if under is None else list(under)
         params = {"since": since, "under": folders, "except": list(excepted)}
-        reply = await self.request(wire.CLEAN, params, timeout_seconds=CLEAN_SECONDS)
-        return _validated(CleanResult, reply)
+        return await self.request(wire.CLEAN, params, kind=CleanResult, timeout_seconds=CLEAN_SECONDS)
 
     async def merge(self) -> Merging:
         """Let the kernel merge memory pages of this sandbox with those of others.
 
         Only for processes that are started after it.
         """
-        return _validated(Merging, await self.request(wire.MERGE, {}))
+        return await self.request(wire.MERGE, {}, kind=Merging)
 
     async def define(self, servers: Sequence[Mapping[str, Any]]) -> None:
         """Give the driver the specifications of the task's MCP servers, secrets included; starts none."""
@@ -243,13 +216,11 @@ class DriverClient(DriverLink):
         reply = await self.request(
             wire.START,
             {"names": list(names), "deadline_seconds": deadline_seconds, "again": again},
+            kind=_Started,
             timeout_seconds=deadline_seconds * -(-len(names) // wire.STARTS_AT_ONCE) + GRACE_SECONDS,
             max_nodes=MAX_NODES,
         )
-        infos = as_object((as_object(reply) or {}).get("servers"))
-        if infos is None:
-            raise DriverError("the driver sent an invalid reply: no servers", reason="invalid_reply")
-        return {name: _checked_tools(name, _validated(ServerInfo, info)) for name, info in infos.items()}
+        return {name: _checked_tools(name, info) for name, info in reply.servers.items()}
 
     def call(
         self,
@@ -274,16 +245,16 @@ class DriverClient(DriverLink):
 
         def settle(outcome: Reply | DecathlonError | None) -> None:
             if isinstance(outcome, DriverError) and outcome.data.get("reason") == "too_long":
-                outcome = LimitExceededError(outcome.message, limit_bytes=self._reply_bytes)
+                outcome = LimitExceededError(outcome.message, limit_bytes=REPLY_BYTES)
             on_outcome(outcome)
 
         call: JsonObject = {
             "server": server,
             "params": params,
-            "max_bytes": self._reply_bytes,
+            "max_bytes": REPLY_BYTES,
             **({} if truncation is None else {"cut": truncation.to_json()}),
         }
-        read = partial(read_reply, server=server, limit_bytes=self._reply_bytes)
+        read = partial(read_reply, server=server, limit_bytes=REPLY_BYTES)
         self.send(request_id, wire.CALL, call, read, settle, on_notification)
 
     async def freeze(self, *, spare: Sequence[str] = ()) -> dict[str, str]:
@@ -292,8 +263,9 @@ class DriverClient(DriverLink):
         `spare`: patterns of command lines whose processes are not killed, such as `kubectl port-forward*`.
         Returns the end of what each server wrote to stderr, by the server's name, if it wrote anything.
         """
-        result = await self.request(wire.FREEZE, {"spare": list(spare)}, timeout_seconds=FREEZE_SECONDS)
-        logs = islice((as_object(result.get("stderr")) or {}).items(), MAX_SERVER_LOGS)
+        params = {"spare": list(spare)}
+        frozen = await self.request(wire.FREEZE, params, kind=_Frozen, timeout_seconds=FREEZE_SECONDS)
+        logs = islice(frozen.stderr.items(), MAX_SERVER_LOGS)
         return {name[:100]: text[-MAX_LOG_CHARACTERS:] for name, text in logs if isinstance(text, str)}
 
     async def forward(self, targets: Mapping[int, Dialer]) -> None:
@@ -301,7 +273,7 @@ class DriverClient(DriverLink):
 
         Raises DriverError with reason `network` if a port is taken.
         """
-        self.tunnels.forward(targets, self._tasks)
+        self.tunnels.forward(targets)
         await self.request(wire.FORWARD, {"ports": [*targets]})
 
     async def resolve(self) -> None:
@@ -337,32 +309,22 @@ class DriverClient(DriverLink):
 async def connect(
     sandbox: Sandbox,
     *,
-    reply_bytes: int = DEFAULT_REPLY_BYTES,
     reconnect: ReconnectPolicy = NO_RECONNECTION,
     taken_back: bool = False,
     unanswered: Collection[int] = (),
 ) -> AsyncGenerator[DriverClient]:
     """Boot the driver of an open sandbox and keep the connection to it.
 
-    `reply_bytes`: longest reply of a tool call. `reconnect`: whether the driver waits for another server
-    process when it has lost this one, and whether this process opens a lost stream again. `taken_back`: the
-    driver runs already, since an earlier server process; `unanswered` has the ids of its calls that will be
-    sent again under these ids. Replies to other requests of that process are
-    ignored, but nothing else ends because of the change, except for tunnels.
+    `reconnect`: whether the driver waits for another server process when it has lost this one, and whether
+    this process opens a lost stream again. `taken_back`: the driver runs already, since an earlier server
+    process; nothing ends because of the change, except for tunnels. `unanswered`: as for `DriverLink`.
 
     Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
     the sandbox's Python cannot run the driver, else SandboxLostError. For a `dense` sandbox it sends the
     first request itself.
     """
     async with background_tasks() as tasks:
-        driver = DriverClient(
-            sandbox,
-            tasks,
-            reply_bytes=reply_bytes,
-            reconnect=reconnect,
-            taken_back=taken_back,
-            unanswered=unanswered,
-        )
+        driver = DriverClient(sandbox, reconnect=reconnect, taken_back=taken_back, unanswered=unanswered)
         heartbeat = Heartbeat(driver, boot_seconds=None if taken_back else BOOT_SECONDS)
         tasks.start_soon(driver.receive)
         try:
@@ -419,13 +381,6 @@ async def _boot_error(sandbox: Sandbox, driver: DriverClient) -> ImageError | Sa
     return SandboxLostError(
         f"{error.message}; its stderr ends with: {log[-500:] or '(nothing)'}", booted=False, **error.data
     )
-
-
-def _validated(kind: type[_Kind], reply: Any) -> _Kind:
-    try:
-        return msgspec.convert(reply, kind)
-    except msgspec.ValidationError as error:
-        raise DriverError(f"the driver sent an invalid reply: {error}", reason="invalid_reply") from None
 
 
 def _checked_tools(server: str, info: ServerInfo) -> ServerInfo:

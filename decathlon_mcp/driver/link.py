@@ -4,10 +4,9 @@ A request is pending until its outcome has been handled. Whenever a driver is at
 requests are pending; those that it has never received are sent again, and it sends the responses of the
 others again. So a request runs once and its response arrives, whatever happens to the stream.
 
-Whatever the driver sends is handled where it is read, without a task: a reply goes to its request's
-`on_outcome`, a notification to its `on_notification`. Nothing that it sends is trusted: only the envelope of
-a message is decoded when it arrives, the depth and the number of values of what is in it, and the rates, are
-bounded, and messages that belong to no pending request are ignored.
+Whatever the driver sends is handled where it is read, without a task, and is not trusted: only the envelope
+of a message is decoded when it arrives, the depth and the number of values of what is in it, and the rates,
+are bounded, and messages that belong to no pending request are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -31,13 +30,12 @@ from decathlon_sandbox.lines import MAX_NUMBER, body_of_ids, ids_of_body
 from decathlon_sandbox.wire import TokenBucket
 from msgspec import UNSET, Raw, UnsetType
 
-from decathlon_mcp.background import Flag, name_event_loop
+from decathlon_mcp.background import Flag, background_tasks, name_event_loop
 from decathlon_mcp.driver.stream import (
     NO_RECONNECTION,
     DriverStream,
     Loss,
     ReconnectPolicy,
-    StreamSource,
     ViolationError,
 )
 from decathlon_mcp.driver.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
@@ -49,6 +47,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.json_limits import check_json
+from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
 
 READ_IN_THREAD_BYTES = 1 << 18
@@ -83,14 +82,17 @@ _log = logging.getLogger("decathlon.driver")
 # Messages of a driver.
 
 
+_NULL = Raw(b"null")
+
+
 class Message(msgspec.Struct, frozen=True):
     """The envelope of a message. `overlong` belongs to a reply that the driver has shortened."""
 
-    id: Raw | UnsetType = UNSET
-    method: str | UnsetType = UNSET
-    params: Raw | UnsetType = UNSET
+    id: Raw = _NULL
+    method: str = ""
+    params: Raw = _NULL
     result: Raw | UnsetType = UNSET
-    error: Raw | UnsetType = UNSET
+    error: Raw = _NULL
     overlong: Raw | UnsetType = UNSET
 
 
@@ -131,22 +133,22 @@ def read_message(payload: bytes) -> Message:
         return Message()
 
 
-def decode_bounded(data: bytes | Raw, *, max_nodes: int = MAX_SMALL_NODES) -> Any:
-    """Decode JSON with at most that many values and keys and at most MAX_DEPTH levels.
+def decode_bounded(data: bytes | Raw, kind: Any = Any, *, max_nodes: int = MAX_SMALL_NODES) -> Any:
+    """Decode JSON of a kind with at most that many values and keys and at most MAX_DEPTH levels.
 
     Raises ValueError if it exceeds a limit (JsonLimitError) or is not valid.
     """
     data = bytes(data)
     check_json(data, max_depth=MAX_DEPTH, max_nodes=max_nodes)
     try:
-        return msgspec.json.decode(data)
+        return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
 def _raise_error(reply: Message) -> None:
     """Raise DriverError or CallTimeoutError for a reply that is not just a result."""
-    if isinstance(reply.error, UnsetType):
+    if reply.error is _NULL:
         if isinstance(reply.result, UnsetType):
             raise DriverError("the driver sent a reply that cannot be read", reason="invalid_reply")
         return
@@ -191,21 +193,20 @@ class _Request(msgspec.Struct, eq=False):
 class DriverLink(DriverStream):
     """Sends requests and notifications to a driver, any number at a time.
 
-    `max_read_bytes`: longest message of the driver. `taken_back`: the driver was started by an earlier server
-    process. `unanswered`: ids of that process's requests that will be sent again. Replies to them are held
-    until then; all others to that process are ignored.
+    `taken_back`: the driver was started by an earlier server process. `unanswered`: ids of that process's
+    requests that will be sent again. Replies to them are held until then; all others to that process are
+    ignored.
     """
 
     def __init__(
         self,
-        source: StreamSource,
+        sandbox: Sandbox,
         *,
-        max_read_bytes: int = wire.MAX_RESPONSE_BYTES,
         reconnect: ReconnectPolicy = NO_RECONNECTION,
         taken_back: bool = False,
         unanswered: Collection[int] = (),
     ) -> None:
-        super().__init__(source, reconnect, max_read_bytes=max_read_bytes, was_attached=taken_back)
+        super().__init__(sandbox, reconnect, was_attached=taken_back)
         self._ids = itertools.count((reconnect.generation << wire.COUNTER_BITS) + 1)
         self._pending: dict[int, _Request] = {}
         self._pending_bytes = 0
@@ -222,9 +223,10 @@ class DriverLink(DriverStream):
         self._notification_bytes = TokenBucket(
             per_second=NOTIFICATION_BYTES_PER_SECOND, burst=NOTIFICATION_BYTES_BURST
         )
-        self._threads: TaskGroup  # while it runs
+        self._threads: TaskGroup  # while it receives
+        self._tasks: TaskGroup  # likewise, for tunnels
         self._on_tools_changed: Callable[[str], object] = lambda server: None
-        self.tunnels = Tunnels(self.notify)
+        self.tunnels = Tunnels(self.notify, self._start)
         self.ready_or_closed = Flag()
         """Set once the driver has been attached or never will."""
         self.closed = Flag()
@@ -241,14 +243,16 @@ class DriverLink(DriverStream):
         method: str,
         params: JsonObject,
         *,
+        kind: Any = Any,
         timeout_seconds: float | None = None,
         max_nodes: int = MAX_SMALL_NODES,
     ) -> Any:
-        """Send a request and return its result, of at most `max_nodes` values and keys.
+        """Send a request and return its result of this kind, with at most `max_nodes` values and keys.
 
         `timeout_seconds` does not count time in which the driver is not attached. On a time-out or
         cancellation the request is cancelled in the driver too. Raises DriverError (with reason
-        `invalid_reply` for a result that exceeds a limit or is not JSON), CallTimeoutError, SandboxLostError.
+        `invalid_reply` for a result that exceeds a limit or is of another kind), CallTimeoutError,
+        SandboxLostError.
         """
         answered, outcomes = Flag(), list[Any]()
 
@@ -258,7 +262,7 @@ class DriverLink(DriverStream):
 
         def read(message: Message) -> tuple[Any]:
             assert not isinstance(message.result, UnsetType)
-            return (decode_bounded(message.result, max_nodes=max_nodes),)  # the result may be null
+            return (decode_bounded(message.result, kind, max_nodes=max_nodes),)  # it may be null
 
         request_id = self.new_request_id()
         self.send(request_id, method, params, read, settle)
@@ -336,7 +340,7 @@ class DriverLink(DriverStream):
         with CancelScope() as scope:
             self.closed.on_set(scope.cancel)
             try:
-                await self._source.stream.send(data)
+                await self._sandbox.stream.send(data)
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 self.close("the sandbox is gone")
         if self.closed.is_set():
@@ -356,17 +360,28 @@ class DriverLink(DriverStream):
         self.tunnels.close()
 
     async def closed_error(self) -> SandboxLostError:
-        """The error that says why the link has closed."""
+        """The error that says why the link has closed, with the provider's cause if it knows one."""
         loss = self._loss or Loss()
-        return SandboxLostError(loss.reason or "the stream ended", by_driver=loss.by_driver, cause=loss.cause)
+        cause = await self._sandbox.cause_of_end() or loss.cause
+        # The engine is asked as well: one that does not answer would explain a silent driver.
+        is_at_fault = loss.by_driver and cause is None and await self._sandbox.is_running()
+        reason = loss.reason or "the sandbox's first process ended"
+        return SandboxLostError(
+            f"sandbox lost: {reason}{f' ({cause})' if cause else ''}",
+            cause=cause,
+            **({"running": True} if is_at_fault else {}),
+        )
 
     async def receive(self) -> None:
         """Receive until the link closes."""
         name_event_loop()  # what arrives is handled in callbacks
-        async with anyio.create_task_group() as self._threads:
-            # Replies that came before the end are still read.
+        async with anyio.create_task_group() as self._threads, background_tasks() as self._tasks:
             await super().receive()
+            # Replies that came before the end are still read.
         self.close()
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks.start_soon(work)
 
     # pending requests
 
@@ -485,14 +500,13 @@ class DriverLink(DriverStream):
     def _on_message(self, payload: bytes) -> None:
         """A message that is no reply to a request with an id."""
         message = read_message(payload)
-        if isinstance(message.id, Raw):
-            if bytes(message.id) == b"null" and not isinstance(message.error, UnsetType):
-                # The driver could not read a request and does not know which one.
-                for request in tuple(self._pending.values()):
-                    if not request.is_read:
-                        self._settle(request, request.outcome(payload))
-        elif isinstance(message.method, UnsetType) or isinstance(message.params, UnsetType):
+        if bytes(message.id) != b"null":
             pass
+        elif message.error is not _NULL:
+            # The driver could not read a request and does not know which one.
+            for request in tuple(self._pending.values()):
+                if not request.is_read:
+                    self._settle(request, request.outcome(payload))
         elif message.method in TUNNEL_NOTIFICATIONS:
             self.tunnels.handle(message.method, bytes(message.params))
         elif message.method == wire.CHANGED:

@@ -1,9 +1,8 @@
 """The stream to a driver: attached, written to, read from, and opened again after it was lost.
 
-It carries the bodies of lines (`decathlon_sandbox.lines`) and knows nothing of requests. Whatever arrives is
-handled where it is read, without a task. What the driver sends is not trusted: the length of a line and the
-rate at which lines are read are bounded. A driver that does not read what is written to it does not answer
-either: the heartbeat (`link.Heartbeat`) finds it.
+It carries the bodies of lines (`decathlon_sandbox.lines`) and knows nothing of requests. What the driver
+sends is not trusted: the length of a line and the rate at which lines are read are bounded. A driver that
+does not read what is written to it does not answer either: the heartbeat (`link.Heartbeat`) finds it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import anyio
 from anyio import CancelScope
@@ -33,6 +32,7 @@ from decathlon_sandbox.lines import (
 
 from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.sandboxes.streams import DirectStream
 
 ATTACH_SECONDS = 0.2
@@ -154,17 +154,6 @@ class AttachedClock:
         self.on_absent(self.absent_seconds)
 
 
-class StreamSource(Protocol):
-    """The part of a `Sandbox` that the stream needs."""
-
-    @property
-    def stream(self) -> ByteStream: ...
-
-    async def reopen(self) -> None:
-        """See `Sandbox.reopen`."""
-        ...
-
-
 @dataclass(slots=True)
 class Attaching:
     """The newest attachment. `is_due`: the driver has not answered it, or there must be another."""
@@ -179,20 +168,17 @@ class Attaching:
 class DriverStream(ABC):
     """The stream of one sandbox. `receive` must run in a task, and `attach` be called once.
 
-    `max_read_bytes`: longest message of the driver. `was_attached`: the driver has been attached, also by an
-    earlier server process.
+    `was_attached`: the driver has been attached, also by an earlier server process.
     """
 
-    def __init__(
-        self, source: StreamSource, reconnect: ReconnectPolicy, *, max_read_bytes: int, was_attached: bool
-    ) -> None:
+    def __init__(self, sandbox: Sandbox, reconnect: ReconnectPolicy, *, was_attached: bool) -> None:
         self.reconnect = reconnect
         self.was_attached = was_attached
         self.clock = AttachedClock()
-        self._source = source
+        self._sandbox = sandbox
         self._loss: Loss | None = None
         """Why the stream has ended for good; set before `receive` returns."""
-        self._lines = Lines(max_read_bytes)
+        self._lines = Lines(wire.MAX_RESPONSE_BYTES)
         self._reading = wire.TokenBucket(per_second=READ_BYTES_PER_SECOND, burst=READ_BYTES_BURST)
         self._attaching = Attaching()
         self._unsent = bytearray()
@@ -251,7 +237,7 @@ class DriverStream(ABC):
             while self._loss is None:
                 async with background_tasks() as tasks:
                     tasks.start_soon(self._maintain, tasks.cancel_scope)
-                    await self._receive_stream(self._source.stream)
+                    await self._receive_stream(self._sandbox.stream)
                 if self._loss is None:
                     await self._reopen()
         self._lose(Loss())
@@ -273,7 +259,7 @@ class DriverStream(ABC):
         data = b"".join([self._lines.frame(body) for body in bodies])
         if again:
             self._attaching.resent_bytes += len(data)
-        stream = self._source.stream
+        stream = self._sandbox.stream
         if isinstance(stream, DirectStream) and not (self._unsent or self._is_writing or self._is_quiet):
             # Mostly there is room for all of it, and a task costs more than writing.
             with suppress(*_STREAM_ENDS):  # `_maintain` finds it too
@@ -301,7 +287,7 @@ class DriverStream(ABC):
             self._unsent.clear()
             self._is_writing = True
             try:
-                await self._source.stream.send(data)
+                await self._sandbox.stream.send(data)
             finally:
                 self._is_writing = False
 
@@ -414,7 +400,7 @@ class DriverStream(ABC):
             was_attached = False
             try:
                 with anyio.move_on_after(deadline - time.monotonic()) as scope:
-                    await self._source.reopen()
+                    await self._sandbox.reopen()
             except ProviderUnavailableError:
                 self._is_unanswered = False
                 continue

@@ -8,15 +8,17 @@ sending more than its window, is reset.
 from __future__ import annotations
 
 import base64
-import binascii
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any
 
 import anyio
 import msgspec
-from anyio.abc import ByteStream, TaskGroup
+from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 from decathlon_sandbox.wire import TokenBucket
+from msgspec import Meta, Raw
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.errors import DecathlonError
@@ -31,23 +33,26 @@ DIAL_SECONDS = 20.0
 TUNNEL_NOTIFICATIONS = frozenset({wire.OPENED, wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET})
 
 
+_NULL = Raw(b"null")
+
+
 class TunnelParams(msgspec.Struct, frozen=True):
     """The parameters of a notification about a tunnel; which are there depends on its method."""
 
     conn: int
-    port: int | None = None
-    data: str = ""
-    count: int | None = msgspec.field(default=None, name="bytes")
-
-
-class _TunnelNumber(msgspec.Struct, frozen=True):
-    conn: int
+    port: Raw = _NULL
+    data: Raw = _NULL
+    bytes: Raw = _NULL
 
 
 _decode_params = msgspec.json.Decoder(TunnelParams).decode
-_decode_number = msgspec.json.Decoder(_TunnelNumber).decode
+_decode_port = msgspec.json.Decoder(int).decode
+_decode_count = msgspec.json.Decoder(Annotated[int, Meta(ge=0)]).decode
+_decode_base64 = msgspec.json.Decoder(bytes).decode
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _Notify = Callable[[str, JsonObject], object]
+_Start = Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError, DecathlonError)
 
 
@@ -108,18 +113,17 @@ class Tunnel(ByteStream):
             self._send(wire.RESET)
 
     def handle(self, method: str, params: TunnelParams) -> None:
-        """Process one notification of the driver. Raises ValueError if it is invalid."""
+        """Process one notification of the driver. Raises `_UNREADABLE` if it is invalid."""
         if method == wire.DATA:
-            chunk = base64.b64decode(params.data, validate=True)
+            chunk = _decode_base64(params.data)
             if len(self._buffer) + len(chunk) > wire.WINDOW_BYTES:
                 raise ValueError("more data than its window")
             if self._eof_received:
                 raise ValueError("data after the end")
             self._buffer += chunk
         elif method == wire.TAKEN:
-            if params.count is None or params.count < 0:
-                raise ValueError("not a number of bytes")
-            self._send_window_bytes = min(self._send_window_bytes + params.count, wire.WINDOW_BYTES)
+            granted_bytes = _decode_count(params.bytes)
+            self._send_window_bytes = min(self._send_window_bytes + granted_bytes, wire.WINDOW_BYTES)
         elif method == wire.FINISHED:
             self._eof_received = True
         else:
@@ -142,18 +146,21 @@ class Tunnel(ByteStream):
 class Tunnels:
     """The tunnels of one sandbox. None of them survives the stream that it was opened on."""
 
-    def __init__(self, notify: _Notify) -> None:
+    def __init__(
+        self, notify: _Notify, start: Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
+    ) -> None:
+        """`start` runs a function in a task that ends with the connection to the driver."""
         self._notify = notify
+        self._start = start
         self._open: dict[int, Tunnel] = {}
         self._targets: Mapping[int, Dialer] = {}
-        self._tasks: TaskGroup | None = None
         self._last_number = 0
         # A driver that keeps the protocol has no more tunnels than this side, for more than a moment.
         self._refusals = TokenBucket(per_second=MAX_TUNNELS, burst=MAX_TUNNELS)
 
-    def forward(self, targets: Mapping[int, Dialer], tasks: TaskGroup) -> None:
-        """Connect tunnels that the driver opens for these ports to the targets, each in a task of `tasks`."""
-        self._targets, self._tasks = {**self._targets, **targets}, tasks
+    def forward(self, targets: Mapping[int, Dialer]) -> None:
+        """Connect tunnels that the driver opens for these ports to the targets, each in a task."""
+        self._targets = {**self._targets, **targets}
 
     def create(self) -> Tunnel:
         """A tunnel for a connection that the driver is about to be asked for."""
@@ -167,27 +174,15 @@ class Tunnels:
         Those that are invalid or for an unknown tunnel are ignored; an invalid one breaks its tunnel if it
         has the tunnel's number.
         """
-        try:
+        with suppress(*_UNREADABLE):
             read = _decode_params(params)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            self._fail_tunnel_of(params)
-            return
-        if method == wire.OPENED:
-            self._accept(read.conn, read.port)
-        elif (tunnel := self._open.get(read.conn)) is not None:
-            try:
-                tunnel.handle(method, read)
-            except (ValueError, binascii.Error):
-                tunnel.fail()
-
-    def _fail_tunnel_of(self, params: bytes) -> None:
-        """Break the tunnel of a notification whose other parameters have the wrong types."""
-        try:
-            number = _decode_number(params).conn
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return
-        if (tunnel := self._open.get(number)) is not None:
-            tunnel.fail()
+            if method == wire.OPENED:
+                self._accept(read.conn, _decode_port(read.port))
+            elif (tunnel := self._open.get(read.conn)) is not None:
+                try:
+                    tunnel.handle(method, read)
+                except _UNREADABLE:
+                    tunnel.fail()
 
     def close(self) -> None:
         """Break every tunnel, because the connection to the driver has ended."""
@@ -198,12 +193,11 @@ class Tunnels:
         self._open[number] = tunnel = Tunnel(number, self._notify, lambda: self._open.pop(number, None))
         return tunnel
 
-    def _accept(self, number: int, port: int | None) -> None:
-        dial = None if port is None else self._targets.get(port)
-        if self._tasks is None or dial is None or number in self._open:
+    def _accept(self, number: int, port: int) -> None:
+        if (dial := self._targets.get(port)) is None or number in self._open:
             return
         if len(self._open) < MAX_TUNNELS:
-            self._tasks.start_soon(_connect, self._add(number), dial)
+            self._start(partial(_connect, self._add(number), dial))
         elif self._refusals.take():
             # The driver would keep it open.
             self._notify(wire.RESET, {"conn": number})

@@ -17,7 +17,7 @@ import random
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -259,7 +259,7 @@ async def run_model(seed: int, calls: int) -> Counts:
         server.unanswered = unanswered
         async with background_tasks() as tasks:
             link = DriverLink(
-                Source(sandbox, chance, counts),
+                cast("Any", Source(sandbox, chance, counts)),
                 reconnect=ReconnectPolicy(3600, generation),
                 taken_back=generation > 1,
                 unanswered=[*unanswered],

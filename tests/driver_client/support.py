@@ -158,16 +158,6 @@ def payload(**message: Any) -> bytes:
 
 
 @dataclass
-class Source:
-    """A stream that cannot be opened again."""
-
-    stream: ByteStream
-
-    async def reopen(self) -> None:
-        raise SandboxLostError("the sandbox is gone")
-
-
-@dataclass
 class ScriptedSandbox:
     """An open sandbox whose first process is a `Peer`; nothing else of it works."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import marshal
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
-from anyio.abc import ByteStream
-from anyio.lowlevel import checkpoint
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver import client as driver_module
@@ -127,29 +126,32 @@ async def test_define_sends_the_servers_and_start_returns_their_tools() -> None:
     assert infos == {"files": ServerInfo(tools=[{"name": "read", "unknown": [1]}])}
 
 
-@pytest.mark.parametrize(
-    "result",
-    [None, [], "text", {}, {**RUN_RESULT, "exit_code": "none"}, {**RUN_RESULT, "stdout": 7}],
-)
-async def test_invalid_result_of_run_is_a_driver_error(result: Any) -> None:
+RUN = partial(DriverClient.run, argv=["true"], cwd="/", timeout_seconds=5)
+START = partial(DriverClient.start, names=["files"], deadline_seconds=5)
+INVALID_RESULTS: list[tuple[Any, Any]] = [
+    *((RUN, result) for result in (None, "text", {}, {**RUN_RESULT, "stdout": 7})),
+    *((START, result) for result in (None, {}, {"servers": {"files": {"tools": ["read"]}}})),
+    (DriverClient.freeze, "logs"),
+    (DriverClient.snapshot, {"since": 7}),
+    (partial(DriverClient.pack, folder="/", max_bytes=7), {"tar": "no base64!"}),
+]
+
+
+@pytest.mark.parametrize(("method", "result"), INVALID_RESULTS)
+async def test_invalid_result_is_a_driver_error(method: Any, result: Any) -> None:
     async with connected() as (driver, peer):
-        _, error = await answered(
-            peer, lambda: driver.run(["true"], cwd="/", timeout_seconds=5), result=result
-        )
+        _, error = await answered(peer, lambda: method(driver), result=result)
     assert isinstance(error, DriverError)
     assert "invalid reply" in error.message
     assert error.data == {"reason": "invalid_reply"}
 
 
-@pytest.mark.parametrize(
-    "result",
-    [None, {}, {"servers": []}, {"servers": {"files": {}}}, {"servers": {"files": {"tools": ["read"]}}}],
-)
-async def test_invalid_result_of_start_is_a_driver_error(result: Any) -> None:
+async def test_freeze_returns_the_ends_of_what_servers_wrote() -> None:
+    frozen = {"killed": 1, "stderr": {"files": "x" * (MAX_LOG_CHARACTERS + 1), "hijacked": {"no": "text"}}}
     async with connected() as (driver, peer):
-        _, error = await answered(peer, lambda: driver.start([], deadline_seconds=5), result=result)
-    assert isinstance(error, DriverError)
-    assert error.data == {"reason": "invalid_reply"}
+        request, logs = await answered(peer, lambda: driver.freeze(spare=["kubectl*"]), result=frozen)
+    assert request == {"method": "freeze", "params": {"spare": ["kubectl*"]}}
+    assert logs == {"files": "x" * MAX_LOG_CHARACTERS}
 
 
 LONG_RESULT: JsonObject = {"content": [{"type": "text", "text": "x" * READ_IN_THREAD_BYTES}]}
@@ -175,28 +177,6 @@ async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> No
     }
     assert result is not None
     assert result.decoded() == reply
-
-
-@pytest.mark.parametrize("reply", [None, [], {}, {"error": None}])
-async def test_reply_that_is_neither_result_nor_error_is_a_driver_error(reply: Any) -> None:
-    async with connected() as (driver, peer):
-        _, error = await answered(peer, lambda: call_server(driver, "files", {}), result=reply)
-    assert isinstance(error, DriverError)
-    assert error.message == "server files sent a reply that is neither a result nor an error"
-    assert error.data == {"reason": "server"}
-
-
-@pytest.mark.parametrize(
-    ("error", "counts"),
-    [({"code": 1, "message": "no"}, True), (None, False), ({}, False), ({"code": 1}, False), ("no", False)],
-)
-async def test_beside_a_result_only_a_valid_error_counts(error: Any, counts: bool) -> None:
-    async with connected() as (driver, peer):
-        sent: JsonObject = {"result": {"content": []}, "error": error}
-        _, result = await answered(peer, lambda: call_server(driver, "files", {}), result=sent)
-    assert result is not None
-    expected: JsonObject = {"error": error} if counts else {"result": {"content": []}}
-    assert result.decoded() == expected
 
 
 async def test_tools_with_one_name_are_one() -> None:
@@ -245,50 +225,6 @@ async def test_servers_have_the_sandboxes_environment_unless_they_set_it_themsel
         {"HTTP_PROXY": "own", "HTTPS_PROXY": "proxy"},
         environment,
     ]
-
-
-async def test_arrange_freeze_forward_and_ping_send_their_params() -> None:
-    async def dial() -> ByteStream:
-        raise NotImplementedError
-
-    steps = [{"make": "/a"}, {"remove": "/b"}]
-    frozen = {"killed": 1, "stderr": {"files": "x" * (MAX_LOG_CHARACTERS + 1), "hijacked": {"no": "text"}}}
-    async with connected() as (driver, peer):
-        requests = [
-            await answered(peer, lambda: driver.arrange(*steps), result={}),
-            await answered(peer, lambda: driver.freeze(spare=["kubectl*"]), result=frozen),
-            await answered(peer, lambda: driver.forward({80: dial}), result={}),
-            await answered(peer, driver.ping, result={}),
-        ]
-    assert requests == [
-        ({"method": "arrange", "params": {"steps": steps}}, None),
-        ({"method": "freeze", "params": {"spare": ["kubectl*"]}}, {"files": "x" * MAX_LOG_CHARACTERS}),
-        ({"method": "forward", "params": {"ports": [80]}}, None),
-        ({"method": "ping", "params": {}}, None),
-    ]
-
-
-async def test_dial_returns_a_stream_to_the_port() -> None:
-    async with connected() as (driver, peer):
-        request, stream = await answered(peer, lambda: driver.dial(80), result={})
-        assert request["params"] == {"port": 80, "conn": stream.number}
-        assert stream.number < 0
-        await stream.send(b"x")
-        assert (await peer.receive())["params"] == {"conn": stream.number, "data": "eA=="}
-        await peer.send(method=wire.DATA, params={"conn": stream.number, "data": "eQ=="})
-        assert await stream.receive() == b"y"
-        await stream.aclose()
-
-
-async def test_failed_dial_closes_its_tunnel() -> None:
-    async with connected() as (driver, peer):
-        request, error = await answered(
-            peer, lambda: driver.dial(80), error={"code": wire.NETWORK, "message": "refused"}
-        )
-        assert isinstance(error, DriverError)
-        assert error.data["reason"] == "network"
-        reset = await peer.receive()
-        assert (reset["method"], reset["params"]) == ("reset", {"conn": request["params"]["conn"]})
 
 
 # Boot
@@ -370,13 +306,6 @@ async def test_error_during_boot_waits_for_the_end_of_the_stream(monkeypatch: py
     async with booting(log_tail="decathlon: Python 3.10 or later is needed") as (sandbox, peer):
         with pytest.raises(ImageError):
             await fail_in_connect(sandbox, peer.end)
-
-
-async def test_error_during_boot_without_an_end_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "LOSS_SECONDS", 0.01)
-    async with booting(log_tail="decathlon: Python 3.10 or later is needed") as (sandbox, _):
-        with pytest.raises(DriverError, match="put failed"):
-            await fail_in_connect(sandbox, checkpoint)
 
 
 async def test_error_of_a_ready_driver_is_raised_as_it_is() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from decathlon_mcp.driver.link import read_message
+from decathlon_mcp.driver.link import Message, read_message
 from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, CallParams, Reply, read_reply
 from decathlon_mcp.errors import DriverError, LimitExceededError
 
@@ -141,6 +141,27 @@ def test_text_that_is_not_utf8_is_refused(value: bytes) -> None:
 def test_a_reply_over_a_limit_is_refused(result: str) -> None:
     with pytest.raises(LimitExceededError):
         read(result)
+
+
+def read_envelope(reply: Any) -> Reply:
+    return read_reply(Message(result=Raw(json.dumps(reply).encode())), server="files", limit_bytes=100)
+
+
+@pytest.mark.parametrize("reply", [None, [], {}, {"error": None}])
+def test_what_is_neither_a_result_nor_an_error_is_an_error_of_the_server(reply: Any) -> None:
+    with pytest.raises(DriverError, match="a reply that is neither a result nor an error") as caught:
+        read_envelope(reply)
+    assert caught.value.data == {"reason": "server"}
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [({"code": 1, "message": "no"}, True), (None, False), ({}, False), ({"code": 1}, False), ("no", False)],
+)
+def test_beside_a_result_only_a_valid_error_counts(error: Any, counts: bool) -> None:
+    result: Any = {"result": {"content": []}}
+    assert read_envelope({**result, "error": error}).decoded() == ({"error": error} if counts else result)
+    assert read_envelope({"error": {}}).decoded() == {"error": {}}
 
 
 def test_a_reply_that_would_exhaust_the_stack_is_refused() -> None:

@@ -654,7 +654,7 @@ def registry_sandbox(calls: EpisodeCalls) -> FakeSandbox:
     """The sandbox to which calls are sent."""
     session = calls._session  # pyright: ignore[reportPrivateUsage]
     assert session is not None
-    source = session.driver._source  # pyright: ignore[reportPrivateUsage]
+    source = session.driver._sandbox  # pyright: ignore[reportPrivateUsage]
     assert isinstance(source, FakeSandbox)
     return source
 

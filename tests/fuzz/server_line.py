@@ -60,13 +60,16 @@ async def dial() -> Any:
 def check(data: bytes) -> None:
     """Raise AssertionError, or any error that the reader must not raise, if it misbehaves on these bytes."""
     tasks: Any = Tasks()
-    link: Any = DriverLink(NoStream(), max_read_bytes=LIMIT_BYTES)
+    sandbox: Any = NoStream()
+    link: Any = DriverLink(sandbox)
+    link._lines = Lines(LIMIT_BYTES)
+    link._tasks = tasks
     outcomes: list[Any] = []
     notifications: list[Notification] = []
     for number in (1, 2):
         link.send(number, wire.CALL, {}, _read, outcomes.append, notifications.append)
     tunnels: Any = link.tunnels
-    tunnels.forward({PORT: dial}, tasks)
+    tunnels.forward({PORT: dial})
     tunnels.create()
     driver = Lines(1 << 20)
     driver.begin_writing(NONCE)
