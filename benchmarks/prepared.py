@@ -42,7 +42,7 @@ WAYS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "docker": ("docker", {}),
     "bubblewrap": ("host", {}),
     "gvisor": ("host", {"kernel": "gvisor"}),
-    f"gvisor, `--warm {WARM}`": ("host", {"kernel": "gvisor", "warm": WARM}),
+    f"gvisor, `--pool {WARM}`": ("host", {"kernel": "gvisor", "pool": WARM}),
     "gvisor, `--prepared`": ("host", {"kernel": "gvisor", "prepared": True}),
 }
 
@@ -89,7 +89,7 @@ async def measure_group(options: argparse.Namespace, way: str, task: str, episod
         # The tool list is known from an earlier episode, and the pool is full.
         async with d.episode(task) as e:
             await call_servers(e)
-        await anyio.sleep(WARM if WAYS[way][1].get("warm") else 1)
+        await anyio.sleep(WARM if WAYS[way][1].get("pool") else 1)
         memory, cpu, start = available_memory_mib(), busy_cpu_seconds(), time.perf_counter()
         # A launch time of its own: nothing of it is saved yet.
         async with d.lockstep([task] * episodes, launch_time=datetime.now(UTC)) as slots:

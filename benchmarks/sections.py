@@ -75,7 +75,7 @@ each episode of a batch.""",
     "warm": Section(
         "Sandboxes opened ahead",
         """\
-From `initialize` to the first result of a tool, with `--warm` and without. The tool server starts with its
+From `initialize` to the first result of a tool, with `--pool` and without. The tool server starts with its
 first call in both.""",
         measure_warm,
     ),
@@ -83,7 +83,7 @@ first call in both.""",
         "Gradings",
         """\
 A batch of episodes without MCP servers is opened at once, then claimed and graded at once: by a server that
-opens each grader's sandbox when it is needed, and by one with `--warm` that opens them ahead while the
+opens each grader's sandbox when it is needed, and by one with `--pool` that opens them ahead while the
 episodes are open. The floor is the first one's openings.""",
         measure_gradings,
     ),

@@ -17,7 +17,7 @@ POOL_METRIC = "decathlon_pool_idle"
 
 
 async def measure_warm(run: Run, figures: Figures) -> None:
-    async with decathlon(run, warm=WARM) as warm, decathlon(run) as cold:
+    async with decathlon(run, pool=WARM) as warm, decathlon(run) as cold:
         for name in run.options.tool_servers:
             for server in (warm, cold):
                 await cache_tool_lists(server, name)

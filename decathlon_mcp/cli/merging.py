@@ -1,4 +1,4 @@
-"""Whether dense sandboxes work here: the kernel's merging thread, and what a process in a sandbox gets."""
+"""Whether merging works here: the kernel's merging thread, and what a process in a sandbox gets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _check_thread(folder: Path) -> Finding:
     what = "merging thread"
     run, pages, pause = (_read(folder / name) for name in ("run", "pages_to_scan", "sleep_millisecs"))
     if run is None:
-        cure = "a kernel with CONFIG_KSM; without it, --dense saves nothing"
+        cure = "a kernel with CONFIG_KSM; without it, --merge-pages saves nothing"
         return Finding(
             what, False, "the kernel of this machine has none, or does not show it", cure, required=False
         )
@@ -61,9 +61,9 @@ def _check_thread(folder: Path) -> Finding:
 
 
 async def _check_sandbox(provider: Provider, image: str | None, root: PurePosixPath) -> Finding:
-    """Whether a program that the driver executes in a dense sandbox has both settings."""
+    """Whether a program that the driver executes in a sandbox with merging has both settings."""
     name = f"merging-{secrets.token_hex(6)}"
-    spec = SandboxSpec(name, BOOT_COMMAND, root, image, limits=Limits(memory_mib=256), dense=True)
+    spec = SandboxSpec(name, BOOT_COMMAND, root, image, limits=Limits(memory_mib=256), merge_pages=True)
     try:
         with anyio.fail_after(PROBE_SECONDS):
             async with provider.open(spec) as sandbox, connect(sandbox) as driver:

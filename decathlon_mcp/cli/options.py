@@ -69,7 +69,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "image",
         "network",
         "servers",
-        "dense",
+        "merge_pages",
         "memory_mib",
         "cpus",
         "pids",
@@ -234,7 +234,7 @@ ServerOptions = settings_model("ServerOptions")
 TasksOptions = settings_model(
     "TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network"), like="tasks"
 )
-DoctorOptions = settings_model("DoctorOptions", (*SANDBOX_SETTINGS, "dense", "tokens"), like="doctor")
+DoctorOptions = settings_model("DoctorOptions", (*SANDBOX_SETTINGS, "merge_pages", "tokens"), like="doctor")
 PlayOptions = settings_model("PlayOptions", SANDBOX_SETTINGS)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]

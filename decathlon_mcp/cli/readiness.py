@@ -59,7 +59,7 @@ async def check_readiness(
 
 async def _check_provider(factory: SandboxFactory) -> list[Finding]:
     findings = await factory.provider.check(factory.image)
-    if factory.dense and all(result.ok for result in findings):
+    if factory.merge_pages and all(result.ok for result in findings):
         findings += await check_merging(factory.provider, factory.image, factory.suite.profile.root)
     return findings
 

@@ -379,20 +379,20 @@ async def connect(
     *,
     reply_bytes: int = DEFAULT_REPLY_BYTES,
     survival: Survival = NO_SURVIVAL,
-    taken_back: bool = False,
+    reattached: bool = False,
     unanswered: Collection[int] = (),
 ) -> AsyncGenerator[DriverClient]:
     """Boot the driver of an open sandbox and keep the connection to it.
 
     `reply_bytes`: longest reply of a tool call. `survival`: whether the driver waits for another server
-    process when it has lost this one, and whether this process opens a lost stream again. `taken_back`: the
+    process when it has lost this one, and whether this process opens a lost stream again. `reattached`: the
     driver runs already, since an earlier server process; `unanswered` has the ids of its calls that will be
     sent again under these ids. Replies to other requests of that process are
     ignored, but nothing else ends because of the change, except for tunnels.
 
     Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
-    the sandbox's Python cannot run the driver, else SandboxLostError. For a `dense` sandbox it sends the
-    first request itself.
+    the sandbox's Python cannot run the driver, else SandboxLostError. With `merge_pages` it sends the first
+    request itself.
     """
 
     async def describe_loss(loss: Loss) -> SandboxLostError:
@@ -413,18 +413,18 @@ async def connect(
             describe_loss,
             max_read_bytes=max_read_bytes,
             survival=survival,
-            taken_back=taken_back,
+            reattached=reattached,
             unanswered=unanswered,
         )
         driver = DriverClient(link, tasks, reply_bytes=reply_bytes)
-        heartbeat = Heartbeat(link, boot_seconds=None if taken_back else BOOT_SECONDS)
+        heartbeat = Heartbeat(link, boot_seconds=None if reattached else BOOT_SECONDS)
         tasks.start_soon(link.run)
         try:
-            if not taken_back:
+            if not reattached:
                 await link.send_bytes(boot_message())
             link.stream.attach()
             heartbeat.start()
-            if sandbox.spec.dense and not taken_back:
+            if sandbox.spec.merge_pages and not reattached:
                 # Before anything can start a server.
                 await driver.merge()
             yield driver

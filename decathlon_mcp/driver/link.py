@@ -73,7 +73,7 @@ class DriverLink:
     """Sends requests and notifications to a driver. `run` must run in a task, and `attach` be called once.
 
     Any number of requests may be pending. `describe_loss` builds the error for a link that has closed.
-    `max_read_bytes`: longest message of the driver. `taken_back`: the driver was started by an earlier server
+    `max_read_bytes`: longest message of the driver. `reattached`: the driver was started by an earlier server
     process. `unanswered`: ids of that process's requests that will be sent again. Replies to them are held
     until then; all others to that process are ignored.
     """
@@ -85,7 +85,7 @@ class DriverLink:
         *,
         max_read_bytes: int = wire.MAX_RESPONSE_BYTES,
         survival: Survival = NO_SURVIVAL,
-        taken_back: bool = False,
+        reattached: bool = False,
         unanswered: Collection[int] = (),
     ) -> None:
         self.survival = survival
@@ -95,7 +95,7 @@ class DriverLink:
             self,
             survival,
             max_read_bytes=max_read_bytes,
-            was_attached=taken_back,
+            was_attached=reattached,
         )
         self._ids = itertools.count((survival.generation << wire.COUNTER_BITS) + 1)
         self._pending = PendingRequests()

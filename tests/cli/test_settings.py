@@ -138,7 +138,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (["--host", ""], "--host: a value was expected, not ''"),
         (["--allowed-host", ""], "--allowed-host: a value was expected, not ''"),
         (["--public-url", "me"], "--public-url: an address was expected, such as https://tasks.example.org"),
-        (["--warm", "some"], "--warm: Input should be a valid integer"),
+        (["--pool", "some"], "--pool: Input should be a valid integer"),
         (["--idle-seconds", "inf"], "--idle-seconds: Input should be a finite number"),
         (["--state", ""], "--state: must not be empty"),
     ],

@@ -79,8 +79,8 @@ async def second(arguments: dict[str, Any], log: Log) -> None:
     survival = Survival(SURVIVE_SECONDS, arguments["generation"])
     provider = HostProvider(arguments["owner"] + "-next", Path(arguments["folder"]), isolation="none")
     unanswered = arguments["unanswered"]
-    async with provider, provider.take_back(arguments["owner"], spec_of(arguments["name"])) as sandbox:
-        async with connect(sandbox, survival=survival, taken_back=True, unanswered=unanswered) as driver:
+    async with provider, provider.reattach(arguments["owner"], spec_of(arguments["name"])) as sandbox:
+        async with connect(sandbox, survival=survival, reattached=True, unanswered=unanswered) as driver:
             # The old replies arrive before they are asked for.
             await driver.ping()
             await anyio.sleep(0.2)

@@ -277,7 +277,7 @@ async def run_model(seed: int, calls: int) -> Counts:
                 Source(sandbox, chance, counts),
                 describe_loss,
                 survival=Survival(3600, generation),
-                taken_back=generation > 1,
+                reattached=generation > 1,
                 unanswered=[*unanswered],
             )
             tasks.start_soon(link.run)

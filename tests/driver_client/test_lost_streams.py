@@ -580,7 +580,7 @@ async def test_tunnels_do_not_survive_a_stream() -> None:
 
 
 @asynccontextmanager
-async def taken_back(
+async def reattached(
     *replies: bytes, unanswered: tuple[int, ...] = ()
 ) -> AsyncGenerator[tuple[DriverClient, Peer]]:
     """A client of a driver that has these messages from the time of another server process."""
@@ -592,7 +592,7 @@ async def taken_back(
             Source(stream),
             describe_loss,
             survival=Survival(60, 2),
-            taken_back=True,
+            reattached=True,
             unanswered=unanswered,
         )
         tasks.start_soon(link.run)
@@ -606,7 +606,7 @@ def call(driver: DriverClient, on_outcome: Callable[[Reply | DecathlonError | No
 
 
 async def test_request_ids_have_the_generation() -> None:
-    async with taken_back() as (driver, peer), background_tasks() as tasks:
+    async with reattached() as (driver, peer), background_tasks() as tasks:
         tasks.start_soon(driver.ping)
         request = await peer.receive()
         assert request["id"] == NEXT_ID
@@ -617,7 +617,7 @@ async def test_kept_reply_is_given_to_the_call_that_is_sent_again() -> None:
     reply = payload(id=OLD_ID, result={"result": {"content": []}})
     stale = payload(id=OLD_ID + 1, result={})
     logged: list[Any] = []
-    async with taken_back(reply, stale, unanswered=(OLD_ID,)) as (driver, peer):
+    async with reattached(reply, stale, unanswered=(OLD_ID,)) as (driver, peer):
         await until(lambda: peer.connection.responses.keys() == {OLD_ID})
         await anyio.wait_all_tasks_blocked()
 
@@ -632,13 +632,13 @@ async def test_kept_reply_is_given_to_the_call_that_is_sent_again() -> None:
 
 async def test_replies_that_nobody_waits_for_are_not_kept() -> None:
     replies = [payload(id=OLD_ID + number, result={}) for number in range(3)]
-    async with taken_back(*replies) as (_, peer):
+    async with reattached(*replies) as (_, peer):
         await until(lambda: peer.connection.attachments and not peer.connection.responses)
 
 
 async def test_call_without_a_kept_reply_is_sent_again_under_its_id() -> None:
     outcomes: list[Any] = []
-    async with taken_back(unanswered=(OLD_ID,)) as (driver, peer):
+    async with reattached(unanswered=(OLD_ID,)) as (driver, peer):
         await driver.send(call(driver, outcomes.append))
         request = await peer.receive()
         assert (request["id"], request["method"]) == (OLD_ID, "call")
@@ -650,7 +650,7 @@ async def test_call_without_a_kept_reply_is_sent_again_under_its_id() -> None:
 @pytest.mark.parametrize("is_sent", [True, False], ids=["the reply is held", "nothing has come"])
 async def test_call_that_is_cancelled_instead_of_sent_again_holds_no_reply(is_sent: bool) -> None:
     reply, outcomes = payload(id=OLD_ID, result={"result": {"content": []}}), list[Any]()
-    async with taken_back(*[reply] * is_sent, unanswered=(OLD_ID,)) as (driver, peer):
+    async with reattached(*[reply] * is_sent, unanswered=(OLD_ID,)) as (driver, peer):
         await until(driver._link.ready_or_closed.is_set)  # pyright: ignore[reportPrivateUsage]
         driver.cancel(OLD_ID)
         if not is_sent:
@@ -662,7 +662,7 @@ async def test_call_that_is_cancelled_instead_of_sent_again_holds_no_reply(is_se
 
 
 async def test_call_that_cannot_be_sent_again_holds_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with taken_back(payload(id=OLD_ID, result={}), unanswered=(OLD_ID,)) as (driver, peer):
+    async with reattached(payload(id=OLD_ID, result={}), unanswered=(OLD_ID,)) as (driver, peer):
         monkeypatch.setattr(wire, "MAX_LINE_BYTES", 10)
         with pytest.raises(LimitExceededError):
             await driver.send(call(driver, ignore))
@@ -674,7 +674,7 @@ async def test_server_that_was_replaced_loses_the_driver() -> None:
         peer = source.peer
         client, driver = stream_pair()
         async with background_tasks() as tasks:
-            next_server = DriverLink(Source(client), describe_loss, survival=Survival(60, 2), taken_back=True)
+            next_server = DriverLink(Source(client), describe_loss, survival=Survival(60, 2), reattached=True)
             next_server.stream.attach()
             tasks.start_soon(next_server.run)
             peer.connection.receive(await driver.receive())

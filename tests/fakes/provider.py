@@ -10,7 +10,7 @@ Sandboxes that survive their server are on a machine that two providers share:
     async with FakeMachine() as machine:
         async with FakeProvider("a", machine=machine) as provider, provider.open(spec) as sandbox:
             provider.die()
-        async with FakeProvider("b", machine=machine) as provider, provider.take_back("a", spec) as sandbox:
+        async with FakeProvider("b", machine=machine) as provider, provider.reattach("a", spec) as sandbox:
             ...
 
 It passes the same conformance checks as the real providers (`tests/sandboxes`).
@@ -419,7 +419,7 @@ class FakeProvider:
             raise SnapshotError("the snapshot is gone or damaged") from None
 
     @asynccontextmanager
-    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
+    async def reattach(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
         self.check_available()
         former = self.machine.sandboxes.get(spec.name)
         if former in self.opened:

@@ -404,15 +404,15 @@ async def test_sandbox_whose_engine_refuses_does_not_repeat_its_message(
     spec = docker.new_spec(survives=True)
     async with docker.provider.open(spec) as sandbox, docker.create_second() as second:
 
-        async def take_back() -> None:
-            async with second.take_back(docker.owner, spec):
+        async def reattach() -> None:
+            async with second.reattach(docker.owner, spec):
                 pass
 
         uses = {
             "get": lambda: sandbox.get(sandbox.root, tmp_path / "out.tar", 1 << 20),
             "pause": sandbox.pause,
             "attach_socket": sandbox.reopen,
-            "inspect_container": take_back,
+            "inspect_container": reattach,
         }
         for request_name, use in uses.items():
             caplog.clear()

@@ -226,7 +226,7 @@ async def test_surviving_sandbox_is_taken_back_from_a_provider_that_died() -> No
             async with FakeProvider("second", machine=machine) as second:
                 await anyio.wait_all_tasks_blocked()
                 assert list(machine.sandboxes) == ["survivor"]
-                async with second.take_back("first", surviving) as sandbox:
+                async with second.reattach("first", surviving) as sandbox:
                     await sandbox.stream.send(b'{"write": "/episode/a", "text": "x"}\n')
                     await sandbox.stream.receive()
                     assert sandbox.tree.text("/episode/a") == "x"

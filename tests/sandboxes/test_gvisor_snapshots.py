@@ -112,15 +112,22 @@ def test_state_that_is_saved_after_a_restart_can_be_copied(tmp_path: Path, netwo
     image = replace(ImageFolder.read(tmp_path), digest="sha256:1")
     limits = Limits(memory_mib=123, cpus=0.5, pids=7)
     spec = SandboxSpec(
-        "first", BOOT_COMMAND, PurePosixPath("/root"), "image", network, limits, survives=True, dense=True
+        "first",
+        BOOT_COMMAND,
+        PurePosixPath("/root"),
+        "image",
+        network,
+        limits,
+        survives=True,
+        merge_pages=True,
     )
     with Store.open(tmp_path, "dead") as store:
         provider = host_provider("dead", tmp_path / "sandboxes", kernel="gvisor")
         with SandboxRecords(store, "episode").sandbox(spec, provider, "agent"):
             (row,) = store.sandboxes()
-    taken_back = sandbox_spec(row)
-    assert taken_back == spec
-    saving.describe(tmp_path, taken_back, image, "runsc 1")
+    reattached = sandbox_spec(row)
+    assert reattached == spec
+    saving.describe(tmp_path, reattached, image, "runsc 1")
     saving.check(Snapshot(tmp_path), replace(spec, name="copy"), image, "runsc 1")
 
 
@@ -176,9 +183,9 @@ async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_
             snapshot = await sandbox.snapshot(tmp_path / "saved")
             async with (
                 provider.open(gvisor.spec(), snapshot=snapshot) as first,
-                connect(first, survival=Survival(generation=2), taken_back=True) as one,
+                connect(first, survival=Survival(generation=2), reattached=True) as one,
                 provider.open(gvisor.spec(), snapshot=snapshot) as second,
-                connect(second, survival=Survival(generation=2), taken_back=True) as two,
+                connect(second, survival=Survival(generation=2), reattached=True) as two,
             ):
                 # The command of the call runs on in each copy, and nobody gets its reply there.
                 wait = "while [ ! -s calls ]; do sleep 0.05; done; "
@@ -189,7 +196,7 @@ async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_
                 again = await first.snapshot(tmp_path / "again")
                 async with (
                     provider.open(gvisor.spec(), snapshot=again) as third,
-                    connect(third, survival=Survival(generation=3), taken_back=True) as three,
+                    connect(third, survival=Survival(generation=3), reattached=True) as three,
                 ):
                     assert await run(three, "wc -l < calls") == "3"
                     assert await run(one, "wc -l < calls") == "3"
@@ -210,7 +217,7 @@ async def test_copies_of_an_old_state_live_although_their_clock_has_gone_on(
         await anyio.sleep(7)
         async with (
             provider.open(gvisor.spec(), snapshot=snapshot) as copy,
-            connect(copy, survival=Survival(60, 2), taken_back=True) as copied,
+            connect(copy, survival=Survival(60, 2), reattached=True) as copied,
         ):
             await copied.ping()
     shutil.rmtree(tmp_path / "saved")

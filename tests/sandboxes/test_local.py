@@ -415,7 +415,7 @@ input()
     with (folder_of(local, spec) / "stdin").open("wb") as stdin:
         stdin.write(b"\n")
     await until((folder_of(local, spec) / "root" / "done").exists)
-    async with local.provider.take_back(local.former_owner, spec) as sandbox:
+    async with local.provider.reattach(local.former_owner, spec) as sandbox:
         received = b""
         while not received.endswith(b"\n" + b"o" * 30_000 + b"\n"):
             received += await sandbox.stream.receive()
@@ -483,13 +483,13 @@ async def test_sandbox_that_replaced_its_pipes_is_lost(local: Bench, name: str, 
     elif replacement == "file":
         pipe.write_text("")
     with pytest.raises(SandboxLostError, match=f"cannot be reached: its {name}"):
-        async with local.provider.take_back(local.former_owner, spec):
+        async with local.provider.reattach(local.former_owner, spec):
             pass
     assert target.read_text() == "untouched"
     await local.assert_nothing_left()
 
 
-async def test_another_process_with_the_pid_of_a_surviving_one_is_not_taken_back(local: Bench) -> None:
+async def test_another_process_with_the_pid_of_a_surviving_one_is_not_reattached(local: Bench) -> None:
     spec = local.new_spec(survives=True)
     await local.leave_behind([spec], "none")
     async with local.provider.open(local.spec("env", "-i", "cat")) as stranger:
@@ -497,7 +497,7 @@ async def test_another_process_with_the_pid_of_a_surviving_one_is_not_taken_back
         pid, started_ticks, boot_id = leader.read_text().split()
         leader.write_text(f"{leader_of(stranger)} {int(started_ticks) - 100} {boot_id}")
         with pytest.raises(SandboxLostError):
-            async with local.provider.take_back(local.former_owner, spec):
+            async with local.provider.reattach(local.former_owner, spec):
                 pass
         assert await stranger.is_running()
     # By the false record, nobody finds the true one.

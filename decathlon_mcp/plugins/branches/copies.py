@@ -91,7 +91,7 @@ async def open_copy(
             connect(
                 sandbox,
                 survival=factory.survival.of_copy(state.generation),
-                taken_back=True,
+                reattached=True,
             )
         )
         # Before anything is sent to what runs in it: it is a sandbox of its own.

@@ -37,7 +37,7 @@ class CallPauses:
             self._over.set()
 
     @asynccontextmanager
-    async def hold(self, seconds: float) -> AsyncGenerator[int | None]:
+    async def pause(self, seconds: float) -> AsyncGenerator[int | None]:
         """Pause calls in the body, and wait for the end of those that run.
 
         Yields the number of the last one, or None if one has run for longer than `seconds`.

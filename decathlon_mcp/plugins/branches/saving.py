@@ -140,7 +140,7 @@ class EpisodeSnapshots:
         if reason := why_not_saved(episode.sandbox_factory, self._states, episode.spec.task):
             raise NotRunnableError(f"the state of this episode cannot be saved: {reason}", missing=[reason])
         await episode.ready()
-        async with self._lock, self._pauses.hold(STILL_SECONDS) as at:
+        async with self._lock, self._pauses.pause(STILL_SECONDS) as at:
             if at is None:
                 raise SnapshotError(
                     f"a call has run for more than {STILL_SECONDS:.0f} s: a state is saved while none runs"

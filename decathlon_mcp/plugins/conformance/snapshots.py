@@ -227,13 +227,13 @@ async def killed_server_leaves_whole_snapshots_only(target: ProviderUnderTest) -
 
 @registered(seconds=60, snapshots=True, survival=True)
 async def copy_survives_its_server(target: ProviderUnderTest) -> None:
-    """The copy that a killed server has opened is taken back as any sandbox."""
+    """The copy that a killed server has opened is reattached as any sandbox."""
     spec = target.new_spec(survives=True)
     await target.leave_behind([spec], "copy")
-    async with target.provider.take_back(target.former_owner, spec) as sandbox:
+    async with target.provider.reattach(target.former_owner, spec) as sandbox:
         await Probe(sandbox, reopened=True).ping()
         with raises(BadRequestError, "already"):
-            async with target.provider.take_back(target.former_owner, spec):
+            async with target.provider.reattach(target.former_owner, spec):
                 pass
     shutil.rmtree(target.scratch / "saved-by-server")
     await target.assert_nothing_left()

@@ -153,7 +153,7 @@ class DockerSandbox:
 
     @property
     def stream(self) -> ByteStream:
-        # None: it was taken back paused.
+        # None: it was reattached paused.
         return self._stream or EndedStream()
 
     async def reopen(self) -> None:

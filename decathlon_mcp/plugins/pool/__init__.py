@@ -1,4 +1,4 @@
-"""Sandboxes that are opened ahead, for the episodes that come next (`--warm`)."""
+"""Sandboxes that are opened ahead, for the episodes that come next (`--pool`)."""
 
 from decathlon_mcp.hooks import Plugin
 

@@ -87,7 +87,7 @@ def bubblewrap_command(
     if not spec.survives:
         command.append("--die-with-parent")
     command += ["--json-status-fd", str(status)]
-    command += ["--seccomp", copied.add_content(compile_filter(fixed_addresses=spec.dense))]
+    command += ["--seccomp", copied.add_content(compile_filter(fixed_addresses=spec.merge_pages))]
     command.append("--clearenv")
     for name, value in {**root.environment, "HOME": str(root.user.home), "HOSTNAME": HOST_NAME}.items():
         command += ["--setenv", name, value]

@@ -1,4 +1,4 @@
-"""Opens sandboxes that are processes of this machine, takes them back and removes them. Requires Linux.
+"""Opens sandboxes that are processes of this machine, reattaches them and removes them. Requires Linux.
 
 There are two axes. Files: this machine's own (`host_files`), or, if the spec names an image, those of an
 unpacked one (`image_folder`). Kernel: this machine's, or one that a plug-in has (`NamespaceSandbox.kernel`).
@@ -174,7 +174,7 @@ class HostProvider(BaseProvider):
             yield sandbox
 
     @asynccontextmanager
-    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[HostSandbox]:
+    async def reattach(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[HostSandbox]:
         self._check_name(spec.name)
         sandbox = self._sandbox(owner, spec)
         # Not removed: it is another server's.
@@ -183,7 +183,7 @@ class HostProvider(BaseProvider):
         self._open_names.add(spec.name)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._finish_removal, sandbox)
-            sandbox.take_back()
+            sandbox.reattach()
             await self._follow(stack, sandbox)
             if sandbox.is_paused:
                 # The server may have died before all processes were stopped.
@@ -191,7 +191,7 @@ class HostProvider(BaseProvider):
             yield sandbox
 
     async def _follow(self, stack: AsyncExitStack, sandbox: HostSandbox) -> None:
-        """Follow a process that has been started or taken back; `stack` then ends it."""
+        """Follow a process that has been started or reattached; `stack` then ends it."""
         process = sandbox.first_process
         # Each step alone: a failure must replace neither the body's error nor its result.
         stack.push_async_callback(run_alone, process.close_stream)

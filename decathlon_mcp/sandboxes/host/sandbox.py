@@ -49,7 +49,7 @@ class Footprint:
         self.name = name
         self.folder = folder
         self.process: FirstProcess | None = None
-        """What this server has started or taken back."""
+        """What this server has started or reattached."""
         self.group = Group(set())
         self._killed: bool | None = None
         """Whether the processes could be killed; None before it was tried."""
@@ -172,14 +172,14 @@ class HostSandbox(Footprint, ABC):
         if self.process.id is not None:
             write_process(self.folder / LEADER_FILE, self.process.id)
 
-    def take_back(self) -> None:
+    def reattach(self) -> None:
         """Continue what a server with this owner has left. Raises SandboxLostError if that has ended."""
         leader = read_process(self.folder, LEADER_FILE)
         if leader is None:
             raise SandboxLostError(f"nothing is left of the sandbox {self.name}")
         self.group = self._recorded_group()
         try:
-            self.process = FirstProcess.take_back(leader, self.folder)
+            self.process = FirstProcess.reattach(leader, self.folder)
         except SandboxLostError as error:
             if (cause := self._cause_of_end(None)) is None:
                 raise
