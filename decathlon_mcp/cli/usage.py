@@ -15,6 +15,7 @@ from cyclopts import (
     CycloptsError,
     MissingArgumentError,
     UnknownCommandError,
+    UnknownOptionError,
     UnusedCliTokensError,
 )
 from cyclopts import ValidationError as RefusedValue
@@ -22,7 +23,7 @@ from decathlon_client.address import is_http_url
 from pydantic import ValidationError
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.foreign_names import one_line
+from decathlon_mcp.foreign_names import did_you_mean, one_line
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.validation import find_problems
 
@@ -43,12 +44,18 @@ _HINTS = {
     "serve": "`--suite PATH` says which tasks are served",
 }
 """What was probably wanted from a command that takes only options."""
+_CREDENTIALS = re.compile(r"(?<=://)\S*@")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def report(message: str) -> None:
     """Print a message on stderr, as one line without control characters, which others may have written."""
-    sys.stderr.write(f"decathlon-mcp: {one_line(message)}\n")
+    sys.stderr.write(f"decathlon-mcp: {without_credentials(one_line(message))}\n")
+
+
+def without_credentials(text: str) -> str:
+    """The text with `***` for the user and the password in each address."""
+    return _CREDENTIALS.sub("***@", text)
 
 
 def check_token_name(kind: object, name: str) -> None:
@@ -110,6 +117,11 @@ def usage_message(error: CycloptsError) -> str:
             beginning, _, _ = str(error).partition(" Available commands: ")
             names = sorted(name for name in error.app or () if not name.startswith("-"))
             return f"{beginning} The commands are: {', '.join(names)}"
+        case UnknownOptionError(token=token, argument_collection=arguments) if token.source == "cli":
+            # Every option that works is compared, and cyclopts names also one that this command's help hides.
+            given = token.keyword or token.value
+            known = [name for argument in arguments if argument.show for name in argument.names]
+            return f"unknown option: {given}{did_you_mean(given.partition('=')[0], known)}"
         case MissingArgumentError(argument=argument, keyword=None) if (
             argument is not None and not argument.tokens and not error.unused_tokens
         ):

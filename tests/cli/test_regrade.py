@@ -184,7 +184,7 @@ def test_attempts_are_selected_by_task(kept: Kept) -> None:
 
 def test_an_episode_that_cannot_be_graded_does_not_stop_the_others(kept: Kept) -> None:
     (kept.folder(1) / "attempt.json").unlink()
-    lines = kept.lines("feed", kept.id(1), kept.id(0), status=1)
+    lines = kept.lines("feed", kept.id(1), kept.id(0), status=2)
     errors = {line["episode"]: line["error"] for line in lines if "error" in line}
     assert errors["feed"] == {
         "code": "unknown_episode",
@@ -204,7 +204,7 @@ def test_a_beginning_of_several_ids_is_an_error(kept: Kept) -> None:
     for handle in alike:
         shutil.copytree(kept.folder(0), kept.state / "episodes" / handle)
         ids.append(public_id(handle))
-    (line,) = kept.lines("abc", status=1)
+    (line,) = kept.lines("abc", status=2)
     assert line["error"]["message"] == "2 episodes begin with 'abc': write more of the id"
     (line,) = kept.lines(ids[0], status=1)
     assert line["error"]["message"].startswith("attempt.json is that of another episode")

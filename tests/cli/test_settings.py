@@ -150,6 +150,22 @@ def test_an_option_that_does_not_fit_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("runs", "--nonsense"), ""),
+        (("runs", "--merge-page"), ""),  # works there, and its help does not list it
+        (("runs", "--leaderbord"), "; did you mean --leaderboard?"),
+        (("serve", "--merge-page"), "; did you mean --merge-pages?"),
+        (("run", "--base-url", "http://user:secret@host", "--labl"), "; did you mean --label?"),
+    ],
+)
+def test_an_unknown_option_is_compared_with_those_that_the_help_lists(
+    refusal: Refusal, words: tuple[str, ...], hint: str
+) -> None:
+    assert refusal(*words, status=2) == f"unknown option: {words[-1]}{hint}"
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ('port = "http"', "port: a whole number was expected, not 'http'"),
