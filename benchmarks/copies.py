@@ -22,7 +22,7 @@ from decathlon_client import Decathlon, Episode
 
 from benchmarks.machine import available_memory_mib, machine
 from benchmarks.running import SUITE
-from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.types import public_id
 
 TASKS = {

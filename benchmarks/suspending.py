@@ -36,7 +36,7 @@ from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.plugins.branches.copies import open_copy
 from decathlon_mcp.plugins.branches.states import SavedState
-from decathlon_mcp.sandboxes.snapshots import SavedSandbox
+from decathlon_mcp.sandboxes.capabilities import SavedSandbox
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.suites.loading import load_suite

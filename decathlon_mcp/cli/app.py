@@ -40,11 +40,12 @@ from decathlon_mcp.cli.options import (
     StateFolder,
     TasksSettings,
     describe_unknown_variables,
+    names_server,
+    run_async,
     settings_model,
     shown_default,
     unknown_variables,
 )
-from decathlon_mcp.cli.running import names_server, run_async
 from decathlon_mcp.cli.usage import (
     check_positive,
     check_token_name,
@@ -197,7 +198,7 @@ def init(folder: Annotated[Path, Parameter(name="FOLDER")], /) -> int:
     folder
         A folder that does not exist yet, or an empty one.
     """
-    from decathlon_mcp.cli.init import init
+    from decathlon_mcp.cli.demo import init
 
     return init(folder)
 

@@ -24,10 +24,10 @@ from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.grading.grader import (
+    CHECK_SECONDS,
     PYTHON_ENVIRONMENT,
     evaluator_module,
-    probe_evaluators_command,
-    read_problems,
+    probe_evaluators,
 )
 from decathlon_mcp.grading.rubric import FUNCTION_ARGUMENTS, Rubric, function_location, load_rubric
 from decathlon_mcp.payloads import source
@@ -38,7 +38,6 @@ from decathlon_mcp.suites.suite import Suite
 PROGRAMS_SECONDS = 20.0
 FUNCTIONS_SECONDS = 60.0
 """For all functions of a suite: each is imported with what its module imports."""
-EVALUATORS_SECONDS = 60.0
 AT_ONCE = 200
 """Functions or evaluators that one process looks at: their names are an argument, whose length is limited."""
 OUTPUT_BYTES = 1 << 20
@@ -97,7 +96,7 @@ async def probe_suite(
     functions = {task: rubric.function for task, rubric in rubrics.items() if rubric.function is not None}
     evaluators: dict[str, SuiteError] = {}
     if can_open:
-        seconds = PROGRAMS_SECONDS + EVALUATORS_SECONDS + (FUNCTIONS_SECONDS if functions else 0)
+        seconds = PROGRAMS_SECONDS + CHECK_SECONDS + (FUNCTIONS_SECONDS if functions else 0)
         problem = f"it took longer than {seconds:g} s"
         with anyio.move_on_after(seconds):
             try:
@@ -189,14 +188,7 @@ async def _check_evaluators(suite: Suite, sandbox: Sandbox, driver: DriverClient
     problems: dict[str, str] = {}
     for start in range(0, len(names), AT_ONCE):
         modules = {name: evaluator_module(suite.tasks[name]) for name in names[start : start + AT_ONCE]}
-        result = await driver.run(
-            probe_evaluators_command(suite.profile.python, sandbox.root, modules),
-            cwd=str(sandbox.root),
-            env={**PYTHON_ENVIRONMENT, **dict(suite.profile.environment)},
-            timeout_seconds=EVALUATORS_SECONDS,
-            output_bytes=OUTPUT_BYTES,
-        )
-        problems |= read_problems(result.stdout) or {}
+        problems |= await probe_evaluators(driver, suite.profile, sandbox.root, modules)
     return {
         name: SuiteError(
             f"{suite.path / suite.tasks[name].folder}: the evaluator: {problem}",

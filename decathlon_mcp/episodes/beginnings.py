@@ -28,7 +28,7 @@ from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools.offer import ToolOffer
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.grading.attempt import Attempt
-from decathlon_mcp.grading.job import CapturedWorkspace
+from decathlon_mcp.grading.inputs import CapturedWorkspace
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.telemetry.logs import fields
 

@@ -29,10 +29,8 @@ from decathlon_mcp.errors import DecathlonError, DiskFullError, DriverError, San
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.grader import ForfeitedError, Grader, printed
-from decathlon_mcp.grading.inputs import GradingInputs, prepare_inputs
-from decathlon_mcp.grading.job import GradingJob
-from decathlon_mcp.grading.metrics import BadMetricsError, read_metrics
-from decathlon_mcp.grading.rubric import Rubric, load_rubric
+from decathlon_mcp.grading.inputs import GradingInputs, GradingJob, prepare_inputs
+from decathlon_mcp.grading.rubric import BadMetricsError, Rubric, load_rubric, read_metrics
 from decathlon_mcp.grading.verdict import Outcome, Verdict, build_verdict
 from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.telemetry.logs import fields

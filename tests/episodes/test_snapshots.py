@@ -26,7 +26,7 @@ from decathlon_mcp.plugins.branches.branches import branches_of
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots
 from decathlon_mcp.plugins.branches.states import SavedStates
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.driver.peer import until

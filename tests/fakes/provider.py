@@ -39,9 +39,8 @@ from decathlon_mcp.errors import (
     SnapshotError,
 )
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, check_folder, finding
-from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.sandboxes.capabilities import Snapshot, Usage
 from decathlon_mcp.sandboxes.streams import EndedStream, SocketStream
-from decathlon_mcp.sandboxes.usage import Usage
 from tests.fakes.driver import FakeDriver, FakeProbe, FakeRun, Faults, ProcessExit, Run, Tools
 from tests.fakes.tree import Tree
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.grading.metrics import BadMetricsError, read_metrics
-from decathlon_mcp.grading.rubric import Rubric, load_rubric
+from decathlon_mcp.grading.rubric import BadMetricsError, Rubric, load_rubric, read_metrics
 from tests.grading.support import PAPER, rubric_text, write_suite
 
 EVALUATOR = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(workspace):\n    return dict(NAMES)\n"}

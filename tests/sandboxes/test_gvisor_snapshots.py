@@ -19,10 +19,10 @@ from decathlon_mcp.plugins.conformance.probe import Probe, receive_line
 from decathlon_mcp.plugins.gvisor import saving
 from decathlon_mcp.plugins.gvisor.sandbox import SAVED_FOLDER
 from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.capabilities import Snapshot, snapshots_of
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.host.mounts import SandboxUser
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
-from decathlon_mcp.sandboxes.snapshots import Snapshot, snapshots_of
-from decathlon_mcp.sandboxes.users import SandboxUser
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.types import Network
 from tests.sandboxes.conftest import Bench

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.cli.merging import check_merging
+from decathlon_mcp.cli.readiness import check_merging
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.plugins.docker.container import merging_profile
 from decathlon_mcp.plugins.docker.engine import engine_address

@@ -16,7 +16,7 @@ import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
-from decathlon_mcp.sandboxes.host.mount_view import device_launcher
+from decathlon_mcp.sandboxes.host.mounts import device_launcher
 from decathlon_mcp.sandboxes.host.network import TUN, OwnNetwork
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from decathlon_mcp.sandboxes.host.processes import ProcessId

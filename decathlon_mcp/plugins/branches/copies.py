@@ -20,8 +20,8 @@ from decathlon_mcp.errors import CallTimeoutError, DecathlonError, SandboxLostEr
 from decathlon_mcp.plugins.branches.states import SavedState, discard
 from decathlon_mcp.plugins.regrade.keeping import keep_sealed, read_original
 from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.capabilities import Snapshot, snapshots_of
 from decathlon_mcp.sandboxes.plugins import saving_options
-from decathlon_mcp.sandboxes.snapshots import Snapshot, snapshots_of
 from decathlon_mcp.telemetry.logs import fields
 
 COPY_SECONDS = 20.0

@@ -31,8 +31,8 @@ from decathlon_mcp.plugins.branches.options import BranchOptions
 from decathlon_mcp.plugins.branches.pauses import CallPauses
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates
 from decathlon_mcp.sandboxes.base import Sandbox
+from decathlon_mcp.sandboxes.capabilities import SavedSandbox, snapshots_of
 from decathlon_mcp.sandboxes.plugins import saving_options
-from decathlon_mcp.sandboxes.snapshots import SavedSandbox, snapshots_of
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 

@@ -1,4 +1,4 @@
-"""Checks of sandboxes that can be saved, for providers with that capability (`sandboxes.snapshots`)."""
+"""Checks of sandboxes that can be saved, for providers with that capability (`sandboxes.capabilities`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from decathlon_mcp.plugins.conformance.probe import Probe, raises, receive_all, 
 from decathlon_mcp.plugins.conformance.registry import registered
 from decathlon_mcp.plugins.conformance.target import ProviderUnderTest
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.snapshots import SavedSandbox, Snapshot, SnapshotProvider, snapshots_of
+from decathlon_mcp.sandboxes.capabilities import SavedSandbox, Snapshot, SnapshotProvider, snapshots_of
 
 # What it has of each kind grows with every line that it reads.
 _STATE = """

@@ -38,7 +38,7 @@ from decathlon_mcp.plugins.conformance.registry import (
     survival_checks,
 )
 from decathlon_mcp.plugins.conformance.target import PROBE_COMMAND, ROOT, LastStep, ProviderUnderTest
-from decathlon_mcp.sandboxes.snapshots import snapshots_of
+from decathlon_mcp.sandboxes.capabilities import snapshots_of
 
 __all__ = [
     "ALL_CHECKS",
@@ -79,7 +79,7 @@ def checks_for(
 ) -> tuple[Check, ...]:
     """The checks that apply.
 
-    `snapshots`: see `sandboxes.snapshots`; the others are fields of `ProviderUnderTest`.
+    `snapshots`: see `sandboxes.capabilities`; the others are fields of `ProviderUnderTest`.
     """
     return tuple(
         check

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from decathlon_mcp.cli.options import Flag
-from decathlon_mcp.cli.running import run_async
+from decathlon_mcp.cli.options import Flag, run_async
 from decathlon_mcp.cli.usage import check_port
 from decathlon_mcp.settings import default_state
 
