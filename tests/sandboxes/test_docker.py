@@ -235,37 +235,7 @@ def test_runtime_of_gvisor_is_recognised_by_its_program(
     assert "--provider host --kernel gvisor" in isolation.cure
 
 
-MANY_PROCESSES = """
-import os, time
-count = 0
-try:
-    while count < 100:
-        if os.fork() == 0:
-            time.sleep(1000)
-        count += 1
-except OSError as error:
-    print(error.strerror, count < 20)
-"""
-"""Starts 100 processes, or as many as it may."""
-
-
-async def test_number_of_processes_is_limited(docker: Bench) -> None:
-    spec = docker.spec("python3", "-c", MANY_PROCESSES, limits=Limits(memory_mib=256, pids=16))
-    with anyio.fail_after(30):
-        async with docker.provider.open(spec) as sandbox:
-            assert await receive_all(sandbox) == b"Resource temporarily unavailable True\n"
-
-
 # Exits
-
-
-async def test_first_process_killed_for_memory_has_that_cause(docker: Bench) -> None:
-    script = "data = [bytes(1 << 20) + b'x' for _ in range(1000)]"
-    spec = docker.spec("python3", "-c", script, limits=Limits(memory_mib=64))
-    with anyio.fail_after(30):
-        async with docker.provider.open(spec) as sandbox:
-            await receive_all(sandbox)
-            assert await sandbox.cause_of_end() == "out of memory"
 
 
 async def test_child_killed_for_memory_does_not_end_the_sandbox(docker: Bench) -> None:

@@ -18,7 +18,7 @@ from anyio.abc import ByteStream
 from decathlon_sandbox.processes import Process, read_children, read_process
 
 from decathlon_mcp.driver.client import connect
-from decathlon_mcp.errors import BadRequestError, ImageError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.plugins.conformance.archives import file_entry, pack
 from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
@@ -104,13 +104,6 @@ async def test_archives_are_never_unpacked_through_a_link(local: Bench, tmp_path
     assert list(outside.iterdir()) == []
 
 
-async def test_missing_program_is_an_error_and_leaves_nothing(local: Bench) -> None:
-    with pytest.raises(ImageError, match="no-such-program"):
-        async with local.provider.open(local.spec("no-such-program")):
-            pass
-    await local.assert_nothing_left()
-
-
 async def test_processes_of_a_killed_driver_end_with_the_sandbox(local: Bench) -> None:
     """Such a process may have little of the driver's environment, its own session, and no parent."""
     with anyio.fail_after(30):
@@ -176,6 +169,7 @@ async def test_nothing_runs_that_was_not_noted_before(local: Bench, monkeypatch:
 # Removal
 
 
+@pytest.mark.slow
 async def test_of_strangers_nothing_is_read_when_many_sandboxes_end_together(
     local: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
