@@ -469,8 +469,8 @@ def test_an_unknown_or_ambiguous_episode_is_an_error(
 ) -> None:
     running = server()
     add_episode(running.state, "another")
-    assert shell.error("show", "zzz", status=1).startswith("there is no episode that begins with 'zzz'")
-    assert shell.error("show", "", status=1).startswith("more than one episode begins with ''")
+    assert shell.error("show", "zzz", status=2).startswith("there is no episode that begins with 'zzz'")
+    assert shell.error("show", "", status=2).startswith("more than one episode begins with ''")
 
 
 def test_a_folder_without_a_store_is_empty(shell: Shell) -> None:
@@ -478,4 +478,4 @@ def test_a_folder_without_a_store_is_empty(shell: Shell) -> None:
         done = shell.run(*command)
         assert done.returncode == 0, done
     assert not (Path(shell.environment["XDG_STATE_HOME"]) / "decathlon-mcp").exists()
-    assert "there is no episode" in shell.error("show", "abc", status=1)
+    assert "there is no episode" in shell.error("show", "abc", status=2)
