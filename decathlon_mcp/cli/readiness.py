@@ -88,31 +88,19 @@ def _check_starter_servers(suite: Suite, catalogue: Catalogue) -> Finding:
     )
 
 
-async def require_ready(registry: EpisodeRegistry, max_sandboxes: int) -> None:
-    """Log what is wrong on this machine; raise ProviderUnavailableError if no server can work here."""
-    async with aclosing(_problems(registry, max_sandboxes)) as problems:
-        async for problem in problems:
-            if problem.required and not problem.ok:
-                raise ProviderUnavailableError(problem.sentence)
-            _log(problem)
+async def require_ready(registry: EpisodeRegistry, max_sandboxes: int, *, continues: bool = False) -> None:
+    """Log what is wrong on this machine.
 
-
-async def log_problems(registry: EpisodeRegistry, max_sandboxes: int) -> None:
-    """Log what is wrong on this machine, for a server that continues in any case."""
-    async for problem in _problems(registry, max_sandboxes):
-        _log(problem)
-
-
-async def _problems(registry: EpisodeRegistry, max_sandboxes: int) -> AsyncGenerator[Finding]:
+    Raises ProviderUnavailableError if no server can work here, unless the server `continues` in any case.
+    """
     factories = {suite.name: registry.directory.factory(suite.name) for suite in registry.catalogue.suites}
-    async for result in check_readiness(registry.catalogue, factories, max_sandboxes):
-        if result.is_problem:
-            yield result
-
-
-def _log(problem: Finding) -> None:
-    values = fields(what=problem.what, why=problem.detail, cure=problem.cure)
-    log.warning("this machine has a problem", extra=values)
+    async with aclosing(check_readiness(registry.catalogue, factories, max_sandboxes)) as results:
+        async for result in results:
+            if result.required and not (result.ok or continues):
+                raise ProviderUnavailableError(result.sentence)
+            if result.is_problem:
+                values = fields(what=result.what, why=result.detail, cure=result.cure)
+                log.warning("this machine has a problem", extra=values)
 
 
 def format_finding(result: Finding) -> Text:

@@ -6,8 +6,8 @@ import errno
 import math
 import re
 import sys
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from cyclopts import (
     ArgumentCollection,
@@ -58,34 +58,23 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub("***@", text)
 
 
-def check_token_name(kind: object, name: str) -> None:
-    if not TOKEN_NAME.fullmatch(name):
-        raise ValueError("1 to 64 letters, digits and _.@- were expected")
+def _expecting(expected: str, is_right: Callable[[Any], object]) -> Callable[[object, Any], None]:
+    """A validator of an option's value, which may be missing."""
+
+    def check(kind: object, value: Any) -> None:
+        if value is not None and not is_right(value):
+            raise ValueError(expected)
+
+    return check
 
 
-def check_positive(kind: object, number: int | None) -> None:
-    if number is not None and number < 1:
-        raise ValueError("a number of at least 1 was expected")
-
-
-def check_seconds(kind: object, seconds: float) -> None:
-    if not 0 < seconds < math.inf:
-        raise ValueError("a number of seconds above 0 was expected")
-
-
-def check_port(kind: object, port: int | None) -> None:
-    if port is not None and not 0 <= port <= MAX_PORT:
-        raise ValueError(f"a port from 0 to {MAX_PORT} was expected")
-
-
-def check_not_empty(kind: object, value: object) -> None:
-    if value is not None and not str(value):
-        raise ValueError("a value was expected")
-
-
-def check_names(kind: object, names: tuple[str, ...]) -> None:
-    for name in names:
-        check_not_empty(kind, name)
+check_token_name = _expecting("1 to 64 letters, digits and _.@- were expected", TOKEN_NAME.fullmatch)
+check_positive = _expecting("a number of at least 1 was expected", lambda number: number >= 1)
+check_seconds = _expecting("a number of seconds above 0 was expected", lambda number: 0 < number < math.inf)
+check_port = _expecting(f"a port from 0 to {MAX_PORT} was expected", lambda port: 0 <= port <= MAX_PORT)
+check_not_empty = _expecting("a value was expected", str)
+check_names = _expecting("a value was expected", all)
+check_url = _expecting("an address was expected, such as https://tasks.example.org", is_http_url)
 
 
 def check_label_texts(kind: object, texts: tuple[str, ...]) -> None:
@@ -98,11 +87,6 @@ def check_label_texts(kind: object, texts: tuple[str, ...]) -> None:
 def check_run(kind: object, run: str | None) -> None:
     if run is not None:
         check_label_texts(kind, (f"run={run}",))
-
-
-def check_url(kind: object, url: str | None) -> None:
-    if url is not None and not is_http_url(url):
-        raise ValueError("an address was expected, such as https://tasks.example.org")
 
 
 def usage_message(error: CycloptsError) -> str:

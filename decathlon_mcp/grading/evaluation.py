@@ -165,9 +165,9 @@ def outcome_of_error(error: Exception) -> Outcome:
     """The outcome of an evaluation that raised this error."""
     match error:
         case ForfeitedError():
-            return Outcome.forfeited(error.detail, error.output)
+            return Outcome(status="forfeited", detail=error.detail, output=error.output)
         case AgentsFaultError():
-            return Outcome.forfeited(error.message)
+            return Outcome(status="forfeited", detail=error.message)
         case SandboxLostError():
             return Outcome(status="sandbox_lost", detail=error.message)
         case SuiteError():

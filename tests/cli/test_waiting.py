@@ -60,11 +60,11 @@ async def test_a_server_logs_what_it_does_once_its_start_takes_long(
 ) -> None:
     caplog.set_level("INFO", "decathlon.cli")
     monkeypatch.setattr(serve, "QUIET_SECONDS", 0)
-    start = serve.StartReport("reading")
-    start.begin("looking")
-    await start.run()
-    start.begin("checking")
-    start.begin("")
-    await start.run()
+    async with serve.reporting_start("reading") as begin:
+        begin("looking")
+        while not caplog.records:
+            await anyio.lowlevel.checkpoint()
+        begin("checking")
+        begin("")
     steps = [record.__dict__["fields"]["step"] for record in caplog.records]
     assert steps == ["looking", "checking"]
