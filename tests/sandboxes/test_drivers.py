@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
-from anyio.abc import Process
 
 from decathlon_mcp.driver.client import connect
 from tests.sandboxes.conftest import Bench, killed_server
@@ -49,25 +44,6 @@ async def test_connecting_that_is_cancelled_at_any_moment_leaves_nothing(bench: 
     assert finished
 
 
-async def test_killed_server_leaves_no_process(real: Bench, tmp_path: Path) -> None:
-    async with server_with_three_sandboxes(real, tmp_path) as server:
-        assert len(await real.resources()) >= 3
-        server.kill()
-        await server.wait()
-    if real.engine is None:
-        while real.processes():  # noqa: ASYNC110  (nothing reports that a process is gone)
-            await anyio.sleep(0.05)
-        assert await real.provider.sweep(real.owner) == 3, "only the folders were left"
-    await real.wait_until_nothing_left()
-
-
-async def test_stopped_server_leaves_nothing(real: Bench, tmp_path: Path) -> None:
-    async with server_with_three_sandboxes(real, tmp_path) as server:
-        server.terminate()
-        assert await server.wait() == 0
-    await real.assert_nothing_left()
-
-
 @pytest.mark.parametrize(
     "real",
     ["plain", pytest.param("docker", marks=(pytest.mark.docker, pytest.mark.long))],
@@ -89,14 +65,3 @@ async def test_sweep_after_a_server_that_was_killed_at_any_moment_leaves_nothing
             while len(await real.resources()) > 1 + (real.engine is None):
                 await real.provider.sweep(real.former_owner)
         assert await other.is_running()
-
-
-@asynccontextmanager
-async def server_with_three_sandboxes(real: Bench, tmp_path: Path) -> AsyncGenerator[Process]:
-    """A separate process that uses the same folder as the bench's provider."""
-    arguments = {"owner": real.owner, "image": real.image, "folder": str(tmp_path / "sandboxes")}
-    command = [sys.executable, str(Path(__file__).parent / "server.py"), json.dumps(arguments)]
-    async with await anyio.open_process(command, stderr=None) as server:
-        assert server.stdout is not None
-        assert await server.stdout.receive() == b"ready\n"
-        yield server

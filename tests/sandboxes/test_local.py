@@ -69,17 +69,6 @@ async def test_temporary_files_are_removed_with_the_sandbox(local: Bench) -> Non
         assert not await scratch.exists()
 
 
-async def test_folder_without_permissions_is_removed(local: Bench) -> None:
-    with anyio.fail_after(30):
-        async with local.provider.open(local.spec()) as sandbox:
-            folder = Path(sandbox.root) / "a" / "b"
-            folder.mkdir(parents=True)
-            (folder / "file").write_text("")
-            folder.chmod(0)
-            folder.parent.chmod(0)
-        await local.assert_nothing_left()
-
-
 async def test_folders_outside_the_root_are_refused(local: Bench, tmp_path: Path) -> None:
     async with local.provider.open(local.spec()) as sandbox:
         for folder in (PurePosixPath("/etc"), sandbox.root / ".." / "..", PurePosixPath("relative")):
