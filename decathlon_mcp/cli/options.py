@@ -16,12 +16,12 @@ import os
 import tomllib
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import anyio
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict, Env
-from pydantic import Field, create_model
+from pydantic import BaseModel, Field, create_model
 
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.cli.usage import check_label_texts, check_names, check_not_empty, check_port
@@ -100,6 +100,9 @@ UNITS = {
 """Metavars of settings, by the last word of the name."""
 
 
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
 class _WithFile(Settings):
     config: PathSetting | None = Field(
         None, description="Settings file. [decathlon.toml in this folder, if it exists]"
@@ -129,10 +132,10 @@ def settings_model(name: str, shown: Collection[str] = (), *, like: str = "") ->
         for name in names
     }
     # The fields of the last base come first.
-    model = create_model(name, __base__=(*reversed(parts), _WithFile))
-    fields: dict[str, Any] = {}
-    for key, field in model.model_fields.items():
-        place = Parameter(
+    model = cast("type[_WithFile]", create_model(name, __base__=(*reversed(parts), _WithFile)))
+
+    def parameter(key: str) -> Parameter:
+        return Parameter(
             group=groups[key],
             negative=(),
             env_var_split=_split,
@@ -140,9 +143,17 @@ def settings_model(name: str, shown: Collection[str] = (), *, like: str = "") ->
             show_default=shown_default,
             metavar=UNITS.get(key.rpartition("_")[2]),
         )
+
+    return _options(model, name, parameter)
+
+
+def _options(model: type[_Model], name: str, parameter: Callable[[str], Parameter]) -> type[_Model]:
+    """A model whose fields are options of a command, with the `parameter` of each name."""
+    fields: dict[str, Any] = {}
+    for key, field in model.model_fields.items():
         kind = _provider_type() if key == "provider" else field.annotation
-        fields[key] = (Annotated[(kind, *field.metadata, place)], field)
-    return cast("type[_WithFile]", create_model(name, __base__=model, **fields))
+        fields[key] = (Annotated[(kind, *field.metadata, parameter(key))], field)
+    return create_model(name, __base__=model, **fields)
 
 
 def _provider_type() -> Any:
@@ -174,17 +185,6 @@ FILTERS = Group("Filters", sort_key=3)
 METAVARS = {"split": "NAME", "needs": "WORD", "without": "WORD", "search": "TEXT", "seed": "N"}
 
 
-def _filter_model() -> type[Draw]:
-    """Return the model of task filters with its help section."""
-    fields: dict[str, Any] = {}
-    for key, field in Draw.model_fields.items():
-        place = Parameter(
-            group=FILTERS, negative=(), show_default=False, metavar=METAVARS.get(key), consume_multiple=False
-        )
-        fields[key] = (Annotated[(field.annotation, *field.metadata, place)], field)
-    return create_model("FilterOptions", __base__=Draw, **fields)
-
-
 Labels = Annotated[
     tuple[str, ...],
     Parameter(
@@ -199,7 +199,13 @@ Labels = Annotated[
 ]
 
 LabelFilter = Annotated[Labels, Parameter(help="List every episode with this label. Can be repeated.")]
-FilterOptions = _filter_model()
+FilterOptions = _options(
+    Draw,
+    "FilterOptions",
+    lambda key: Parameter(
+        group=FILTERS, negative=(), show_default=False, metavar=METAVARS.get(key), consume_multiple=False
+    ),
+)
 Filters = Annotated[FilterOptions, Parameter(name="*")]
 NO_FILTERS = FilterOptions.model_validate({})
 
