@@ -143,17 +143,6 @@ def server(tmp_path: Path) -> Generator[Callable[..., RunningServer]]:
         one.end_sandbox()
 
 
-def test_sandboxes_of_a_server_without_a_file_are_removed(shell: Shell, tmp_path: Path) -> None:
-    state = tmp_path / "state" / "decathlon-mcp"
-    (state / "servers").mkdir(parents=True)
-    sandbox = state / "sandboxes" / "box"
-    sandbox.mkdir(parents=True)
-    (sandbox / "owner").write_text("0123456789ab")
-    done = shell.run("gc")
-    assert done.stdout == "removed 1 sandbox of server 0123456789ab, which died\n", done
-    assert not sandbox.exists()
-
-
 @pytest.mark.anyio
 async def test_a_sandbox_that_cannot_be_removed_is_reported_and_removed_by_the_next_gc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

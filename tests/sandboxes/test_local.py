@@ -18,7 +18,7 @@ from anyio.abc import ByteStream
 from decathlon_sandbox.processes import Process, read_children, read_process
 
 from decathlon_mcp.driver.client import connect
-from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.errors import BadRequestError, SandboxLostError
 from decathlon_mcp.plugins.conformance.archives import file_entry, pack
 from decathlon_mcp.plugins.conformance.probe import receive_all, receive_line
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
@@ -486,22 +486,6 @@ async def test_another_process_with_the_pid_of_a_surviving_one_is_not_reattached
     # By the false record, nobody finds the true one.
     ProcessId(int(pid), int(started_ticks)).send(signal.SIGKILL)
     await local.wait_until_nothing_left()
-
-
-async def test_folder_that_could_not_be_deleted_is_deleted_by_the_next_sweep(
-    local: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_arguments: object, **_options: object) -> None:
-        raise OSError(errno.EBUSY, "busy")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sandbox_module, "remove_folder", refuse)
-        async with local.provider.open(spec := local.new_spec()):
-            pass
-        with pytest.raises(ProviderUnavailableError, match=f"1 sandboxes could not be removed, {spec.name}"):
-            await local.provider.sweep(local.owner)
-    assert await local.provider.sweep(local.owner) == 1
-    await local.assert_nothing_left()
 
 
 async def test_folder_of_a_server_that_was_killed_while_it_created_it_is_swept(local: Bench) -> None:
