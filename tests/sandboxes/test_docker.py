@@ -641,6 +641,7 @@ def image_with_users(docker_engine: Any, base: str, command: str, user: str) -> 
     docker_engine.remove_image(name, force=True)
 
 
+@pytest.mark.slow  # an image is built for each
 @pytest.mark.parametrize("what", USER_TABLES)
 async def test_ids_of_the_images_user_are_found(
     docker: Bench, docker_engine: Any, test_image: str, what: str
