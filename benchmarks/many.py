@@ -59,7 +59,7 @@ class Options:
     """
 
     episodes: int
-    dense: bool = False
+    merge_pages: bool = False
     servers: int = 2
     provider: ProviderName = "docker"
     image: str = "decathlon-test:latest"
@@ -95,7 +95,7 @@ class Many:
     episodes: int
     provider: str
     task: str
-    dense: bool
+    merge_pages: bool
     counts: Counts = field(default_factory=Counts)
     open_seconds: float = 0.0
     calls_seconds: float = 0.0
@@ -170,7 +170,7 @@ async def _server(options: Options) -> AsyncGenerator[Server]:
             flags["--image"] = options.image
         command = [sys.executable, "-m", "decathlon_mcp.cli", "serve", "--no-supervisor"]
         command += [part for flag in flags.items() for part in flag]
-        command += ["--dense"] if options.dense else []
+        command += ["--merge-pages"] if options.merge_pages else []
         command += options.more
         async with await anyio.open_process(
             command, stdin=None, stdout=subprocess.DEVNULL, stderr=None
@@ -237,7 +237,7 @@ class _Player:
 
 async def measure_many(options: Options) -> Many:
     """Open the episodes, and so on until nothing is left; see the module."""
-    many = Many(options.episodes, options.provider, TASKS[options.servers], options.dense)
+    many = Many(options.episodes, options.provider, TASKS[options.servers], options.merge_pages)
     async with _server(options) as server:
         players = [_Player(number, server, many) for number in range(options.episodes)]
         available_mib, resident_kib = _available_mib(), server.resident_kib
@@ -304,7 +304,7 @@ async def _all(players: list[_Player], step: Callable[[_Player], Awaitable[None]
 async def _settle(many: Many, limit_seconds: float) -> float:
     """Wait until merging saves no more. Returns the seconds."""
     started, before = time.perf_counter(), 0.0
-    while many.dense and time.perf_counter() - started < limit_seconds:
+    while many.merge_pages and time.perf_counter() - started < limit_seconds:
         await anyio.sleep(STEADY_SECONDS)
         if _merged_mib() - before < STEADY_MIB:
             break
@@ -378,7 +378,7 @@ def _field(file: Path, name: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.many", description=__doc__)
     parser.add_argument("episodes", type=int, metavar="N", help="number of episodes at the same time")
-    parser.add_argument("--dense", action="store_true", help="merge equal pages of the sandboxes' memory")
+    parser.add_argument("--merge-pages", action="store_true", help="merge equal pages of memory")
     parser.add_argument("--servers", type=int, choices=TASKS, default=2, help="servers a task [%(default)s]")
     parser.add_argument("--provider", choices=("docker", "host"), default="docker")
     parser.add_argument("--image", default="decathlon-test:latest", help="[%(default)s]")
@@ -388,7 +388,7 @@ def main() -> None:
     given = parser.parse_args()
     options = Options(
         episodes=given.episodes,
-        dense=given.dense,
+        merge_pages=given.merge_pages,
         servers=given.servers,
         provider=given.provider,
         image=given.image,

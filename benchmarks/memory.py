@@ -75,22 +75,22 @@ async def measure_density(run: Run, figures: Figures) -> None:
     sizes = [size for size in run.options.sizes if size >= smallest]
     can_merge = _kernel_merges()
     if not can_merge:
-        run.skipped["--dense"] = f"the kernel does not merge pages: {KSM} is not 1"
+        run.skipped["--merge-pages"] = f"the kernel does not merge pages: {KSM} is not 1"
     if not sizes:
         raise UnavailableError(f"no size is {smallest} or more")
     for size in sizes:
         servers = 2 if size <= largest else 1
-        for dense in (False, True):
-            if (dense and can_merge) or (not dense and size <= largest):
-                _add_many(figures, await _many(run, size, servers, dense), size, servers, dense)
+        for merge_pages in (False, True):
+            if (merge_pages and can_merge) or (not merge_pages and size <= largest):
+                _add_many(figures, await _many(run, size, servers, merge_pages), size, servers, merge_pages)
 
 
 def _kernel_merges() -> bool:
     return KSM.exists() and KSM.read_text().strip() == "1"
 
 
-def _add_many(figures: Figures, many: dict[str, Any], size: int, servers: int, dense: bool) -> None:
-    with_merging = "with `--dense`" if dense else "without merging"
+def _add_many(figures: Figures, many: dict[str, Any], size: int, servers: int, merge_pages: bool) -> None:
+    with_merging = "with `--merge-pages`" if merge_pages else "without merging"
     count = {1: "one server", 2: "two servers"}[servers]
     figures.add(
         f"memory per episode with {count}, {with_merging}",
@@ -119,8 +119,8 @@ def _add_many(figures: Figures, many: dict[str, Any], size: int, servers: int, d
     )
 
 
-async def _many(run: Run, size: int, servers: int, dense: bool) -> dict[str, Any]:
-    flags = ["--servers", str(servers), *(["--dense"] if dense else [])]
+async def _many(run: Run, size: int, servers: int, merge_pages: bool) -> dict[str, Any]:
+    flags = ["--servers", str(servers), *(["--merge-pages"] if merge_pages else [])]
     command = [sys.executable, "-m", "benchmarks.many", str(size), *flags, "--image", run.options.image]
     command += ["--settle", str(SETTLE_SECONDS)]
     with tempfile.TemporaryFile() as output:

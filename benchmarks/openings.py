@@ -65,7 +65,7 @@ async def measure_gradings(run: Run, figures: Figures) -> None:
     size = run.options.batch
     async with (
         decathlon(run, max_sandboxes=size, max_queue=size) as cold,
-        decathlon(run, max_sandboxes=2 * size, max_queue=size, warm=size) as warm,
+        decathlon(run, max_sandboxes=2 * size, max_queue=size, pool=size) as warm,
     ):
         for server in (cold, warm):
             await open_episode(server, "bare")

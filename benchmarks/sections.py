@@ -50,7 +50,7 @@ Episodes without MCP servers, one after another, without sandboxes that were ope
         "Gradings",
         """\
 A batch of episodes without MCP servers is opened at once, then claimed and graded at once: by a server that
-opens each grader's sandbox when it is needed, and by one with `--warm` that opens them ahead while the
+opens each grader's sandbox when it is needed, and by one with `--pool` that opens them ahead while the
 episodes are open. The floor is the first one's openings.""",
         measure_gradings,
     ),

@@ -27,7 +27,7 @@ from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
 from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.driver.stream import ReconnectPolicy
-from decathlon_mcp.episodes.admission import DENSE_FLOOR_MIB, Admission, MemoryFloor
+from decathlon_mcp.episodes.admission import MERGING_FLOOR_MIB, Admission, MemoryFloor
 from decathlon_mcp.episodes.directory import RegistryOptions
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -307,7 +307,7 @@ def create_sandbox_factory(
         common_digest=suite.common_digest(),
         cuts_overlong=suite.profile.cuts_overlong,
         grades_truncated=suite.profile.grades_truncated,
-        dense=settings.dense,
+        merge_pages=settings.merge_pages,
         suite_hooks=suite_hooks(suite),
         servers=settings.servers,
         health=health or ProviderHealth(settings.max_sandboxes),
@@ -363,7 +363,7 @@ def create_registry(
         max_sandboxes=settings.max_sandboxes,
         max_opening=settings.max_opening,
         max_queue=settings.max_queue,
-        memory=MemoryFloor((DENSE_FLOOR_MIB if settings.dense else 0) << 20),
+        memory=MemoryFloor((MERGING_FLOOR_MIB if settings.merge_pages else 0) << 20),
         room=lambda: max_sandboxes_beside(events.open_connections),
     )
     options = RegistryOptions(

@@ -142,7 +142,7 @@ class Settings(BaseModel):
         description="Maximum number of tool calls per episode. At the limit the attempt is closed. [none]",
     )
 
-    dense: bool = Field(
+    merge_pages: bool = Field(
         False,
         description="Let the kernel merge equal memory pages of agents' sandboxes, so that more of them fit. "
         "Processes in these sandboxes get fixed addresses, and can learn from the time of a write what other "

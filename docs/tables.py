@@ -55,9 +55,9 @@ THROUGHPUT = {
         "memory of the machine per episode, standard library's server",
     ),
     "density": (
-        "openings per second, with `--dense`",
-        "gradings per second, with `--dense`",
-        "memory per episode with one server, with `--dense`",
+        "openings per second, with `--merge-pages`",
+        "gradings per second, with `--merge-pages`",
+        "memory per episode with one server, with `--merge-pages`",
     ),
 }
 """Figures of the benchmarks' sections for planning a training run."""

@@ -78,8 +78,8 @@ class ChildServer:
     """A server in a process of its own, which ends with this process.
 
     `command` starts `decathlon-mcp`; see `find_program`. `settings` are options of `serve` by name:
-    `max_sandboxes=64`, `dense=True`. `environment` and `cwd`: None for this process's own. `start` waits
-    until `url` can be used, and `close` must be called.
+    `max_sandboxes=64`, `merge_pages=True`. `environment` and `cwd`: None for this process's own. `start`
+    waits until `url` can be used, and `close` must be called.
     """
 
     def __init__(

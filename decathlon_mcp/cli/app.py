@@ -40,11 +40,12 @@ from decathlon_mcp.cli.options import (
     StateFolder,
     TasksSettings,
     describe_unknown_variables,
+    names_server,
+    run_async,
     settings_model,
     shown_default,
     unknown_variables,
 )
-from decathlon_mcp.cli.running import names_server, run_async
 from decathlon_mcp.cli.usage import (
     check_positive,
     check_token_name,
@@ -53,7 +54,7 @@ from decathlon_mcp.cli.usage import (
     report,
     usage_message,
 )
-from decathlon_mcp.errors import BadRequestError, SchemaError
+from decathlon_mcp.errors import BadRequestError, SchemaError, UnknownEpisodeError, UnknownTaskError
 from decathlon_mcp.hooks import broken, image_unpacker, load, plugins
 from decathlon_mcp.labels import parse_labels
 from decathlon_mcp.settings import default_state
@@ -197,7 +198,7 @@ def init(folder: Annotated[Path, Parameter(name="FOLDER")], /) -> int:
     folder
         A folder that does not exist yet, or an empty one.
     """
-    from decathlon_mcp.cli.init import init
+    from decathlon_mcp.cli.demo import init
 
     return init(folder)
 
@@ -425,7 +426,10 @@ def _list_common(command: Callable[..., object]) -> None:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the command line given by `words` and return the exit status."""
+    """Run the command line given by `words` and return the exit status.
+
+    It is 2 for a wrong command line, also one that names an episode, a run or a task that there is not.
+    """
     if words and words[0] == "help":
         words = [*words[1:], "--help"]
     is_whole = HELP_ALL in words
@@ -457,9 +461,9 @@ def run(words: Sequence[str]) -> int:
         if (message := failure_message(error)) is None:
             raise
         report(message)
-        # Its supervisor would start it again.
-        is_final = words[:1] == ["serve"] and errors.split(SchemaError)[0] is not None
-        return supervisor.USAGE_STATUS if is_final else 1
+        # A supervisor would start a server that cannot read its store again and again.
+        is_usage = errors.split((UnknownEpisodeError, UnknownTaskError, SchemaError))[0] is not None
+        return supervisor.USAGE_STATUS if is_usage else 1
     return status if isinstance(status, int) else 0
 
 

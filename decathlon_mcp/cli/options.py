@@ -1,6 +1,12 @@
 """Settings as command-line flags, environment variables and `decathlon.toml`, in that order of precedence.
 
 The file uses the names of the settings model (`max_sandboxes = 8`) and of `serve`'s own options.
+
+Compared 2026-11-28 with the command line of pydantic-settings 2.16.3 over the same models, and not taken: its
+argparse suggests no similar option, its errors do not say whether a flag, a variable or the file had the
+value, a variable with several values must be JSON, the help has no headings within a model, no shell
+completes it, and importing it takes four times as long. What is here is what cyclopts lacks: the file, and
+which settings a command's help lists.
 """
 
 from __future__ import annotations
@@ -8,13 +14,14 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
+import anyio
 from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict, Env
-from pydantic import Field, create_model
+from pydantic import BaseModel, Field, create_model
 
 from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.cli.usage import check_label_texts, check_names, check_not_empty, check_port
@@ -62,46 +69,16 @@ StateFolder = Annotated[
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Tasks": ("suite", "names", "language", "results", "reward"),
     "Sandboxes": (
-        "provider",
-        "provider_option",
-        "kernel",
-        "isolation",
-        "image",
-        "network",
-        "servers",
-        "dense",
-        "memory_mib",
-        "cpus",
-        "pids",
-        "workspace_mib",
+        *("provider", "provider_option", "kernel", "isolation", "image", "network", "servers"),
+        *("merge_pages", "memory_mib", "cpus", "pids", "workspace_mib"),
     ),
-    "Limits": (
-        "max_calls",
-        "max_sandboxes",
-        "max_opening",
-        "max_queue",
-        "max_body_mib",
-        "min_free_mib",
-    ),
+    "Limits": (*("max_calls", "max_sandboxes", "max_opening", "max_queue", "max_body_mib", "min_free_mib"),),
     "Time limits (seconds)": (
-        "idle_seconds",
-        "first_use_seconds",
-        "grace_seconds",
-        "episode_seconds",
-        "servers_seconds",
-        "set_up_seconds",
-        "evaluation_seconds",
-        "drain_seconds",
-        "survive_seconds",
+        *("idle_seconds", "first_use_seconds", "grace_seconds", "episode_seconds", "servers_seconds"),
+        *("set_up_seconds", "evaluation_seconds", "drain_seconds", "survive_seconds"),
     ),
     "Files and logs": (
-        "config",
-        "state",
-        "hand_over",
-        "keep_days",
-        "tokens",
-        "log_level",
-        "log_format",
+        *("config", "state", "hand_over", "keep_days", "tokens", "metrics_tasks", "log_level", "log_format"),
     ),
 }
 """The settings of the core, by the heading of the help, where settings of plug-ins follow."""
@@ -121,6 +98,9 @@ UNITS = {
     "option": "NAME=VALUE",
 }
 """Metavars of settings, by the last word of the name."""
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _WithFile(Settings):
@@ -152,10 +132,10 @@ def settings_model(name: str, shown: Collection[str] = (), *, like: str = "") ->
         for name in names
     }
     # The fields of the last base come first.
-    model = create_model(name, __base__=(*reversed(parts), _WithFile))
-    fields: dict[str, Any] = {}
-    for key, field in model.model_fields.items():
-        place = Parameter(
+    model = cast("type[_WithFile]", create_model(name, __base__=(*reversed(parts), _WithFile)))
+
+    def parameter(key: str) -> Parameter:
+        return Parameter(
             group=groups[key],
             negative=(),
             env_var_split=_split,
@@ -163,9 +143,17 @@ def settings_model(name: str, shown: Collection[str] = (), *, like: str = "") ->
             show_default=shown_default,
             metavar=UNITS.get(key.rpartition("_")[2]),
         )
+
+    return _options(model, name, parameter)
+
+
+def _options(model: type[_Model], name: str, parameter: Callable[[str], Parameter]) -> type[_Model]:
+    """A model whose fields are options of a command, with the `parameter` of each name."""
+    fields: dict[str, Any] = {}
+    for key, field in model.model_fields.items():
         kind = _provider_type() if key == "provider" else field.annotation
-        fields[key] = (Annotated[(kind, *field.metadata, place)], field)
-    return cast("type[_WithFile]", create_model(name, __base__=model, **fields))
+        fields[key] = (Annotated[(kind, *field.metadata, parameter(key))], field)
+    return create_model(name, __base__=model, **fields)
 
 
 def _provider_type() -> Any:
@@ -197,17 +185,6 @@ FILTERS = Group("Filters", sort_key=3)
 METAVARS = {"split": "NAME", "needs": "WORD", "without": "WORD", "search": "TEXT", "seed": "N"}
 
 
-def _filter_model() -> type[TaskFilter]:
-    """Return the model of task filters with its help section."""
-    fields: dict[str, Any] = {}
-    for key, field in TaskFilter.model_fields.items():
-        place = Parameter(
-            group=FILTERS, negative=(), show_default=False, metavar=METAVARS.get(key), consume_multiple=False
-        )
-        fields[key] = (Annotated[(field.annotation, *field.metadata, place)], field)
-    return create_model("FilterOptions", __base__=TaskFilter, **fields)
-
-
 Labels = Annotated[
     tuple[str, ...],
     Parameter(
@@ -222,7 +199,13 @@ Labels = Annotated[
 ]
 
 LabelFilter = Annotated[Labels, Parameter(help="List every episode with this label. Can be repeated.")]
-FilterOptions = _filter_model()
+FilterOptions = _options(
+    TaskFilter,
+    "FilterOptions",
+    lambda key: Parameter(
+        group=FILTERS, negative=(), show_default=False, metavar=METAVARS.get(key), consume_multiple=False
+    ),
+)
 Filters = Annotated[FilterOptions, Parameter(name="*")]
 NO_FILTERS = FilterOptions.model_validate({})
 
@@ -233,7 +216,7 @@ ServerOptions = settings_model("ServerOptions")
 TasksOptions = settings_model(
     "TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network"), like="tasks"
 )
-DoctorOptions = settings_model("DoctorOptions", (*SANDBOX_SETTINGS, "dense", "tokens"), like="doctor")
+DoctorOptions = settings_model("DoctorOptions", (*SANDBOX_SETTINGS, "merge_pages", "tokens"), like="doctor")
 PlayOptions = settings_model("PlayOptions", SANDBOX_SETTINGS)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
@@ -320,3 +303,17 @@ def describe_unknown_variables(unknown: Mapping[str, str]) -> str:
 
 SOURCES = (_from_variables, _from_file)
 """Where cyclopts takes values from after the flags, in this order."""
+
+
+def names_server(url: str | None, settings: Settings) -> bool:
+    """Whether to connect to a server: at `url`, or at `DECATHLON_URL` if no suite is named."""
+    return url is not None or ("DECATHLON_URL" in os.environ and "suite" not in settings.model_fields_set)
+
+
+def run_async(command: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+    """Run a command in an event loop; uvloop if it is installed."""
+    try:
+        import uvloop as _  # noqa: F401
+    except ModuleNotFoundError:
+        return anyio.run(command, *arguments)
+    return anyio.run(command, *arguments, backend_options={"use_uvloop": True})

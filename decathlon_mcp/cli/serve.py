@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
@@ -21,7 +22,7 @@ from decathlon_mcp.app import bootstrap
 from decathlon_mcp.background import background_tasks, run_alone
 from decathlon_mcp.cli import supervisor
 from decathlon_mcp.cli.options import DEFAULT_HOST, DEFAULT_PORT
-from decathlon_mcp.cli.readiness import log_problems, require_ready
+from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError, SettingsError
@@ -80,35 +81,29 @@ class ListenAddress:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-class StartReport:
-    """What a server does before it is ready, logged once that has taken QUIET_SECONDS."""
-
-    def __init__(self, first_step: str) -> None:
-        self._step = first_step
-        self._is_late = False
-
-    def begin(self, step: str) -> None:
-        """Note the step that begins now; empty once the server is ready."""
-        self._step = step
-        self._log()
-
-    async def run(self) -> None:
-        """Log the step in which QUIET_SECONDS have passed; later ones are logged as they begin."""
-        await anyio.sleep(QUIET_SECONDS)
-        self._is_late = True
-        self._log()
-
-    def _log(self) -> None:
-        if self._is_late and self._step:
-            log.info("still starting", extra=fields(step=self._step))
-
-
 @asynccontextmanager
-async def _reporting_start(first_step: str) -> AsyncGenerator[StartReport]:
-    start = StartReport(first_step)
+async def reporting_start(first_step: str) -> AsyncGenerator[Callable[[str], None]]:
+    """Log what a server does before it is ready, once that has taken QUIET_SECONDS.
+
+    Yields a function that is called with each step as it begins, and without text once the server is ready.
+    """
+    current, is_late = first_step, False
+
+    def begin(step: str) -> None:
+        nonlocal current
+        current = step
+        if is_late and step:
+            log.info("still starting", extra=fields(step=step))
+
+    async def wait() -> None:
+        nonlocal is_late
+        await anyio.sleep(QUIET_SECONDS)
+        is_late = True
+        begin(current)
+
     async with background_tasks() as tasks:
-        tasks.start_soon(start.run)
-        yield start
+        tasks.start_soon(wait)
+        yield begin
 
 
 async def serve(settings: Settings, address: ListenAddress) -> int:
@@ -127,7 +122,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
         raise SettingsError("--hand-over requires --survive-seconds: with 0, sandboxes end with their server")
     raise_descriptor_limit()
     async with (
-        _reporting_start("reading the suites and looking for sandboxes of an earlier server") as start,
+        reporting_start("reading the suites and looking for sandboxes of an earlier server") as begin,
         # Without survivors there is nothing that only one server may continue.
         bootstrap(
             settings, serves=settings.survive_seconds > 0, supervisor=supervised and supervised.parent
@@ -137,17 +132,18 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
     ):
         if supervised is not None and supervised.restarts:
             # Clients wait, and the engine, which takes back all sandboxes now, would answer too late.
-            tasks.start_soon(run_alone, log_problems, episodes, settings.max_sandboxes)
+            look = partial(require_ready, episodes, settings.max_sandboxes, continues=True)
+            tasks.start_soon(run_alone, look)
         else:
-            start.begin("checking this machine and the programs in the sandboxes")
+            begin("checking this machine and the programs in the sandboxes")
             await require_ready(episodes, settings.max_sandboxes)
         with _listener(address) as (listener, address), _ready_file(address.ready_file) as write_url:
 
             def announce(url: str, page: Page | None) -> None:
                 write_url(url)
-                start.begin("")
+                begin("")
                 if supervised is not None:
-                    ready_file = _absolute(address.ready_file)
+                    ready_file = "" if address.ready_file is None else str(address.ready_file.absolute())
                     supervised.report_ready(listener, ready_file, settings.survive_seconds)
                 log.info("listening", extra=fields(url=url, pid=os.getpid(), tasks=len(episodes.catalogue)))
                 if settings.log_format == "text" and not (supervised and supervised.restarts):
@@ -244,10 +240,6 @@ def _inherited_listener() -> int | None:
     if count > 1:
         raise SettingsError(f"systemd passed {count} sockets: give the socket's unit one ListenStream=")
     return supervisor.FIRST_ACTIVATED if count else None
-
-
-def _absolute(file: Path | None) -> str:
-    return "" if file is None else str(file.absolute())
 
 
 def _leave(ready_file: Path | None) -> NoReturn:

@@ -7,10 +7,12 @@ import json
 import secrets
 import struct
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from zoneinfo import ZoneInfo
 
 import anyio
@@ -24,21 +26,20 @@ from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.grading.grader import (
+    CHECK_SECONDS,
     PYTHON_ENVIRONMENT,
     evaluator_module,
-    probe_evaluators_command,
-    read_problems,
+    probe_evaluators,
 )
 from decathlon_mcp.grading.rubric import FUNCTION_ARGUMENTS, Rubric, function_location, load_rubric
 from decathlon_mcp.payloads import source
-from decathlon_mcp.sandboxes.base import Finding, Sandbox
+from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.suites.checkout import walk, write
 from decathlon_mcp.suites.suite import Suite
 
 PROGRAMS_SECONDS = 20.0
 FUNCTIONS_SECONDS = 60.0
 """For all functions of a suite: each is imported with what its module imports."""
-EVALUATORS_SECONDS = 60.0
 AT_ONCE = 200
 """Functions or evaluators that one process looks at: their names are an argument, whose length is limited."""
 OUTPUT_BYTES = 1 << 20
@@ -97,7 +98,7 @@ async def probe_suite(
     functions = {task: rubric.function for task, rubric in rubrics.items() if rubric.function is not None}
     evaluators: dict[str, SuiteError] = {}
     if can_open:
-        seconds = PROGRAMS_SECONDS + EVALUATORS_SECONDS + (FUNCTIONS_SECONDS if functions else 0)
+        seconds = PROGRAMS_SECONDS + CHECK_SECONDS + (FUNCTIONS_SECONDS if functions else 0)
         problem = f"it took longer than {seconds:g} s"
         with anyio.move_on_after(seconds):
             try:
@@ -154,111 +155,98 @@ async def _probe(
 
     `functions` are given as `FILE:NAME`.
     """
+    suite = factory.suite
     async with factory.open(f"look-{secrets.token_hex(6)}", "none") as (sandbox, driver):
-        await put_archive(sandbox, driver, sandbox.root, factory.common)
+        root = sandbox.root
+        await put_archive(sandbox, driver, root, factory.common)
         result = await driver.run(
-            probe_command(factory.suite, root=sandbox.root),
-            cwd=str(sandbox.root),
-            timeout_seconds=PROGRAMS_SECONDS,
+            probe_command(suite, root=root), cwd=str(root), timeout_seconds=PROGRAMS_SECONDS
         )
         where = f"the image {factory.image}" if factory.image else ""
-        missing = parse_missing_programs(factory.suite, result.stdout, where)
-        catalogue.record_missing_programs(factory.suite, missing)
+        catalogue.record_missing_programs(suite, parse_missing_programs(suite, result.stdout, where))
         zone = await driver.run(
-            [*factory.suite.profile.python, "-c", ZONE_SCRIPT],
-            cwd=str(sandbox.root),
-            env=dict(factory.suite.profile.environment),
+            [*suite.profile.python, "-c", ZONE_SCRIPT],
+            cwd=str(root),
+            env=dict(suite.profile.environment),
             timeout_seconds=PROGRAMS_SECONDS,
             output_bytes=OUTPUT_BYTES,
         )
         if (found := read_zone(zone.stdout)) is not None:
-            catalogue.record_zone(factory.suite, found)
-        evaluators = await _check_evaluators(factory.suite, sandbox, driver)
-        if not functions:
-            return evaluators, {}
-        return evaluators, await _import_functions(factory.suite, functions, sandbox, driver)
+            catalogue.record_zone(suite, found)
+        with tempfile.TemporaryDirectory(prefix="decathlon-evaluators-") as folder:
+            archive = Path(folder) / "tasks.tar"
+            await anyio.to_thread.run_sync(_pack_code, suite, archive)
+            await put_archive(sandbox, driver, root, archive)
+            archive.unlink()
+            names = [name for name, task in suite.tasks.items() if not task.errors]
+            evaluators: dict[str, str] = {}
+            for some in _groups(names):
+                modules = {name: evaluator_module(suite.tasks[name]) for name in some}
+                evaluators |= await probe_evaluators(driver, suite.profile, root, modules)
+            imports: dict[str, str] = {}
+            if functions:
+                for name in functions:
+                    task = suite.tasks[name]
+                    await anyio.to_thread.run_sync(partial(suite.task_archive, task, archive, sealed=True))
+                await put_archive(sandbox, driver, root, archive)
+            for some in _groups(list(functions)):
+                group = {name: functions[name] for name in some}
+                imports |= await _import_functions(suite, group, driver, root)
+    return (
+        _errors(suite, {name: f"the evaluator: {problem}" for name, problem in evaluators.items()}),
+        _errors(
+            suite,
+            {
+                name: f"the rubric's function {functions[name]}: {problem}"
+                for name, problem in imports.items()
+                if name in functions
+            },
+            {name: address.partition(":")[0] for name, address in functions.items()},
+        ),
+    )
 
 
-async def _check_evaluators(suite: Suite, sandbox: Sandbox, driver: DriverClient) -> dict[str, SuiteError]:
-    """The errors of evaluators that Python cannot run, by task."""
-    with tempfile.TemporaryDirectory(prefix="decathlon-evaluators-") as folder:
-        archive = Path(folder) / "evaluators.tar"
-        await anyio.to_thread.run_sync(_pack_code, suite, archive)
-        await put_archive(sandbox, driver, sandbox.root, archive)
-    names = [name for name, task in suite.tasks.items() if not task.errors]
-    problems: dict[str, str] = {}
-    for start in range(0, len(names), AT_ONCE):
-        modules = {name: evaluator_module(suite.tasks[name]) for name in names[start : start + AT_ONCE]}
-        result = await driver.run(
-            probe_evaluators_command(suite.profile.python, sandbox.root, modules),
-            cwd=str(sandbox.root),
-            env={**PYTHON_ENVIRONMENT, **dict(suite.profile.environment)},
-            timeout_seconds=EVALUATORS_SECONDS,
-            output_bytes=OUTPUT_BYTES,
-        )
-        problems |= read_problems(result.stdout) or {}
+def _groups(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE))
+
+
+def _errors(
+    suite: Suite, problems: Mapping[str, str], files: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, SuiteError]:
+    """Errors by task; `files`: the file in the task's folder, if it is known."""
+    folders = {name: suite.path / suite.tasks[name].folder for name in problems if name in suite.tasks}
     return {
-        name: SuiteError(
-            f"{suite.path / suite.tasks[name].folder}: the evaluator: {problem}",
-            file=str(suite.path / suite.tasks[name].folder),
-        )
-        for name, problem in problems.items()
-        if name in suite.tasks
+        name: SuiteError(f"{folder}: {problems[name]}", file=str(folder / files.get(name, "")))
+        for name, folder in folders.items()
     }
 
 
 def _pack_code(suite: Suite, archive: Path) -> None:
     """The Python files of all tasks: a task's data can be large."""
-    members = [
-        path
-        for task in suite.tasks.values()
-        for path in walk(suite.path, task.folder)
-        if path.suffix == ".py"
-    ]
+    folders = [task.folder for task in suite.tasks.values()]
+    members = [path for folder in folders for path in walk(suite.path, folder) if path.suffix == ".py"]
     write(archive, suite.path, members, {})
 
 
 async def _import_functions(
-    suite: Suite, functions: Mapping[str, str], sandbox: Sandbox, driver: DriverClient
-) -> dict[str, SuiteError]:
-    problems: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="decathlon-rubrics-") as folder:
-        archive = Path(folder) / "tasks.tar"
-        await anyio.to_thread.run_sync(_pack, suite, list(functions), archive)
-        await put_archive(sandbox, driver, sandbox.root, archive)
-    names = list(functions)
-    for start in range(0, len(names), AT_ONCE):
-        order = {
-            "root": str(sandbox.root),
-            "functions": {
-                name: function_location(suite.tasks[name], functions[name])
-                for name in names[start : start + AT_ONCE]
-            },
-            "arguments": FUNCTION_ARGUMENTS,
-        }
-        result = await driver.run(
-            [*suite.profile.python, "-c", source("rubric_probe"), json.dumps(order)],
-            cwd=str(sandbox.root),
-            env={**PYTHON_ENVIRONMENT, **dict(suite.profile.environment)},
-            timeout_seconds=FUNCTIONS_SECONDS,
-        )
-        try:
-            problems |= _OUTPUT.validate_json(result.stdout)
-        except ValidationError:
-            raise SuiteError(
-                "a rubric's function ended the program that imported it: "
-                f"{result.stderr.strip()[-500:] or f'exit code {result.exit_code}'}"
-            ) from None
-    return {
-        name: SuiteError(
-            f"{suite.path / suite.tasks[name].folder}: the rubric's function {functions[name]}: {problem}",
-            file=str(suite.path / suite.tasks[name].folder / functions[name].partition(":")[0]),
-        )
-        for name, problem in problems.items()
-        if name in functions
+    suite: Suite, functions: Mapping[str, str], driver: DriverClient, root: PurePosixPath
+) -> dict[str, str]:
+    """Problems of functions that cannot be called in a sandbox with their tasks' files, by task."""
+    order = {
+        "root": str(root),
+        "functions": {name: function_location(suite.tasks[name], functions[name]) for name in functions},
+        "arguments": FUNCTION_ARGUMENTS,
     }
-
-
-def _pack(suite: Suite, tasks: list[str], archive: Path) -> None:
-    for name in tasks:
-        suite.task_archive(suite.tasks[name], archive, sealed=True)
+    result = await driver.run(
+        [*suite.profile.python, "-c", source("rubric_probe"), json.dumps(order)],
+        cwd=str(root),
+        env={**PYTHON_ENVIRONMENT, **dict(suite.profile.environment)},
+        timeout_seconds=FUNCTIONS_SECONDS,
+    )
+    try:
+        return _OUTPUT.validate_json(result.stdout)
+    except ValidationError:
+        raise SuiteError(
+            "a rubric's function ended the program that imported it: "
+            f"{result.stderr.strip()[-500:] or f'exit code {result.exit_code}'}"
+        ) from None

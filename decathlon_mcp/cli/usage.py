@@ -6,8 +6,8 @@ import errno
 import math
 import re
 import sys
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from cyclopts import (
     ArgumentCollection,
@@ -15,6 +15,7 @@ from cyclopts import (
     CycloptsError,
     MissingArgumentError,
     UnknownCommandError,
+    UnknownOptionError,
     UnusedCliTokensError,
 )
 from cyclopts import ValidationError as RefusedValue
@@ -23,7 +24,7 @@ from pydantic import ValidationError
 
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.labels import parse_labels
-from decathlon_mcp.validation import find_problems, one_line
+from decathlon_mcp.validation import did_you_mean, find_problems, one_line
 
 TOKEN_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 MAX_PORT = 65_535
@@ -42,42 +43,37 @@ _HINTS = {
     "serve": "`--suite PATH` says which tasks are served",
 }
 """What was probably wanted from a command that takes only options."""
+_CREDENTIALS = re.compile(r"(?<=://)\S*@")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def report(message: str) -> None:
     """Print a message on stderr, as one line without control characters, which others may have written."""
-    sys.stderr.write(f"decathlon-mcp: {one_line(message)}\n")
+    sys.stderr.write(f"decathlon-mcp: {without_credentials(one_line(message))}\n")
 
 
-def check_token_name(kind: object, name: str) -> None:
-    if not TOKEN_NAME.fullmatch(name):
-        raise ValueError("1 to 64 letters, digits and _.@- were expected")
+def without_credentials(text: str) -> str:
+    """The text with `***` for the user and the password in each address."""
+    return _CREDENTIALS.sub("***@", text)
 
 
-def check_positive(kind: object, number: int | None) -> None:
-    if number is not None and number < 1:
-        raise ValueError("a number of at least 1 was expected")
+def _expecting(expected: str, is_right: Callable[[Any], object]) -> Callable[[object, Any], None]:
+    """A validator of an option's value, which may be missing."""
+
+    def check(kind: object, value: Any) -> None:
+        if value is not None and not is_right(value):
+            raise ValueError(expected)
+
+    return check
 
 
-def check_seconds(kind: object, seconds: float) -> None:
-    if not 0 < seconds < math.inf:
-        raise ValueError("a number of seconds above 0 was expected")
-
-
-def check_port(kind: object, port: int | None) -> None:
-    if port is not None and not 0 <= port <= MAX_PORT:
-        raise ValueError(f"a port from 0 to {MAX_PORT} was expected")
-
-
-def check_not_empty(kind: object, value: object) -> None:
-    if value is not None and not str(value):
-        raise ValueError("a value was expected")
-
-
-def check_names(kind: object, names: tuple[str, ...]) -> None:
-    for name in names:
-        check_not_empty(kind, name)
+check_token_name = _expecting("1 to 64 letters, digits and _.@- were expected", TOKEN_NAME.fullmatch)
+check_positive = _expecting("a number of at least 1 was expected", lambda number: number >= 1)
+check_seconds = _expecting("a number of seconds above 0 was expected", lambda number: 0 < number < math.inf)
+check_port = _expecting(f"a port from 0 to {MAX_PORT} was expected", lambda port: 0 <= port <= MAX_PORT)
+check_not_empty = _expecting("a value was expected", str)
+check_names = _expecting("a value was expected", all)
+check_url = _expecting("an address was expected, such as https://tasks.example.org", is_http_url)
 
 
 def check_label_texts(kind: object, texts: tuple[str, ...]) -> None:
@@ -92,11 +88,6 @@ def check_run(kind: object, run: str | None) -> None:
         check_label_texts(kind, (f"run={run}",))
 
 
-def check_url(kind: object, url: str | None) -> None:
-    if url is not None and not is_http_url(url):
-        raise ValueError("an address was expected, such as https://tasks.example.org")
-
-
 def usage_message(error: CycloptsError) -> str:
     """One line about what is wrong with the command line, a variable or the settings file."""
     match error:
@@ -109,6 +100,11 @@ def usage_message(error: CycloptsError) -> str:
             beginning, _, _ = str(error).partition(" Available commands: ")
             names = sorted(name for name in error.app or () if not name.startswith("-"))
             return f"{beginning} The commands are: {', '.join(names)}"
+        case UnknownOptionError(token=token, argument_collection=arguments) if token.source == "cli":
+            # Every option that works is compared, and cyclopts names also one that this command's help hides.
+            given = token.keyword or token.value
+            known = [name for argument in arguments if argument.show for name in argument.names]
+            return f"unknown option: {given}{did_you_mean(given.partition('=')[0], known)}"
         case MissingArgumentError(argument=argument, keyword=None) if (
             argument is not None and not argument.tokens and not error.unused_tokens
         ):

@@ -310,28 +310,28 @@ async def connect(
     sandbox: Sandbox,
     *,
     reconnect: ReconnectPolicy = NO_RECONNECTION,
-    taken_back: bool = False,
+    reattached: bool = False,
     unanswered: Collection[int] = (),
 ) -> AsyncGenerator[DriverClient]:
     """Boot the driver of an open sandbox and keep the connection to it.
 
     `reconnect`: whether the driver waits for another server process when it has lost this one, and whether
-    this process opens a lost stream again. `taken_back`: the driver runs already, since an earlier server
+    this process opens a lost stream again. `reattached`: the driver runs already, since an earlier server
     process; nothing ends because of the change, except for tunnels. `unanswered`: as for `DriverLink`.
 
     Yields at once: requests wait until the driver is up. If it never comes up, requests raise ImageError if
-    the sandbox's Python cannot run the driver, else SandboxLostError. For a `dense` sandbox it sends the
-    first request itself.
+    the sandbox's Python cannot run the driver, else SandboxLostError. With `merge_pages` it sends the first
+    request itself.
     """
     async with background_tasks() as tasks:
-        driver = DriverClient(sandbox, reconnect=reconnect, taken_back=taken_back, unanswered=unanswered)
-        heartbeat = Heartbeat(driver, boot_seconds=None if taken_back else BOOT_SECONDS)
+        driver = DriverClient(sandbox, reconnect=reconnect, reattached=reattached, unanswered=unanswered)
+        heartbeat = Heartbeat(driver, boot_seconds=None if reattached else BOOT_SECONDS)
         tasks.start_soon(driver.receive)
         try:
-            if not taken_back:
+            if not reattached:
                 await driver.send_bytes(boot_message())
             driver.attach()
-            if sandbox.spec.dense and not taken_back:
+            if sandbox.spec.merge_pages and not reattached:
                 # Before anything can start a server.
                 await driver.merge()
             yield driver

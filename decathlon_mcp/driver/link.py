@@ -193,7 +193,7 @@ class _Request(msgspec.Struct, eq=False):
 class DriverLink(DriverStream):
     """Sends requests and notifications to a driver, any number at a time.
 
-    `taken_back`: the driver was started by an earlier server process. `unanswered`: ids of that process's
+    `reattached`: the driver was started by an earlier server process. `unanswered`: ids of that process's
     requests that will be sent again. Replies to them are held until then; all others to that process are
     ignored.
     """
@@ -203,10 +203,10 @@ class DriverLink(DriverStream):
         sandbox: Sandbox,
         *,
         reconnect: ReconnectPolicy = NO_RECONNECTION,
-        taken_back: bool = False,
+        reattached: bool = False,
         unanswered: Collection[int] = (),
     ) -> None:
-        super().__init__(sandbox, reconnect, was_attached=taken_back)
+        super().__init__(sandbox, reconnect, was_attached=reattached)
         self._ids = itertools.count((reconnect.generation << wire.COUNTER_BITS) + 1)
         self._pending: dict[int, _Request] = {}
         self._pending_bytes = 0

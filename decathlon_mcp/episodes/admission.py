@@ -1,8 +1,8 @@
 """Admission: a limit on sandboxes, a bounded queue, and tasks that share an account one at a time.
 
-No agent's sandbox opens while the machine has little memory left (`MemoryFloor`). With merging (`--dense`)
-memory comes back by itself, some time after it was taken. So an episode that needs more waits, instead of
-being refused or bringing the machine down.
+No agent's sandbox opens while the machine has little memory left (`MemoryFloor`). With
+`--merge-pages` memory comes back by itself, some time after it was taken. So an episode that needs more
+waits, instead of being refused or bringing the machine down.
 
 Decided 2026-11-22: with several tokens, each may take a fixed part of the sandboxes and of the queue, and a
 free place goes to the token that has the fewest. Fairness in the queue alone is not enough: episodes are
@@ -28,8 +28,8 @@ from decathlon_mcp.suites.suite import SharedResource
 
 SHARE_PER_TOKEN = 0.75
 """The largest part of the sandboxes, of the queue and of the sessions that one of several tokens may take."""
-DENSE_FLOOR_MIB = 1024
-"""Floor with `--dense`: four set-ups at once, of four servers with 60 MiB each."""
+MERGING_FLOOR_MIB = 1024
+"""Floor with `--merge-pages`: four set-ups at once, of four servers with 60 MiB each."""
 STALLED_SECONDS = 300.0
 """Time without an admission after which waiting episodes are refused. Merging looks at every page twice,
 which takes a minute or two with a thousand sandboxes."""

@@ -28,7 +28,7 @@ from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools.offer import ToolOffer
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.grading.attempt import Attempt
-from decathlon_mcp.grading.job import CapturedWorkspace
+from decathlon_mcp.grading.inputs import CapturedWorkspace
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.telemetry.logs import fields
 
@@ -103,12 +103,14 @@ class Start:
             records=episode.sandbox_records,
             role="agent" if is_agents else "preprocess",
             # A task that is graded in place is graded in this sandbox.
-            dense=is_agents and not task.in_place,
+            merge_pages=is_agents and not task.in_place,
             opening=self.admission.opening,
             web=self.resources.web if factory.uses_web(task, "agent") else None,
             open_new=open_new,
         ) as (sandbox, driver):
-            episode.history.note_opened(sandbox.spec.name, sandbox.image_digest, dense=sandbox.spec.dense)
+            episode.history.note_opened(
+                sandbox.spec.name, sandbox.image_digest, merge_pages=sandbox.spec.merge_pages
+            )
             yield sandbox, driver
 
 

@@ -25,10 +25,10 @@ from decathlon_mcp.errors import DiskFullError, LimitExceededError, SandboxLostE
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.fault import AgentsFaultError
-from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
+from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.sandboxes.usage import fills_disk
+from decathlon_mcp.sandboxes.capabilities import fills_disk
 from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.storage.kept_files import SERVER_LOGS_FILE, indented
 from decathlon_mcp.telemetry.logs import fields

@@ -60,9 +60,11 @@ class EpisodeHistory:
             release=__version__,
         )
 
-    def note_opened(self, agent: str, image_digest: str | None, *, dense: bool = False) -> None:
+    def note_opened(self, agent: str, image_digest: str | None, *, merge_pages: bool = False) -> None:
         """The agent's sandbox, or the sandbox of preprocess, is open under this name; set-up follows."""
-        self._records.note_facts(image_digest=image_digest, dense=dense, **self._factory.suite_hooks.facts())
+        self._records.note_facts(
+            image_digest=image_digest, dense=merge_pages, **self._factory.suite_hooks.facts()
+        )
         self._records.update(self._state.phase, agent=agent)
 
     def note_revision(self, revision: SuiteRevision) -> None:

@@ -39,7 +39,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.grading.fault import AgentsFaultError, FaultFinder, fault_by_evidence
-from decathlon_mcp.grading.job import CapturedWorkspace
+from decathlon_mcp.grading.inputs import CapturedWorkspace
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.grading.verdict import REWARDED, Status, Verdict, verdict_without_grading
 from decathlon_mcp.storage.disk import is_full

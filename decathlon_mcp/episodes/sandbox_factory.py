@@ -64,7 +64,7 @@ class SandboxFactory:
     """Whether an attempt that a limit ended is graded."""
     reconnect: ReconnectPolicy = field(default_factory=ReconnectPolicy)
     """How long sandboxes wait for another server."""
-    dense: bool = False
+    merge_pages: bool = False
     """Whether the memory of agents' sandboxes is merged."""
     suite_hooks: SuiteHooks = field(default_factory=SuiteHooks)
     """What a plug-in adds to the suite."""
@@ -123,7 +123,7 @@ class SandboxFactory:
         forwards: Mapping[int, Dialer] | None = None,
         records: SandboxRecords | None = None,
         role: SandboxRole = "agent",
-        dense: bool = False,
+        merge_pages: bool = False,
         opening: CapacityLimiter | None = None,
         web: EpisodeWeb | None = None,
         open_new: OpenNew | None = None,
@@ -135,12 +135,12 @@ class SandboxFactory:
         `image` and `root` replace the suite's. `forwards`: ports of the sandbox's `localhost` and what they
         connect to; ignored if the sandbox shares the loopback interface of its machine. `records`: the rows
         of the episode to which the sandbox belongs; without them, and for services, no source is asked.
-        `dense`: merge the sandbox's memory with other sandboxes, if the settings allow merging; never for a
+        `merge_pages`: merge its memory with that of other sandboxes, if the settings allow it; never for a
         sandbox that grades. `opening`: limits how many sandboxes the provider creates at once; the place is
         free again before the driver has started. `web`: the recorded web that the sandbox gets. `open_new`:
         opens the sandbox in place of the sources and this factory.
         """
-        spec = self.spec(name, network, image=image, root=root, dense=dense)
+        spec = self.spec(name, network, image=image, root=root, merge_pages=merge_pages)
         async with AsyncExitStack() as stack:
             # Rows are written before a sandbox can be used, and deleted after it is gone.
             rows = stack.enter_context(ExitStack())
@@ -189,9 +189,9 @@ class SandboxFactory:
 
     def first_spec(self, task: Task) -> SandboxSpec:
         """Specification, without a name, of the first sandbox that an episode of this task opens."""
-        # Preprocess has a sandbox of its own, which is not dense.
-        dense = not task.in_place and not task.has_preprocess
-        return self.spec("", self.network_for(task), dense=dense)
+        # Preprocess has a sandbox of its own, whose pages are not merged.
+        merge_pages = not task.in_place and not task.has_preprocess
+        return self.spec("", self.network_for(task), merge_pages=merge_pages)
 
     async def expect(self, spec: SandboxSpec) -> None:
         """Let sandboxes of this kind be opened ahead, before the first episode."""
@@ -234,7 +234,7 @@ class SandboxFactory:
         spec = sandbox_spec(row)
         with records.reattached(row):
             async with AsyncExitStack() as stack:
-                sandbox = await stack.enter_async_context(self.provider.take_back(row.owner, spec))
+                sandbox = await stack.enter_async_context(self.provider.reattach(row.owner, spec))
                 if row.wire_version != wire.VERSION or not await sandbox.is_running():
                     yield sandbox, None
                     return
@@ -242,14 +242,14 @@ class SandboxFactory:
                     connect(
                         sandbox,
                         reconnect=self.reconnect,
-                        taken_back=True,
+                        reattached=True,
                         unanswered=unanswered,
                     )
                 )
                 await self._forward(spec, driver, forwards)
                 if web is not None:
                     await stack.enter_async_context(
-                        self._web(web, sandbox, driver, row.role, taken_back=True)
+                        self._web(web, sandbox, driver, row.role, reattached=True)
                     )
                 yield sandbox, driver
 
@@ -260,7 +260,7 @@ class SandboxFactory:
         driver: DriverClient,
         role: str,
         *,
-        taken_back: bool = False,
+        reattached: bool = False,
     ) -> AbstractAsyncContextManager[None]:
         assert role in ("agent", "preprocess", "grader"), "a service has no web"
         return web.connected(
@@ -270,7 +270,7 @@ class SandboxFactory:
             shares_loopback=self.provider.shares_loopback(sandbox.spec),
             # Elsewhere the files belong to the machine, or to an image that other sandboxes use too.
             has_own_files=self.provider.isolation == "container",
-            taken_back=taken_back,
+            reattached=reattached,
         )
 
     async def _forward(
@@ -286,7 +286,7 @@ class SandboxFactory:
         *,
         image: str | None = None,
         root: PurePosixPath | None = None,
-        dense: bool = False,
+        merge_pages: bool = False,
     ) -> SandboxSpec:
         """Specification of a sandbox whose first process is the driver; `root` defaults to the suite's."""
         return SandboxSpec(
@@ -297,7 +297,7 @@ class SandboxFactory:
             network=network,
             limits=self.limits,
             survives=self.reconnect.seconds > 0,
-            dense=dense and self.dense,
+            merge_pages=merge_pages and self.merge_pages,
         )
 
 

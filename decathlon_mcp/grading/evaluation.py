@@ -29,10 +29,8 @@ from decathlon_mcp.errors import DecathlonError, DiskFullError, DriverError, San
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.grader import ForfeitedError, Grader, printed
-from decathlon_mcp.grading.inputs import GradingInputs, prepare_inputs
-from decathlon_mcp.grading.job import GradingJob
-from decathlon_mcp.grading.metrics import BadMetricsError, read_metrics
-from decathlon_mcp.grading.rubric import Rubric, load_rubric
+from decathlon_mcp.grading.inputs import GradingInputs, GradingJob, prepare_inputs
+from decathlon_mcp.grading.rubric import BadMetricsError, Rubric, load_rubric, read_metrics
 from decathlon_mcp.grading.verdict import Outcome, Verdict, build_verdict
 from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.telemetry.logs import fields
@@ -167,9 +165,9 @@ def outcome_of_error(error: Exception) -> Outcome:
     """The outcome of an evaluation that raised this error."""
     match error:
         case ForfeitedError():
-            return Outcome.forfeited(error.detail, error.output)
+            return Outcome(status="forfeited", detail=error.detail, output=error.output)
         case AgentsFaultError():
-            return Outcome.forfeited(error.message)
+            return Outcome(status="forfeited", detail=error.message)
         case SandboxLostError():
             return Outcome(status="sandbox_lost", detail=error.message)
         case SuiteError():

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
 
 from decathlon_mcp.validation import similar
 
@@ -49,8 +48,7 @@ def find_function(folder: Path, module: str, arguments: Collection[str]) -> Foun
     """
     problem = None
     for name in dict.fromkeys((module, FUNCTION_FILE)):
-        file = folder / name
-        found = _cached(_find_in, file, name, tuple(arguments))
+        found = _find_in(*_version(folder / name), name, tuple(arguments))
         if isinstance(found, FoundFunction):
             return found
         problem = problem or found
@@ -62,7 +60,7 @@ def does_something(file: Path) -> bool:
 
     True for a file that cannot be parsed: perhaps the sandbox has a later Python.
     """
-    return _cached(_does_something, file) is not False
+    return _does_something(*_version(file))
 
 
 def parse(file: Path) -> ast.Module:
@@ -87,29 +85,26 @@ def _read(file: Path) -> bytes:
     return source
 
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def _cached(
-    function: Callable[Concatenate[Path, int, int, _P], _T], file: Path, *args: _P.args, **kwargs: _P.kwargs
-) -> _T | None:
-    """Call a function that is cached by the file's size and time; None for a file that it cannot read."""
+def _version(file: Path) -> tuple[Path, int, int]:
+    """The file, and its time and size, for functions that are cached."""
     try:
         status = file.stat()
-        return function(file, status.st_mtime_ns, status.st_size, *args, **kwargs)
-    except (OSError, ValueError):
-        return None
+    except OSError:
+        return file, 0, 0
+    return file, status.st_ctime_ns, status.st_size
 
 
 @lru_cache(MAX_CACHED)
 def _find_in(
-    file: Path, _modified_ns: int, _size_bytes: int, name: str, arguments: tuple[str, ...]
+    file: Path, _changed_ns: int, _size_bytes: int, name: str, arguments: tuple[str, ...]
 ) -> FoundFunction | str | None:
-    # Most evaluators have no such function, and parsing takes 10 ms.
-    if _DEFINITION.search(_read(file)) is None:
+    try:
+        # Most evaluators have no such function, and parsing takes 10 ms.
+        if _DEFINITION.search(_read(file)) is None:
+            return None
+        tree = parse(file)
+    except (OSError, ValueError):
         return None
-    tree = parse(file)
     function = _definition(tree, FUNCTION)
     if function is None:
         return None
@@ -122,8 +117,11 @@ def _find_in(
 
 
 @lru_cache(MAX_CACHED)
-def _does_something(file: Path, _modified_ns: int, _size_bytes: int) -> bool:
-    tree = parse(file)
+def _does_something(file: Path, _changed_ns: int, _size_bytes: int) -> bool:
+    try:
+        tree = parse(file)
+    except ValueError:
+        return True
     return _runs_code(tree) or any(map(_is_main_block, tree.body))
 
 

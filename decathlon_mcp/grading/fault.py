@@ -38,7 +38,7 @@ from decathlon_mcp.errors import (
     SandboxLostError,
 )
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
-from decathlon_mcp.sandboxes.usage import over_share
+from decathlon_mcp.sandboxes.capabilities import over_share
 from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.telemetry.logs import fields
 

@@ -17,9 +17,10 @@ import logging
 import math
 import signal
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -41,12 +42,12 @@ from decathlon_mcp.errors import (
 )
 from decathlon_mcp.grading.attempt import CallRecord
 from decathlon_mcp.grading.fault import AgentsFaultError
-from decathlon_mcp.grading.inputs import GradingInputs
-from decathlon_mcp.grading.job import GradingJob
+from decathlon_mcp.grading.inputs import GradingInputs, GradingJob
 from decathlon_mcp.grading.rubric import FUNCTION_ARGUMENTS, function_location
 from decathlon_mcp.grading.verdict import OUTPUT_CHARACTERS
 from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import Sandbox, ended_from_inside
+from decathlon_mcp.suites.profile import SuiteProfile
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
@@ -112,6 +113,8 @@ SIGNALLED = frozenset({126, 127, *(128 + number for number in signal.valid_signa
 
 CHECK_SECONDS = 60.0
 """How long the check of an evaluator's module may take."""
+CHECK_BYTES = 1 << 20
+"""Longest output of a check of many evaluators."""
 MAX_CHECKED_MODULES = 10_000
 _checked_modules: set[tuple[str, ...]] = set()
 """The modules that Python can run; each is checked once for each revision of its files."""
@@ -125,20 +128,26 @@ def evaluator_module(task: Task) -> str:
     return ".".join((*task.folder.parts, task.files.evaluation))
 
 
-def probe_evaluators_command(
-    python: Sequence[str], root: PurePosixPath, modules: Mapping[str, str]
-) -> list[str]:
-    """The command that looks for problems of modules in a sandbox with the suite's files, by task."""
+async def probe_evaluators(
+    driver: DriverClient, profile: SuiteProfile, root: PurePosixPath, modules: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Problems of modules in a sandbox with the suite's files, where Python cannot run them, by task.
+
+    Empty, too, if the look fails.
+    """
     order = {"root": str(root), "modules": dict(modules)}
-    return [*python, "-c", source("evaluator_probe"), json.dumps(order)]
-
-
-def read_problems(output: str) -> Mapping[str, str] | None:
-    """What that command printed: problems by task; None if it printed something else."""
+    result = await driver.run(
+        [*profile.python, "-c", source("evaluator_probe"), json.dumps(order)],
+        cwd=str(root),
+        env={**PYTHON_ENVIRONMENT, **dict(profile.environment)},
+        timeout_seconds=CHECK_SECONDS,
+        output_bytes=CHECK_BYTES,
+    )
     try:
-        return _PROBLEMS.validate_json(output)
+        return _PROBLEMS.validate_json(result.stdout)
     except ValidationError:
-        return None
+        log.warning("evaluators could not be checked", extra=fields(output=printed(result)))
+        return {}
 
 
 class ForfeitedError(Exception):
@@ -150,48 +159,8 @@ class ForfeitedError(Exception):
         self.output = output
 
 
-@dataclass(slots=True)
-class Budget:
-    """What remains of a grading's deadline and of its second runs; time counts while a sandbox is open."""
-
-    seconds: float
-    second_runs: int
-
-    @asynccontextmanager
-    async def spend(self) -> AsyncGenerator[float]:
-        """Deduct the time that the body takes; yields the remaining seconds.
-
-        Raises CallTimeoutError if the body takes `GRACE_SECONDS` longer.
-        """
-        started, remaining = anyio.current_time(), max(1.0, self.seconds)
-        try:
-            with anyio.move_on_after(remaining + GRACE_SECONDS) as scope:
-                yield remaining
-        finally:
-            self.seconds -= anyio.current_time() - started
-        if scope.cancelled_caught:
-            raise CallTimeoutError("the sandbox for grading did not answer in time")
-
-    def take_second_run(self) -> bool:
-        """Whether a program may be run again; if so, there is one second run less."""
-        if self.second_runs < 1 or self.seconds < MIN_RETRY_SECONDS:
-            return False
-        self.second_runs -= 1
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Program:
-    """What runs in a sandbox for grading. `command` and `environment` are called with the suite's root."""
-
-    what: str
-    """Its name in errors."""
-    module: str
-    """The suite's module that it runs."""
-    command: Callable[[PurePosixPath], list[str]]
-    environment: Callable[[PurePosixPath], Mapping[str, str]] = lambda root: {}
-    reads_calls: bool = False
-    """It needs the list of calls, `CALLS_FILE`."""
+Program: TypeAlias = Callable[[PurePosixPath], tuple[Sequence[str], Mapping[str, str]]]
+"""The command and the variables of a program that grades, for the suite's root in its sandbox."""
 
 
 @dataclass(slots=True)
@@ -204,20 +173,35 @@ class Grader:
 
     job: GradingJob
     inputs: GradingInputs
-    budget: Budget = field(init=False)
+    _seconds: float = field(init=False)
+    """What remains of the job's deadline; time counts while a sandbox is open."""
+    _second_runs: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.budget = Budget(self.job.deadline_seconds, 0 if self.job.in_place else 1)
+        self._seconds = self.job.deadline_seconds
+        self._second_runs = 0 if self.job.in_place else 1
 
     async def run_evaluator(self) -> RunResult:
         """Run the task's evaluator as Toolathlon does (utils/evaluation/evaluator.py).
 
         `channel` is the exception that ended it, as JSON text; empty if there was none.
         """
-        module = self._evaluator_module
-        return await self._run(
-            _Program("the evaluator", module, self._evaluator_command, self._reports_exceptions)
-        )
+        profile, module = self.job.suite.profile, evaluator_module(self.job.task)
+
+        def program(root: PurePosixPath) -> tuple[Sequence[str], Mapping[str, str]]:
+            command = [
+                *(*profile.run_module, module),
+                *("--res_log_file", str(root / profile.log_file)),
+                *("--agent_workspace", str(root / profile.workspace)),
+                # Toolathlon passes the word None for a task without a groundtruth.
+                *("--groundtruth_workspace", str(self._groundtruth)),
+                *("--launch_time", self._launch_time),
+            ]
+            # The module there reports an exception over the channel.
+            paths = [str(root / OWN_FOLDER / "python"), dict(profile.environment).get("PYTHONPATH")]
+            return command, {"PYTHONPATH": ":".join(filter(None, paths))}
+
+        return await self._run("the evaluator", module, program)
 
     async def run_rubric_function(self, address: str) -> RunResult:
         """Call a function of the task's evaluation package; `channel` is its return value as JSON.
@@ -225,31 +209,44 @@ class Grader:
         With exit code 1, `channel` is the exception that it raised, as JSON text. `address` is such as
         `evaluation/evaluator.py:evaluate`.
         """
-        module, function = function_location(self.job.task, address)
+        profile, (module, function) = self.job.suite.profile, function_location(self.job.task, address)
 
-        def command(root: PurePosixPath) -> list[str]:
-            order = {
-                "root": str(root),
-                "module": module,
-                "function": function,
-                "offers": self._function_arguments(root),
-            }
+        def program(root: PurePosixPath) -> tuple[Sequence[str], Mapping[str, str]]:
+            workspace, log_file = str(root / profile.workspace), str(root / profile.log_file)
+            groundtruth = None if self._groundtruth is None else str(root / self._groundtruth)
+            values = (
+                *(workspace, workspace, groundtruth, groundtruth),
+                *(log_file, log_file, self._launch_time, str(root / CALLS_FILE)),
+            )
+            offers = dict(zip(FUNCTION_ARGUMENTS, values, strict=True))
+            order = {"root": str(root), "module": module, "function": function, "offers": offers}
             harness = root / OWN_FOLDER / "harness.py"
-            return [*self.job.suite.profile.python, str(harness), json.dumps(order)]
+            return [*profile.python, str(harness), json.dumps(order)], {}
 
-        return await self._run(_Program(address, module, command, reads_calls=True))
+        return await self._run(address, module, program, reads_calls=True)
 
-    async def _run(self, program: _Program) -> RunResult:
-        """Run one program, twice if need be, each time in a sandbox of its own.
+    @property
+    def _groundtruth(self) -> PurePosixPath | None:
+        """Path of the groundtruth relative to the root, None without one."""
+        groundtruth = self.job.task.files.groundtruth
+        return self.job.task.folder / groundtruth if groundtruth else None
 
-        A sandbox in which nothing has run, because its driver never came up, does not count.
+    @property
+    def _launch_time(self) -> str:
+        return self.job.suite.launch_time(self.job.attempt.launch_time)
+
+    async def _run(self, what: str, module: str, program: Program, *, reads_calls: bool = False) -> RunResult:
+        """Run a program, twice if need be, each time in a sandbox of its own.
+
+        A sandbox in which nothing has run, because its driver never came up, does not count. `what` names the
+        program in errors, `module` is the suite's that it runs; `reads_calls`: it needs `CALLS_FILE`.
         """
         boots = 0
         while True:
-            failure, result = "", None
+            result = None
             boots += 1
             try:
-                result = await self._run_once(program)
+                result = await self._run_once(module, program, reads_calls)
                 failure = no_exit(result)
             except AgentsFaultError as error:
                 failure = f"could not run: {error.message}"
@@ -270,28 +267,27 @@ class Grader:
                 failure = f"could not run: {error.message}"
             if result is not None and not failure:
                 return result
-            if not self.budget.take_second_run():
-                raise ForfeitedError(f"{program.what} {failure}", printed(result) if result else "")
+            if self._second_runs < 1 or self._seconds < MIN_RETRY_SECONDS:
+                raise ForfeitedError(f"{what} {failure}", printed(result) if result else "")
+            self._second_runs -= 1
             log.warning("graded once more", extra=fields(task=self.job.attempt.task, why=failure))
 
-    async def _run_once(self, program: _Program) -> RunResult:
+    async def _run_once(self, module: str, program: Program, reads_calls: bool) -> RunResult:
         result: RunResult | None = None
-        profile = self.job.suite.profile
+        finder = self.job.fault_finder
         try:
-            async with self._open_sandbox() as (sandbox, driver), self.budget.spend() as seconds:
-                started = anyio.current_time()
-                async with self._deciding(sandbox):
-                    await self._fill(sandbox, driver, program)
+            async with self._open_sandbox() as (sandbox, driver), self._spending() as deadline:
+                # Only what the agent's files may make fail. Other errors are about the program: see `_run`.
+                kinds = (ProviderUnavailableError, OSError, MemoryError)
+                async with nullcontext() if finder is None else finder.deciding(sandbox, kinds):
+                    await self._fill(sandbox, driver, module, reads_calls)
+                    command, variables = program(sandbox.root)
+                    own = dict(self.job.suite.profile.environment)
                     result = await driver.run(
-                        program.command(sandbox.root),
+                        list(command),
                         cwd=str(sandbox.root),
-                        env={
-                            **PYTHON_ENVIRONMENT,
-                            **REPOSITORY_ENVIRONMENT,
-                            **dict(profile.environment),
-                            **program.environment(sandbox.root),
-                        },
-                        timeout_seconds=max(1.0, seconds - (anyio.current_time() - started)),
+                        env={**PYTHON_ENVIRONMENT, **REPOSITORY_ENVIRONMENT, **own, **variables},
+                        timeout_seconds=max(1.0, deadline - anyio.current_time()),
                         output_bytes=OUTPUT_CHARACTERS // 2,
                         channel=True,
                     )
@@ -302,12 +298,6 @@ class Grader:
             log.exception("closing a sandbox for grading failed", extra=fields(task=self.job.attempt.task))
         assert result is not None
         return result
-
-    def _deciding(self, sandbox: Sandbox) -> AbstractAsyncContextManager[None]:
-        """Around what the agent's files may make fail. Other errors are about the program: see `_run`."""
-        if self.job.fault_finder is None:
-            return nullcontext()
-        return self.job.fault_finder.deciding(sandbox, (ProviderUnavailableError, OSError, MemoryError))
 
     @asynccontextmanager
     async def _open_sandbox(self) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
@@ -321,9 +311,24 @@ class Grader:
                 f"no sandbox for grading could be opened within {OPEN_SECONDS:.0f} s"
             )
 
-    async def _fill(self, sandbox: Sandbox, driver: DriverClient, program: _Program) -> None:
+    @asynccontextmanager
+    async def _spending(self) -> AsyncGenerator[float]:
+        """Deduct the time that the body takes; yields when it must end.
+
+        Raises CallTimeoutError if the body takes `GRACE_SECONDS` longer.
+        """
+        started = anyio.current_time()
+        deadline = started + max(1.0, self._seconds)
+        try:
+            with anyio.CancelScope(deadline=deadline + GRACE_SECONDS) as scope:
+                yield deadline
+        finally:
+            self._seconds -= anyio.current_time() - started
+        if scope.cancelled_caught:
+            raise CallTimeoutError("the sandbox for grading did not answer in time")
+
+    async def _fill(self, sandbox: Sandbox, driver: DriverClient, module: str, reads_calls: bool) -> None:
         """Unpack everything. Raises SuiteError if Python cannot run the module, whatever the agent did."""
-        module = program.module
         root, top = sandbox.root, PurePosixPath()
         before: list[JsonObject] = [
             *({"remove": str(root / path)} for path in self._paths_to_remove()),
@@ -331,7 +336,7 @@ class Grader:
         ]
         inside = [part for part in self.inputs.archives if not part[0].is_absolute()]
         outside = [part for part in self.inputs.archives if part[0].is_absolute()]
-        own = (top, await anyio.to_thread.run_sync(self._own_files, root, program.reads_calls))
+        own = (top, await anyio.to_thread.run_sync(self._own_files, root, reads_calls))
         if not self.job.in_place and self._module_key(module) not in _checked_modules:
             # Before anything of the agent's is there: what is found is nobody's doing but the suite's.
             await self._put(sandbox, driver, root, joined(inside), before)
@@ -355,31 +360,18 @@ class Grader:
             await self._put(sandbox, driver, folder, archive)
 
     def _module_key(self, module: str) -> tuple[str, ...]:
-        attempt, path = self.job.attempt, str(self.job.suite.path)
-        return (
-            path,
-            attempt.facts.suite_revision,
-            attempt.facts.image_digest or "",
-            self.inputs.evaluator_digest,
-            module,
-        )
+        facts, path = self.job.attempt.facts, str(self.job.suite.path)
+        digest = self.inputs.evaluator_digest
+        return path, facts.suite_revision, facts.image_digest or "", digest, module
 
     async def _check_module(self, driver: DriverClient, root: PurePosixPath, module: str) -> None:
         """Raise SuiteError if Python cannot run a module of the suite, in which nothing of the agent's is.
 
         It exits with 1 then, as for a failed attempt.
         """
-        profile, task = self.job.suite.profile, self.job.task.id
-        result = await driver.run(
-            probe_evaluators_command(profile.python, root, {task: module}),
-            cwd=str(root),
-            env={**PYTHON_ENVIRONMENT, **dict(profile.environment)},
-            timeout_seconds=CHECK_SECONDS,
-        )
-        problems = read_problems(result.stdout)
-        if problems is None:
-            log.warning("an evaluator could not be checked", extra=fields(task=task, output=printed(result)))
-        elif problem := problems.get(task):
+        task = self.job.task.id
+        problems = await probe_evaluators(driver, self.job.suite.profile, root, {task: module})
+        if problem := problems.get(task):
             raise SuiteError(f"{task}: {problem}")
         if len(_checked_modules) >= MAX_CHECKED_MODULES:
             _checked_modules.clear()
@@ -394,13 +386,13 @@ class Grader:
         before: Sequence[JsonObject] = (),
     ) -> None:
         """Unpack an archive into `folder`, after the steps `before`."""
-        if self.job.in_place:
-            # The agent may have replaced what the driver would unpack with.
-            if before:
-                await driver.arrange(*before)
-            await sandbox.put(folder, archive)
-        else:
+        if not self.job.in_place:
             await put_archive(sandbox, driver, folder, archive, before=before)
+            return
+        # The agent may have replaced what the driver would unpack with.
+        if before:
+            await driver.arrange(*before)
+        await sandbox.put(folder, archive)
 
     def _paths_to_remove(self) -> list[PurePosixPath]:
         """Paths that the image or, in place, the agent may have put where the suite's files go."""
@@ -414,81 +406,22 @@ class Grader:
     def _own_files(self, root: PurePosixPath, with_calls: bool) -> StreamedArchive:
         """An archive with the attempt's log, perhaps the list of calls, and our programs. Blocks."""
         job, log_file = self.job, str(self.job.suite.profile.log_file)
-        texts: dict[str, Iterable[bytes]] = {log_file: job.log(job.attempt, job.task, root)}
+        texts: dict[str, Iterable[bytes]] = {
+            log_file: job.log(job.attempt, job.task, root),
+            f"{OWN_FOLDER}/harness.py": (source("rubric_function").encode(),),
+            f"{OWN_FOLDER}/python/sitecustomize.py": (source("exception_report").encode(),),
+        }
         if with_calls:
             texts[CALLS_FILE] = _CallLines(job.attempt.calls)
-        # A member's size comes before its body, so these are made twice instead of kept.
+        # A member's size comes before its body, so the long ones are made twice instead of kept.
         sizes = {name: sum(map(len, text)) for name, text in texts.items()}
-        payloads = {
-            f"{OWN_FOLDER}/harness.py": source("rubric_function").encode(),
-            f"{OWN_FOLDER}/python/sitecustomize.py": source("exception_report").encode(),
-        }
 
         def entries() -> Iterator[Entry]:
             for name, text in texts.items():
                 if sizes[name] or name != log_file:  # a suite may have no log
                     yield Member(name=name, kind=Kind.FILE, size=sizes[name], mode=0o666), text
-            for name, body in payloads.items():
-                yield Member(name=name, kind=Kind.FILE, size=len(body), mode=0o666), (body,)
 
-        return StreamedArchive(entries, sum(sizes.values()) + sum(map(len, payloads.values())))
-
-    def _reports_exceptions(self, root: PurePosixPath) -> Mapping[str, str]:
-        """Environment in which Python reports an uncaught exception over the channel."""
-        paths = [
-            str(root / OWN_FOLDER / "python"),
-            dict(self.job.suite.profile.environment).get("PYTHONPATH"),
-        ]
-        return {"PYTHONPATH": ":".join(path for path in paths if path)}
-
-    def _evaluator_command(self, root: PurePosixPath) -> list[str]:
-        profile = self.job.suite.profile
-        return [
-            *profile.run_module,
-            self._evaluator_module,
-            "--res_log_file",
-            str(root / profile.log_file),
-            "--agent_workspace",
-            str(root / profile.workspace),
-            # Toolathlon passes the word None for a task without a groundtruth.
-            "--groundtruth_workspace",
-            str(self._groundtruth),
-            "--launch_time",
-            self._launch_time,
-        ]
-
-    def _function_arguments(self, root: PurePosixPath) -> dict[str, str | None]:
-        """The values that a rubric's function may take, by the names of its parameters."""
-        profile = self.job.suite.profile
-        groundtruth = None if self._groundtruth is None else str(root / self._groundtruth)
-        workspace = str(root / profile.workspace)
-        log_file = str(root / profile.log_file)
-        calls = str(root / CALLS_FILE)
-        values = (
-            workspace,
-            workspace,
-            groundtruth,
-            groundtruth,
-            log_file,
-            log_file,
-            self._launch_time,
-            calls,
-        )
-        return dict(zip(FUNCTION_ARGUMENTS, values, strict=True))
-
-    @property
-    def _evaluator_module(self) -> str:
-        return evaluator_module(self.job.task)
-
-    @property
-    def _groundtruth(self) -> PurePosixPath | None:
-        """Path of the groundtruth relative to the root, None without one."""
-        groundtruth = self.job.task.files.groundtruth
-        return self.job.task.folder / groundtruth if groundtruth else None
-
-    @property
-    def _launch_time(self) -> str:
-        return self.job.suite.launch_time(self.job.attempt.launch_time)
+        return StreamedArchive(entries, sum(sizes.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import not_
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -93,24 +94,18 @@ class WebUse(_Document):
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BranchPoint:
+class BranchPoint(_Document):
     """Where an attempt branched from another episode, after that one's call `at`.
 
     `episode` is its public id. `differences`: how many replies to the calls until then differed when they
     were made again. `exact`: none was made again, because the sandbox is a copy of the other's after call
-    `at`.
+    `at`; absent if false.
     """
 
     episode: str
     at: int
     differences: int = 0
-    exact: bool = False
-
-    def to_json(self) -> JsonObject:
-        """The JSON form; `exact` only if it is true."""
-        exact: JsonObject = {"exact": True} if self.exact else {}
-        return {"episode": self.episode, "at": self.at, "differences": self.differences, **exact}
+    exact: bool = Field(False, exclude_if=not_)
 
 
 class Verdict(Facts):
@@ -183,8 +178,7 @@ class Verdict(Facts):
         """
         absent = set[str]() if self.status in REWARDED else {"success", "reward"}
         absent |= {name for name in _LEFT_OUT if not getattr(self, name)}
-        branch: JsonObject = {} if self.branch is None else {"branch": self.branch.to_json()}
-        values = {**self.model_dump(mode="json", exclude=absent), **branch}
+        values = self.model_dump(mode="json", exclude=absent)
         return {name: values[name] for name in sorted(values, key=Facts.model_fields.__contains__)}
 
     def text(self) -> str:
@@ -215,9 +209,8 @@ class Outcome:
 
     status: Status
     success: bool | None = None
-    """Set if and only if the status is in `REWARDED`."""
+    """Set if and only if the status is `scored`, as is the reward."""
     reward: float | None = None
-    """Set if and only if the status is in `REWARDED`."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """The metrics that the attempt itself does not know."""
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -228,11 +221,6 @@ class Outcome:
     """The exception that ended the evaluator or the rubric's function."""
     detail: str = ""
     """Explains the status to people."""
-
-    @classmethod
-    def forfeited(cls, detail: str, output: str = "") -> Self:
-        """The outcome of an attempt that the agent may have made impossible to grade."""
-        return cls(status="forfeited", success=False, reward=0.0, output=output, detail=detail)
 
 
 def build_verdict(
@@ -245,6 +233,7 @@ def build_verdict(
     seconds: float = 0.0,
 ) -> Verdict:
     """Combine an attempt and the outcome of its evaluation; long texts are cut to their end."""
+    forfeited = outcome.status == "forfeited"
     return Verdict(
         episode=attempt.episode,
         labels=dict(attempt.labels),
@@ -252,8 +241,8 @@ def build_verdict(
         suite=attempt.suite,
         evaluator_digest=evaluator_digest,
         status=outcome.status,
-        success=outcome.success,
-        reward=outcome.reward,
+        success=False if forfeited else outcome.success,
+        reward=0.0 if forfeited else outcome.reward,
         metrics={**attempt.counts, **outcome.metrics},
         weights=dict(outcome.weights),
         claimed=attempt.claimed,
@@ -277,10 +266,7 @@ def build_verdict(
 
 def verdict_without_grading(attempt: Attempt, *, status: Status, detail: str) -> Verdict:
     """The verdict of an attempt that was never evaluated; the status is not `scored`."""
-    forfeited = status == "forfeited"
-    return build_verdict(
-        attempt, Outcome.forfeited(detail) if forfeited else Outcome(status=status, detail=detail)
-    )
+    return build_verdict(attempt, Outcome(status=status, detail=detail))
 
 
 def _short(number: float | None) -> str:

@@ -313,7 +313,7 @@ async def _connect(url: str | None) -> AsyncGenerator[Decathlon]:
     # Imported late: the client takes over half a second, which every other command would pay for.
     from decathlon_client import AtCapacityError, ClientError, Decathlon
 
-    from decathlon_mcp.cli.absence import reporting_absence
+    from decathlon_mcp.cli.console import reporting_absence
 
     try:
         async with reporting_absence(url), Decathlon(url) as server:

@@ -73,7 +73,7 @@ class SandboxSpec:
     survives: bool = False
     """Whether the first process goes on when its stream ends or the server dies, until it ends by itself or
     is removed. Otherwise the end of its stdin tells it that the server is gone."""
-    dense: bool = False
+    merge_pages: bool = False
     """Whether processes inside may fix their addresses and let the kernel merge equal pages of their memory
     with those of other sandboxes. Never for a sandbox that grades."""
 
@@ -160,7 +160,7 @@ class Sandbox(Protocol):
         """Why the first process ended ("out of memory", "exit code 137"); None if that is not known.
 
         Returns at once while the stream has not ended, else within 2 s. The exit code of a sandbox that was
-        taken back may be unknown.
+        reattached may be unknown.
         """
         ...
 
@@ -300,11 +300,11 @@ class Provider(Protocol):
         """
         ...
 
-    def take_back(self, owner: str, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+    def reattach(self, owner: str, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """Continue a sandbox that a server labelled `owner` opened with this spec, and that survived it.
 
         No other server may have it open. On exit it is removed, as one that this object opened. A paused
-        sandbox is taken back paused: files can be copied from it, and its stream has ended.
+        sandbox is reattached paused: files can be copied from it, and its stream has ended.
 
         Raises SandboxLostError if there is none or its first process has ended; it is then removed.
         Raises ProviderUnavailableError if the engine does not answer; it is then kept, and this can be tried
@@ -315,7 +315,7 @@ class Provider(Protocol):
     async def sweep(self, owner: str, *, keep: Collection[str] = ()) -> int:
         """Remove the sandboxes labelled with `owner`; returns their number.
 
-        Except those that this object has opened or taken back, and those with a name in `keep`. Sandboxes
+        Except those that this object has opened or reattached, and those with a name in `keep`. Sandboxes
         that this object could not remove at their end are removed too.
 
         Raises ProviderUnavailableError if the engine does not answer, or if some could not be removed: all

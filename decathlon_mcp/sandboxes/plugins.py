@@ -142,7 +142,7 @@ class ProviderPlugin:
     """For how long, at least, a stream that was lost is opened again, whatever `--survive-seconds` says: for
     services whose streams break while the sandbox runs. Then every sandbox has `SandboxSpec.survives`."""
     saving: Callable[[], Iterable[str]] = tuple
-    """Options with which its sandboxes can be saved (`sandboxes.snapshots`), each a text."""
+    """Options with which its sandboxes can be saved (`sandboxes.capabilities`), each a text."""
     offer: Callable[[ProviderContext[Any], str | None], Offer] = _plain_offer
     """What sandboxes of this image have, or those without one. Raises SettingsError and
     ProviderUnavailableError. Blocks for some 100 ms at most."""

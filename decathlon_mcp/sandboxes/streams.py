@@ -41,7 +41,7 @@ ChunkHandler: TypeAlias = Callable[[bytes], float]
 """Called with what has arrived; returns for how many seconds nothing is to be read."""
 
 
-class _Input:
+class ReadAhead:
     """Reads a descriptor, one chunk ahead. `read` is called with a size; at the end it returns nothing.
 
     The descriptor stays registered in the event loop from one chunk to the next. anyio's `wait_readable`
@@ -166,20 +166,20 @@ class DirectStream(ByteStream):
         """Pass all that arrives to `handler`. Raises what `receive` raises at the end, and what it raises."""
 
 
-class _InputStream(DirectStream):
-    """A stream whose data comes from an `_Input`."""
+class _ReadAheadStream(DirectStream):
+    """A stream whose data comes from a `ReadAhead`."""
 
-    _input: _Input
+    _data: ReadAhead
 
     async def receive_each(self, handler: ChunkHandler) -> None:
         # A task that is woken for each message costs more than most messages.
-        self._input.handler = handler
+        self._data.handler = handler
         try:
             while True:
                 if seconds := handler(await self.receive(CHUNK_BYTES)):
                     await anyio.sleep(seconds)
         finally:
-            self._input.handler = None
+            self._data.handler = None
 
 
 def _write_now(write: Callable[[bytes | memoryview], int], data: bytes | memoryview, ended: Flag) -> int:
@@ -193,7 +193,7 @@ def _write_now(write: Callable[[bytes | memoryview], int], data: bytes | memoryv
         raise anyio.BrokenResourceError from error
 
 
-class SocketStream(_InputStream):
+class SocketStream(_ReadAheadStream):
     """A byte stream over a connected socket, which it takes over.
 
     However the peer ends, everything it wrote can be received, then EndOfStream is raised. Closing shuts the
@@ -206,13 +206,13 @@ class SocketStream(_InputStream):
     def __init__(self, raw: socket.socket) -> None:
         raw.setblocking(False)
         self._raw = raw
-        self._input = _Input(raw.fileno(), raw.recv)
+        self._data = ReadAhead(raw.fileno(), raw.recv)
         self._closed = False
         self.ended = Flag()
         """Set when the peer is known to have ended."""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        data = await self._input.receive(max_bytes)
+        data = await self._data.receive(max_bytes)
         if data:
             return data
         if self._closed:
@@ -243,12 +243,12 @@ class SocketStream(_InputStream):
         if not self._closed:
             self._closed = True
             self.shut_down()
-            self._input.close()
+            self._data.close()
             anyio.notify_closing(self._raw)
             self._raw.close()
 
 
-class PipeStream(_InputStream):
+class PipeStream(_ReadAheadStream):
     """A byte stream over two pipes, both of which it takes over: it receives from one and sends to the other.
 
     It ends when its owner has called `peer_ended`; everything that was written before can still be received.
@@ -258,7 +258,7 @@ class PipeStream(_InputStream):
         os.set_blocking(receive_fd, False)
         os.set_blocking(send_fd, False)
         self._receive_fd = receive_fd
-        self._input = _Input(receive_fd, partial(os.read, receive_fd))
+        self._data = ReadAhead(receive_fd, partial(os.read, receive_fd))
         self._send_fd = send_fd
         self._send_closed = False
         self._closed = False
@@ -271,7 +271,7 @@ class PipeStream(_InputStream):
     async def receive(self, max_bytes: int = 65536) -> bytes:
         while not self._closed:
             was_stopped = self._peer_ended
-            if data := await self._input.receive(max_bytes):
+            if data := await self._data.receive(max_bytes):
                 return data
             if was_stopped:
                 self.ended.set()
@@ -306,7 +306,7 @@ class PipeStream(_InputStream):
         if not self._closed:
             self._peer_ended = True
             self._finished.set()
-            self._input.stop()
+            self._data.stop()
             if not self._send_closed:
                 anyio.notify_closing(self._send_fd)
 
@@ -315,7 +315,7 @@ class PipeStream(_InputStream):
         if not self._closed:
             self._closed = True
             self._finished.set()
-            self._input.close()
+            self._data.close()
             os.close(self._receive_fd)
 
     async def _close_send(self) -> None:

@@ -57,9 +57,9 @@ def test_every_step_is_shown_and_the_reward_is_one(shell: Shell) -> None:
 
 
 def test_a_task_without_a_script_gets_the_list_of_scripts(shell: Shell) -> None:
-    output = shell.error("demo", "--task", "tune-reactr", status=1)
+    output = shell.error("demo", "--task", "tune-reactr", status=2)
     assert output == "no script for tune-reactr; did you mean tune-reactor?"
-    output = shell.error("demo", "--task", "nope", status=1)
+    output = shell.error("demo", "--task", "nope", status=2)
     assert output.startswith("no script for nope; there are scripts for apply-change-requests, ")
 
 

@@ -83,7 +83,7 @@ def test_arguments_and_options_come_in_any_order(shell: Shell) -> None:
         ("export", "--to", "jsonl", "x", "--output", "out"),
         ("export", "--to", "jsonl", "--output", "out", "x"),
     )
-    assert len({shell.error(*order, status=1) for order in orders}) == 1
+    assert len({shell.error(*order, status=2) for order in orders}) == 1
     assert shell.error("verify", "a", "--key", "0" * 64, "b", status=1)
 
 
@@ -185,7 +185,7 @@ def test_a_missing_argument_is_named(shell: Shell) -> None:
     assert shell.error("init", status=2).startswith("FOLDER is missing")
     # Given without a value, or spelled otherwise, it is not missing.
     assert "--output requires an argument" in shell.error("export", "--to", "jsonl", "--output", status=2)
-    assert "Did you mean --output" in shell.error("export", "--to", "jsonl", "--otput", "a", status=2)
+    assert "did you mean --output" in shell.error("export", "--to", "jsonl", "--otput", "a", status=2)
 
 
 def test_a_task_given_to_a_command_of_options_gets_the_command_that_takes_it(shell: Shell) -> None:

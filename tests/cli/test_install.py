@@ -312,7 +312,7 @@ def test_a_token_is_referred_to_and_its_value_is_neither_printed_nor_passed(
 def test_an_unknown_task_is_an_error_before_anything_runs(desktop: Desktop) -> None:
     desktop.add_program("claude")
     arguments = ("install", "claude-code", "--task", "tune-reactr", "--yes")
-    message = desktop.shell.error(*arguments, status=1, **desktop.environment)
+    message = desktop.shell.error(*arguments, status=2, **desktop.environment)
     assert message.startswith("there is no task 'tune-reactr'; did you mean tune-reactor")
     assert desktop.calls("claude") == []
 

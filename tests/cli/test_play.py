@@ -136,7 +136,7 @@ async def test_script_plays_on_a_running_server_with_a_token(tmp_path: Path) -> 
 )
 def test_error_is_one_line(play: Play, words: tuple[str, ...], message: str) -> None:
     done = play(*words)
-    assert (done.status, done.out) == (1, "")
+    assert (done.status, done.out) == (2 if words[0] == "nothing" else 1, "")
     (line,) = done.err.splitlines()
     assert line.startswith(f"decathlon-mcp: {message}")
 

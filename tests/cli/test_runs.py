@@ -68,9 +68,9 @@ def test_two_runs_are_compared_by_task(shell: Shell, state: Path) -> None:
     ]
     document = json.loads(shell.run("runs", "monday", "--compare", "tuesday", "--json").stdout)
     assert document["difference"] == {"mean": 0.75, "standard_error": 0.25, "count": 2}
-    error = shell.error("runs", "monday", "--compare", "friday", status=1)
+    error = shell.error("runs", "monday", "--compare", "friday", status=2)
     assert "is of run 'friday'; `decathlon-mcp runs` lists the runs" in error
-    assert "is of run 'mondy'; did you mean monday?" in shell.error("runs", "mondy", status=1)
+    assert "is of run 'mondy'; did you mean monday?" in shell.error("runs", "mondy", status=2)
 
 
 @pytest.mark.parametrize(
@@ -139,4 +139,26 @@ def test_a_folder_without_runs_is_no_error(shell: Shell) -> None:
     done = shell.run("runs")
     assert (done.returncode, done.stdout) == (0, "")
     assert "has a label `run`" in done.stderr
-    assert "is of run 'x'" in shell.error("runs", "x", status=1)
+    assert "is of run 'x'" in shell.error("runs", "x", status=2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", "nosuch"),
+        ("replay", "nosuch"),
+        ("regrade", "nosuch"),
+        ("export", "nosuch", "--to", "html", "--output", "page.html"),
+        ("export", "nosuch", "--to", "jsonl", "--output", "run.jsonl"),
+        ("runs", "nosuch"),
+        ("runs", "monday", "--compare", "nosuch"),
+        ("runs", "nosuch", "--leaderboard"),
+    ],
+)
+def test_an_episode_or_run_that_there_is_not_is_a_wrong_command_line(
+    shell: Shell, state: Path, words: tuple[str, ...]
+) -> None:
+    add_run(state, "monday", {"a": [1.0]})
+    done = shell.run(*words)
+    assert done.returncode == 2, done.stderr
+    assert "nosuch" in done.stderr + done.stdout

@@ -138,7 +138,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (["--host", ""], "--host: a value was expected, not ''"),
         (["--allowed-host", ""], "--allowed-host: a value was expected, not ''"),
         (["--public-url", "me"], "--public-url: an address was expected, such as https://tasks.example.org"),
-        (["--warm", "some"], "--warm: Input should be a valid integer"),
+        (["--pool", "some"], "--pool: Input should be a valid integer"),
         (["--idle-seconds", "inf"], "--idle-seconds: Input should be a finite number"),
         (["--state", ""], "--state: must not be empty"),
     ],
@@ -147,6 +147,22 @@ def test_an_option_that_does_not_fit_is_refused_before_anything_starts(
     refusal: Refusal, arguments: list[str], message: str
 ) -> None:
     assert refusal("serve", *arguments, status=2).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("runs", "--nonsense"), ""),
+        (("runs", "--merge-page"), ""),  # works there, and its help does not list it
+        (("runs", "--leaderbord"), "; did you mean --leaderboard?"),
+        (("serve", "--merge-page"), "; did you mean --merge-pages?"),
+        (("run", "--base-url", "http://user:secret@host", "--labl"), "; did you mean --label?"),
+    ],
+)
+def test_an_unknown_option_is_compared_with_those_that_the_help_lists(
+    refusal: Refusal, words: tuple[str, ...], hint: str
+) -> None:
+    assert refusal(*words, status=2) == f"unknown option: {words[-1]}{hint}"
 
 
 @pytest.mark.parametrize(

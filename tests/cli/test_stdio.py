@@ -136,5 +136,5 @@ def test_an_attempt_claimed_before_the_client_left_is_graded(shell: Shell) -> No
 
 
 def test_an_unknown_task_gets_a_suggestion(shell: Shell) -> None:
-    message = shell.error("stdio", "--suite", SUITE, "--provider", "host", "--task", "find-anser", status=1)
+    message = shell.error("stdio", "--suite", SUITE, "--provider", "host", "--task", "find-anser", status=2)
     assert message.startswith("there is no task 'find-anser'; did you mean find-answer")

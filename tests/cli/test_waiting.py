@@ -7,7 +7,7 @@ import asyncio
 import anyio.to_thread
 import pytest
 
-from decathlon_mcp.cli import absence, serve
+from decathlon_mcp.cli import console, serve
 from decathlon_mcp.cli.app import run as run_command
 
 pytestmark = pytest.mark.anyio
@@ -38,8 +38,8 @@ class HangingServer:
 async def test_a_command_says_that_its_server_is_away_and_that_it_is_back(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(absence, "QUIET_SECONDS", 0.05)
-    monkeypatch.setattr(absence, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(console, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(console, "ANSWER_SECONDS", 0.5)
     async with await asyncio.start_server(HangingServer().serve, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         url = f"http://{host}:{port}"
@@ -52,7 +52,7 @@ async def test_a_command_says_that_its_server_is_away_and_that_it_is_back(
 
 
 def test_the_first_line_comes_after_five_seconds() -> None:
-    assert absence.QUIET_SECONDS + absence.ANSWER_SECONDS == 5
+    assert console.QUIET_SECONDS + console.ANSWER_SECONDS == 5
 
 
 async def test_a_server_logs_what_it_does_once_its_start_takes_long(
@@ -60,11 +60,11 @@ async def test_a_server_logs_what_it_does_once_its_start_takes_long(
 ) -> None:
     caplog.set_level("INFO", "decathlon.cli")
     monkeypatch.setattr(serve, "QUIET_SECONDS", 0)
-    start = serve.StartReport("reading")
-    start.begin("looking")
-    await start.run()
-    start.begin("checking")
-    start.begin("")
-    await start.run()
+    async with serve.reporting_start("reading") as begin:
+        begin("looking")
+        while not caplog.records:
+            await anyio.lowlevel.checkpoint()
+        begin("checking")
+        begin("")
     steps = [record.__dict__["fields"]["step"] for record in caplog.records]
     assert steps == ["looking", "checking"]

@@ -93,6 +93,17 @@ def test_embedding_without_the_server_names_the_missing_extra() -> None:
     assert "msgspec" in done.stdout
 
 
+def test_loading_the_environment_without_verifiers_names_the_missing_extra() -> None:
+    code = (
+        "import sys; sys.modules['verifiers'] = None\n"
+        "try: from tool_decathlon import load_environment\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("load_environment needs verifiers")
+    assert "pip install '.[verifiers]'" in done.stdout
+
+
 @pytest.mark.anyio
 class TestEmbedded:
     async def test_the_default_task_is_played_without_arguments(self, tmp_path: Path) -> None:

@@ -115,7 +115,9 @@ def test_a_program_that_is_missing_is_named() -> None:
 
 
 def test_settings_become_options_of_serve() -> None:
-    words = options(["starter", "x"], {"max_sandboxes": 4, "dense": True, "hand_over": False, "image": None})
+    words = options(
+        ["starter", "x"], {"max_sandboxes": 4, "merge_pages": True, "hand_over": False, "image": None}
+    )
     assert words == [
         "--suite",
         "starter",
@@ -123,7 +125,7 @@ def test_settings_become_options_of_serve() -> None:
         "x",
         "--max-sandboxes",
         "4",
-        "--dense",
+        "--merge-pages",
         "--no-hand-over",
     ]
     with pytest.raises(TypeError, match="labels: a text, a number or a bool"):

@@ -72,7 +72,7 @@ async def test_new_server_resets_tunnels_and_keeps_forwarded_ports(tmp_path: Pat
                 await old.send(b"a")
                 assert await old.receive() == b"a"
             await sandbox.reopen()
-            async with connect(sandbox, reconnect=ReconnectPolicy(60, 2), taken_back=True) as client:
+            async with connect(sandbox, reconnect=ReconnectPolicy(60, 2), reattached=True) as client:
                 await client.forward({port: dial})
                 with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
                     await old.receive()

@@ -261,7 +261,7 @@ async def run_model(seed: int, calls: int) -> Counts:
             link = DriverLink(
                 cast("Any", Source(sandbox, chance, counts)),
                 reconnect=ReconnectPolicy(3600, generation),
-                taken_back=generation > 1,
+                reattached=generation > 1,
                 unanswered=[*unanswered],
             )
             tasks.start_soon(link.receive)

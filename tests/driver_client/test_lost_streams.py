@@ -500,7 +500,7 @@ async def test_tunnels_do_not_survive_a_stream() -> None:
 
 
 @asynccontextmanager
-async def taken_back(
+async def reattached(
     *replies: bytes, unanswered: tuple[int, ...] = ()
 ) -> AsyncGenerator[tuple[DriverLink, Peer]]:
     """A link to a driver that has these messages from the time of another server process."""
@@ -509,7 +509,7 @@ async def taken_back(
             peer.connection.send(reply)
             peer.connection.used_ids.add(json.loads(reply)["id"])
         link = DriverLink(
-            ScriptedSandbox(stream), reconnect=ReconnectPolicy(60, 2), taken_back=True, unanswered=unanswered
+            ScriptedSandbox(stream), reconnect=ReconnectPolicy(60, 2), reattached=True, unanswered=unanswered
         )
         tasks.start_soon(link.receive)
         link.attach()
@@ -530,7 +530,7 @@ def send_again(link: DriverLink, on_outcome: Callable[[Any], object]) -> None:
 async def test_kept_reply_is_given_to_the_call_that_is_sent_again() -> None:
     reply, stale = payload(id=OLD_ID, result=7), payload(id=OLD_ID + 1, result={})
     outcomes: list[Any] = []
-    async with taken_back(reply, stale, unanswered=(OLD_ID,)) as (link, peer):
+    async with reattached(reply, stale, unanswered=(OLD_ID,)) as (link, peer):
         await until(lambda: peer.connection.responses.keys() == {OLD_ID})
         await anyio.wait_all_tasks_blocked()
 
@@ -545,14 +545,14 @@ async def test_kept_reply_is_given_to_the_call_that_is_sent_again() -> None:
 
 async def test_replies_that_nobody_waits_for_are_not_kept() -> None:
     replies = [payload(id=OLD_ID + number, result={}) for number in range(3)]
-    async with taken_back(*replies) as (_, peer):
+    async with reattached(*replies) as (_, peer):
         await until(lambda: peer.connection.attachments and not peer.connection.responses)
 
 
 @pytest.mark.parametrize("is_sent", [True, False], ids=["the reply is held", "nothing has come"])
 async def test_call_that_is_cancelled_instead_of_sent_again_holds_no_reply(is_sent: bool) -> None:
     reply = payload(id=OLD_ID, result=7)
-    async with taken_back(*[reply] * is_sent, unanswered=(OLD_ID,)) as (link, peer):
+    async with reattached(*[reply] * is_sent, unanswered=(OLD_ID,)) as (link, peer):
         await link.ready_or_closed.wait()
         await anyio.wait_all_tasks_blocked()
         link.cancel(OLD_ID)
@@ -566,7 +566,7 @@ async def test_call_that_is_cancelled_instead_of_sent_again_holds_no_reply(is_se
 
 async def test_call_that_cannot_be_sent_again_holds_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: list[Any] = []
-    async with taken_back(payload(id=OLD_ID, result={}), unanswered=(OLD_ID,)) as (link, peer):
+    async with reattached(payload(id=OLD_ID, result={}), unanswered=(OLD_ID,)) as (link, peer):
         await link.ready_or_closed.wait()
         await anyio.wait_all_tasks_blocked()
         with monkeypatch.context() as patch:
@@ -582,7 +582,7 @@ async def test_server_that_was_replaced_loses_the_driver() -> None:
         client, driver = stream_pair()
         async with background_tasks() as tasks:
             next_server = DriverLink(
-                ScriptedSandbox(client), reconnect=ReconnectPolicy(60, 2), taken_back=True
+                ScriptedSandbox(client), reconnect=ReconnectPolicy(60, 2), reattached=True
             )
             next_server.attach()
             tasks.start_soon(next_server.receive)

@@ -120,7 +120,7 @@ async def test_a_server_without_plug_ins_plays_and_refuses_branches_and_saved_st
 ) -> None:
     monkeypatch.setattr(app, "plugins", tuple)
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, warm=1) as registry:
+    async with running_registry(tmp_path, provider, pool=1) as registry:
         episode = registry.start("find-answer", PLAYER)
         await episode.ready()
         await make_call(episode, "probe__echo", CallParams.of({"text": "x"}))

@@ -401,7 +401,7 @@ async def test_a_branch_at_a_saved_state_is_a_copy_of_it(tmp_path: Path) -> None
         assert [line.get("replayed", False) for line in calls] == [True, True, False, False, False]
         verdict = await copies[0].evaluate()
         assert verdict.branch is not None
-        assert verdict.branch.to_json() == {
+        assert verdict.to_json()["branch"] == {
             "episode": source.public_id,
             "at": 2,
             "differences": 0,

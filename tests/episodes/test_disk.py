@@ -22,7 +22,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AtCapacityError, DecathlonError, DiskFullError, EpisodeClaimedError
 from decathlon_mcp.http.health import ServerState, server_state
-from decathlon_mcp.sandboxes.usage import Usage
+from decathlon_mcp.sandboxes.capabilities import Usage
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.disks import failing_disk, small_disk
 from tests.driver.peer import until

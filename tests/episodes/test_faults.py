@@ -15,7 +15,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import DriverError, ProviderUnavailableError
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.usage import Usage
+from decathlon_mcp.sandboxes.capabilities import Usage
 from tests.episodes.environment import TOOLS, exits_with, running_registry
 from tests.fakes.driver import Faults
 from tests.fakes.provider import FakeProvider, FakeSandbox

@@ -540,14 +540,14 @@ async def test_call_that_comes_before_the_trajectory_was_read_is_not_run_again(
 
 
 @pytest.mark.parametrize("ends", ["while dead servers are swept", "with its server"])
-async def test_sandbox_of_an_episode_that_ends_before_it_was_taken_back_is_removed(
+async def test_sandbox_of_an_episode_that_ends_before_it_was_reattached_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     taking, sweep, end_episode = anyio.Event(), FakeProvider.sweep, Store.end_episode
     over = anyio.Event()
 
     @asynccontextmanager
-    async def take_back(*_: object) -> AsyncGenerator[FakeSandbox]:
+    async def reattach(*_: object) -> AsyncGenerator[FakeSandbox]:
         taking.set()
         if ends == "with its server":
             await anyio.sleep_forever()
@@ -564,7 +564,7 @@ async def test_sandbox_of_an_episode_that_ends_before_it_was_taken_back_is_remov
         end_episode(store, episode, ending, **more)
         over.set()
 
-    monkeypatch.setattr(FakeProvider, "take_back", take_back)
+    monkeypatch.setattr(FakeProvider, "reattach", reattach)
     monkeypatch.setattr(FakeProvider, "sweep", sweep_slowly)
     monkeypatch.setattr(Store, "end_episode", end_first)
     with anyio.fail_after(10):

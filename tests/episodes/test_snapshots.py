@@ -26,7 +26,7 @@ from decathlon_mcp.plugins.branches.branches import branches_of
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, policy_of_copy
 from decathlon_mcp.plugins.branches.states import SavedStates
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.storage.disk import DiskSpace
 from tests.driver.peer import until
@@ -250,7 +250,7 @@ async def test_a_copy_whose_driver_does_not_answer_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(snapshots_module, "COPY_SECONDS", 0.2)
-    async with saving(tmp_path, monkeypatch, warm=1) as state:
+    async with saving(tmp_path, monkeypatch, pool=1) as state:
         state.provider.silent_copies = True
         episode = await started(state)
         await call(episode)
@@ -321,7 +321,7 @@ async def test_sandboxes_that_could_fill_the_disk_are_saved_one_after_the_other_
 
 async def test_the_pool_gives_way_to_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy is none of the pool's, and there must not be more sandboxes than the limit for long."""
-    async with saving(tmp_path, monkeypatch, warm=2, max_sandboxes=3) as state:
+    async with saving(tmp_path, monkeypatch, pool=2, max_sandboxes=3) as state:
         source = await started(state)
         await call(source)
         await branches_of(state.registry).save(source)

@@ -118,7 +118,7 @@ async def pooled(
 
 async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: Path) -> None:
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, warm=1) as registry:
+    async with running_registry(tmp_path, provider, pool=1) as registry:
         first = registry.start("find-answer", PLAYER)
         await first.state.reach(Phase.READY)
         assert first.records.progress.agent == f"{first.spec.public_id}-agent"
@@ -155,7 +155,7 @@ async def test_nothing_is_opened_ahead_unless_a_number_is_set(tmp_path: Path) ->
 
 
 async def test_the_kind_that_most_tasks_need_is_open_before_the_first_episode(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), warm=2) as registry:
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), pool=2) as registry:
         await open_ahead(registry.directory.factories)
         await until(lambda: registry.sources.idle == 2)
         episode = registry.start("find-answer", PLAYER)
@@ -166,7 +166,7 @@ async def test_the_kind_that_most_tasks_need_is_open_before_the_first_episode(tm
 
 async def test_a_draining_server_has_no_pool(tmp_path: Path) -> None:
     provider = FakeProvider()
-    async with running_registry(tmp_path, provider, warm=2) as registry:
+    async with running_registry(tmp_path, provider, pool=2) as registry:
         await open_ahead(registry.directory.factories)
         await until(lambda: registry.sources.idle == 2)
         await registry.drain()

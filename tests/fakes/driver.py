@@ -20,7 +20,7 @@ from decathlon_sandbox import wire
 from decathlon_sandbox.truncation import cut, shorten
 
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.sandboxes.usage import Usage
+from decathlon_mcp.sandboxes.capabilities import Usage
 from tests.fakes.driver_end import DriverEnd
 from tests.fakes.tree import Tree
 

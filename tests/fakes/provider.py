@@ -10,7 +10,7 @@ Sandboxes that survive their server are on a machine that two providers share:
     async with FakeMachine() as machine:
         async with FakeProvider("a", machine=machine) as provider, provider.open(spec) as sandbox:
             provider.die()
-        async with FakeProvider("b", machine=machine) as provider, provider.take_back("a", spec) as sandbox:
+        async with FakeProvider("b", machine=machine) as provider, provider.reattach("a", spec) as sandbox:
             ...
 
 It passes the same conformance checks as the real providers (`tests/sandboxes`).
@@ -39,9 +39,8 @@ from decathlon_mcp.errors import (
     SnapshotError,
 )
 from decathlon_mcp.sandboxes.base import Finding, Isolation, LimitName, SandboxSpec, check_folder, finding
-from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.sandboxes.capabilities import Snapshot, Usage
 from decathlon_mcp.sandboxes.streams import EndedStream, SocketStream
-from decathlon_mcp.sandboxes.usage import Usage
 from tests.fakes.driver import FakeDriver, FakeProbe, FakeRun, Faults, ProcessExit, Run, Tools
 from tests.fakes.tree import Tree
 
@@ -419,7 +418,7 @@ class FakeProvider:
             raise SnapshotError("the snapshot is gone or damaged") from None
 
     @asynccontextmanager
-    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
+    async def reattach(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[FakeSandbox]:
         self.check_available()
         former = self.machine.sandboxes.get(spec.name)
         if former in self.opened:

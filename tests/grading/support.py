@@ -12,13 +12,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
+
+import anyio
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.episodes.suite_hooks import suite_hooks
 from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord, Facts
 from decathlon_mcp.grading.evaluation import grade
-from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
+from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
 from decathlon_mcp.suites.loading import load_suite
@@ -119,6 +122,19 @@ class SandboxGrader:
         )
         async with self.provider.open(spec) as sandbox, connect(sandbox) as driver:
             yield sandbox, driver
+
+    async def verdict(
+        self,
+        files: Mapping[str, str],
+        workspace: Mapping[str, str | bytes] | Path | None = MappingProxyType({}),
+        *,
+        attempt: Attempt | None = None,
+        **options: Any,
+    ) -> Verdict:
+        """Grade an attempt in a new checkout with these files, within a minute."""
+        suite = write_suite(self.folder / secrets.token_hex(4) / "checkout", files)
+        with anyio.fail_after(60):
+            return await self.grade(attempt or make_attempt(), suite, workspace, **options)
 
     async def grade(
         self,

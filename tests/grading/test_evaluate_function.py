@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import anyio
 import pytest
 
 from decathlon_mcp.errors import SuiteError
@@ -129,13 +128,11 @@ def test_no_bundled_task_is_judged_otherwise_than_by_its_exit_code() -> None:
     [({}, False, 0.0), ({"paper.pdf": "12"}, False, 0.75), ({"paper.pdf": "1234"}, True, 1.25)],
 )
 async def test_evaluator_that_only_returns_a_dict_pays_by_weights(
-    grader: SandboxGrader, tmp_path: Path, workspace: dict[str, str], success: bool, reward: float
+    grader: SandboxGrader, workspace: dict[str, str], success: bool, reward: float
 ) -> None:
     weights = {"downloaded": 0.5, "pages": 0.5, "success": 0.25}
     files = evaluator(PAPER_FOUND, **{"rubric.yaml": rubric_text(weights=weights)})
-    suite = write_suite(tmp_path / "checkout", files)
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(calls=[]), suite, workspace)
+    verdict = await grader.verdict(files, workspace, attempt=make_attempt(calls=[]))
     assert (verdict.status, verdict.success, verdict.reward) == ("scored", success, reward), verdict
     assert verdict.weights == weights
     assert grader.networks == ["none"], "the exit code says nothing, so the module is not run"
@@ -143,11 +140,9 @@ async def test_evaluator_that_only_returns_a_dict_pays_by_weights(
 
 @pytest.mark.parametrize(("workspace", "reward"), [({}, 0.0), ({"paper.pdf": "1234"}, 1.0)])
 async def test_without_weights_the_reward_is_whether_every_metric_is_at_least_1(
-    grader: SandboxGrader, tmp_path: Path, workspace: dict[str, str], reward: float
+    grader: SandboxGrader, workspace: dict[str, str], reward: float
 ) -> None:
-    suite = write_suite(tmp_path / "checkout", evaluator(PAPER_FOUND))
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, workspace)
+    verdict = await grader.verdict(evaluator(PAPER_FOUND), workspace)
     assert (verdict.success, verdict.reward, verdict.weights) == (bool(reward), reward, {})
     assert verdict.metrics == {
         "calls": 2,
@@ -166,43 +161,35 @@ async def test_without_weights_the_reward_is_whether_every_metric_is_at_least_1(
     ("returned", "reward"),
     [("{'success': True, 'a': 0}", 1.0), ("{'success': 0.5, 'a': 1}", 0.0), ("{}", 0.0), ("{'a': 2}", 1.0)],
 )
-async def test_success_is_the_key_of_that_name(
-    grader: SandboxGrader, tmp_path: Path, returned: str, reward: float
-) -> None:
+async def test_success_is_the_key_of_that_name(grader: SandboxGrader, returned: str, reward: float) -> None:
     source = f"def evaluate(workspace):\n    return {returned}"
-    suite = write_suite(tmp_path / "checkout", evaluator(source))
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {})
+    verdict = await grader.verdict(evaluator(source))
     assert (verdict.success, verdict.reward) == (bool(reward), reward), verdict
 
 
 @pytest.mark.parametrize(("success", "code", "reward"), [(True, 0, 1.0), (False, 1, 0.0)])
 async def test_success_that_agrees_with_the_exit_code_is_accepted(
-    grader: SandboxGrader, tmp_path: Path, success: bool, code: int, reward: float
+    grader: SandboxGrader, success: bool, code: int, reward: float
 ) -> None:
     source = f"def evaluate(workspace):\n    return {{'success': {success}, 'a': 0.5}}"
     main = f"{ARGUMENTS}\nraise SystemExit({code})"
-    suite = write_suite(tmp_path / "checkout", evaluator(main, **{"evaluation/evaluator.py": source}))
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {})
+    verdict = await grader.verdict(evaluator(main, **{"evaluation/evaluator.py": source}))
     assert (verdict.status, verdict.reward, verdict.metrics["a"]) == ("scored", reward, 0.5), verdict
 
 
 @pytest.mark.parametrize(("success", "code"), [(True, 1), (False, 0)])
 async def test_success_that_contradicts_the_exit_code_forfeits_the_attempt(
-    grader: SandboxGrader, tmp_path: Path, success: bool, code: int
+    grader: SandboxGrader, success: bool, code: int
 ) -> None:
     source = f"def evaluate(workspace):\n    return {{'success': {success}}}"
     main = f"{ARGUMENTS}\nraise SystemExit({code})"
-    suite = write_suite(tmp_path / "checkout", evaluator(main, **{"evaluation/evaluator.py": source}))
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {})
+    verdict = await grader.verdict(evaluator(main, **{"evaluation/evaluator.py": source}))
     assert (verdict.status, verdict.reward) == ("forfeited", 0.0), verdict
     assert "evaluation/evaluator.py:evaluate returns success" in verdict.detail
 
 
 async def test_program_of_the_agent_that_answers_its_two_runs_differently_does_not_get_rid_of_the_reward(
-    grader: SandboxGrader, tmp_path: Path
+    grader: SandboxGrader,
 ) -> None:
     # It knows that the answer is yes or no, and not which.
     program = """
@@ -220,15 +207,11 @@ def evaluate(workspace):
 if __name__ == "__main__":
     sys.exit(not evaluate(sys.argv[sys.argv.index("--agent_workspace") + 1])["success"])
 """
-    suite = write_suite(tmp_path / "checkout", evaluator(source))
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {"answer.py": program})
+    verdict = await grader.verdict(evaluator(source), {"answer.py": program})
     assert (verdict.status, verdict.reward) == ("forfeited", 0.0), verdict
 
 
-async def test_function_can_look_through_the_calls_of_each_tool(
-    grader: SandboxGrader, tmp_path: Path
-) -> None:
+async def test_function_can_look_through_the_calls_of_each_tool(grader: SandboxGrader) -> None:
     source = """
 def evaluate(workspace, tool_calls):
     reads, writes = tool_calls("files__read"), tool_calls("files__write")
@@ -240,36 +223,26 @@ def evaluate(workspace, tool_calls):
     }
 """
     calls = [make_call(1), make_call(2, tool="write"), make_call(4, arguments={"path": "ä"})]
-    suite = write_suite(tmp_path / "checkout", evaluator(source))
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(calls=calls), suite, {})
+    verdict = await grader.verdict(evaluator(source), attempt=make_attempt(calls=calls))
     assert (verdict.success, verdict.reward) == (True, 1.0), verdict
     assert verdict.metrics["tool_calls(files__read)"] == 2
 
 
-async def test_calls_of_one_tool_can_have_a_weight(grader: SandboxGrader, tmp_path: Path) -> None:
+async def test_calls_of_one_tool_can_have_a_weight(grader: SandboxGrader) -> None:
     weights = {
         "tool_calls(files__write) == 1": 0.5,
         "failed_calls(files__write)": -0.1,
         "tool_calls(x__y)": 9,
     }
     main = evaluator("raise SystemExit(0)", **{"rubric.yaml": rubric_text(weights=weights)})
-    suite = write_suite(tmp_path / "checkout", main)
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {})
+    verdict = await grader.verdict(main)
     assert verdict.reward == 0.4, verdict
     assert verdict.metrics["tool_calls(x__y)"] == 0
     assert "tool_calls(files__read)" not in verdict.metrics
     assert "x__y" in verdict.text()
 
 
-async def test_function_that_raises_where_nothing_else_judges_is_no_success(
-    grader: SandboxGrader, tmp_path: Path
-) -> None:
-    suite = write_suite(
-        tmp_path / "checkout", evaluator("def evaluate(workspace):\n    return dict(a=1 / 0)")
-    )
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {})
+async def test_function_that_raises_where_nothing_else_judges_is_no_success(grader: SandboxGrader) -> None:
+    verdict = await grader.verdict(evaluator("def evaluate(workspace):\n    return dict(a=1 / 0)"))
     assert (verdict.status, verdict.success, verdict.reward) == ("scored", False, 0.0)
     assert "ZeroDivisionError" in verdict.uncaught

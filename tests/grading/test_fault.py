@@ -24,7 +24,7 @@ from decathlon_mcp.errors import (
 from decathlon_mcp.grading import fault
 from decathlon_mcp.grading.fault import AgentsFaultError, FaultFinder, ProviderHealth
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
-from decathlon_mcp.sandboxes.usage import Usage
+from decathlon_mcp.sandboxes.capabilities import Usage
 from tests.fakes.driver import Faults
 from tests.fakes.provider import FakeProvider
 

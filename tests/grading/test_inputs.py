@@ -11,8 +11,7 @@ import pytest
 
 from decathlon_mcp.archives.writing import ArchiveSource
 from decathlon_mcp.episodes.suite_hooks import SuiteHooks
-from decathlon_mcp.grading.inputs import evaluator_digest, prepare_inputs
-from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob
+from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, evaluator_digest, prepare_inputs
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.types import Network
 from tests.grading.evaluators import REQUIRES_PAPER, evaluator

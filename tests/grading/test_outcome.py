@@ -104,7 +104,7 @@ def test_printed_is_the_end_of_stdout_and_stderr(stdout: str, stderr: str, outpu
     [
         (
             ForfeitedError("late", "out"),
-            Outcome(status="forfeited", success=False, reward=0.0, detail="late", output="out"),
+            Outcome(status="forfeited", detail="late", output="out"),
         ),
         (SandboxLostError("engine gone"), Outcome(status="sandbox_lost", detail="engine gone")),
         (SuiteError("rubric.yaml: no"), Outcome(status="evaluator_error", detail="rubric.yaml: no")),

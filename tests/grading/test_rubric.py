@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.grading.metrics import BadMetricsError, read_metrics
-from decathlon_mcp.grading.rubric import Rubric, load_rubric
+from decathlon_mcp.grading.rubric import BadMetricsError, Rubric, load_rubric, read_metrics
 from tests.grading.support import PAPER, rubric_text, write_suite
 
 EVALUATOR = {f"{PAPER}/evaluation/evaluator.py": "def evaluate(workspace):\n    return dict(NAMES)\n"}
@@ -106,6 +105,10 @@ def test_comparisons_are_one_or_zero(term: str, value: float) -> None:
         ('{"tool_calls(a__b)": 1}', "a metric that the server itself provides"),
         ('{"a < 1": 1}', "none of the characters < > = !"),
         ('{"": 1}', "printable"),
+        ('{"%s": 1}' % ("b" * 101), "1 to 100 printable characters"),
+        ('{"a": -9007199254740992}', "metric 'a' is -9007199254740992, beyond"),
+        ('{"a": 1e300}', "metric 'a' is 1e+300, beyond"),
+        ("true", "did not return a dict"),
         ("[" * 100_000, "not one JSON value"),
         (json.dumps({str(n): n for n in range(300)}), "200 at most"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
@@ -63,9 +63,6 @@ def test_uncaught_exception_is_one_bounded_line() -> None:
     [
         Outcome(status="sandbox_lost", reward=0.0),
         Outcome(status="sandbox_lost", success=False),
-        Outcome(status="forfeited"),
-        Outcome(status="forfeited", success=False, reward=0.5),
-        Outcome(status="forfeited", success=True, reward=0.0),
         Outcome(status="scored", reward=0.0),
         Outcome(status="scored", success=False),
         Outcome(status="scored", success=True, reward=math.nan),
@@ -78,6 +75,15 @@ def test_uncaught_exception_is_one_bounded_line() -> None:
 def test_inconsistent_verdict_is_rejected(outcome: Outcome) -> None:
     with pytest.raises(ValidationError):
         build_verdict(make_attempt(), outcome)
+
+
+@pytest.mark.parametrize("change", [{"reward": 0.5}, {"success": True}, {"reward": None}])
+def test_forfeited_verdict_with_a_reward_is_rejected(change: dict[str, Any]) -> None:
+    outcome = Outcome(status="forfeited", success=True, reward=1.0)
+    forfeited = build_verdict(make_attempt(), outcome).to_json()
+    assert (forfeited["success"], forfeited["reward"]) == (False, 0.0)
+    with pytest.raises(ValidationError):
+        Verdict.model_validate({**forfeited, **change})
 
 
 def test_what_a_plug_in_notes_is_a_member_of_the_verdict() -> None:

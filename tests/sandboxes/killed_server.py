@@ -26,9 +26,9 @@ from decathlon_mcp.plugins.gvisor import sandbox as gvisor_sandbox
 from decathlon_mcp.plugins.gvisor.sandbox import GvisorSandbox
 from decathlon_mcp.sandboxes import plugins
 from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.capabilities import SnapshotProvider, snapshots_of
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 from decathlon_mcp.sandboxes.host.provider import HostProvider
-from decathlon_mcp.sandboxes.snapshots import SnapshotProvider, snapshots_of
 from decathlon_mcp.settings import read_settings
 
 

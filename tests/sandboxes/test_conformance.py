@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 SLOW = {
     opening.cancelled_opening_leaves_nothing,
     opening.cancelled_task_leaves_nothing,
-    survival.cancelled_taking_back_leaves_nothing,
+    survival.cancelled_reattaching_leaves_nothing,
     files.ten_thousand_files_and_a_large_one_survive_a_round_trip,
     snapshots.ten_copies_and_the_original_do_not_see_each_other,
     snapshots.cancelled_saving_and_opening_leave_nothing,

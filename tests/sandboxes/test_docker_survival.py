@@ -81,7 +81,7 @@ def test_engines_with_the_fix_of_live_restore_are_known(version: str, keeps: boo
 async def test_exit_of_a_container_with_another_owner_is_reported(docker: Bench) -> None:
     spec = docker.new_spec(survives=True)
     await docker.leave_behind([spec], "none")
-    async with docker.provider.take_back(docker.former_owner, spec) as sandbox:
+    async with docker.provider.reattach(docker.former_owner, spec) as sandbox:
         await sandbox.stream.send(b'{"exit": 3}\n')
         await receive_all(sandbox)
         assert await sandbox.cause_of_end() == "exit code 3"
@@ -98,7 +98,7 @@ async def test_container_that_ended_meanwhile_is_lost_with_its_cause(docker: Ben
     await docker.leave_behind([*specs.values()], "end")
     for cause, spec in specs.items():
         with pytest.raises(SandboxLostError) as caught:
-            async with docker.provider.take_back(docker.former_owner, spec):
+            async with docker.provider.reattach(docker.former_owner, spec):
                 pass
         assert caught.value.data["cause"] == cause
     await docker.assert_nothing_left()
@@ -119,7 +119,7 @@ for line in iter(input, None):
         await docker.leave_behind([spec], "none")
         table = pack(file_entry("passwd", b"player:x:0:0::/:\n"))
         docker_engine.put_archive(f"decathlon-{spec.name}", "/etc", table)
-        async with docker.provider.take_back(docker.former_owner, spec) as sandbox:
+        async with docker.provider.reattach(docker.former_owner, spec) as sandbox:
             await sandbox.put(sandbox.root / "in", pack(file_entry("a")))
             await sandbox.stream.send(b"\n")
             assert await receive_line(sandbox) == "4321"
@@ -136,11 +136,11 @@ async def test_container_is_kept_if_no_engine_answers(docker: Bench, monkeypatch
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     async with DockerProvider(docker.owner) as provider:
         with anyio.fail_after(3), pytest.raises(ProviderUnavailableError):
-            async with provider.take_back(docker.former_owner, spec):
+            async with provider.reattach(docker.former_owner, spec):
                 pass
         await path.symlink_to(real)
         try:
-            async with provider.take_back(docker.former_owner, spec) as sandbox:
+            async with provider.reattach(docker.former_owner, spec) as sandbox:
                 await sandbox.stream.send(b"{}\n")
                 await receive_line(sandbox)
         finally:
@@ -231,7 +231,7 @@ async def test_sandbox_that_ends_while_its_engine_is_down_is_lost(
             await sandbox.cause_of_end()
             assert not await sandbox.is_running()
         with pytest.raises(SandboxLostError):
-            async with bench.provider.take_back(bench.former_owner, former):
+            async with bench.provider.reattach(bench.former_owner, former):
                 pass
 
 
@@ -243,13 +243,13 @@ async def test_server_and_engine_die_together(own_engine: OwnEngine, test_image:
         await bench.leave_behind([paused], "pause")
         await own_engine.kill()
         with pytest.raises(ProviderUnavailableError):
-            async with bench.provider.take_back(bench.former_owner, running):
+            async with bench.provider.reattach(bench.former_owner, running):
                 pass
         await own_engine.start()
-        async with bench.provider.take_back(bench.former_owner, running) as sandbox:
+        async with bench.provider.reattach(bench.former_owner, running) as sandbox:
             await sandbox.stream.send(b"{}\n")
             await receive_line(sandbox)
-        async with bench.provider.take_back(bench.former_owner, paused) as sandbox:
+        async with bench.provider.reattach(bench.former_owner, paused) as sandbox:
             assert not await sandbox.is_running()
             await sandbox.get(sandbox.root, tmp_path / "out.tar", 1 << 20)
 

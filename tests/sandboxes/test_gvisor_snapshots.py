@@ -20,10 +20,10 @@ from decathlon_mcp.plugins.conformance.target import Probe, receive_line
 from decathlon_mcp.plugins.gvisor import saving
 from decathlon_mcp.plugins.gvisor.sandbox import SAVED_FOLDER
 from decathlon_mcp.sandboxes.base import Limits, Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.capabilities import Snapshot, snapshots_of
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
+from decathlon_mcp.sandboxes.host.mounts import SandboxUser
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
-from decathlon_mcp.sandboxes.snapshots import Snapshot, snapshots_of
-from decathlon_mcp.sandboxes.users import SandboxUser
 from decathlon_mcp.storage.store import SandboxRow, Store
 from decathlon_mcp.types import Network
 from tests.sandboxes.conftest import Bench
@@ -113,15 +113,22 @@ def test_state_that_is_saved_after_a_restart_can_be_copied(tmp_path: Path, netwo
     image = replace(ImageFolder.read(tmp_path), digest="sha256:1")
     limits = Limits(memory_mib=123, cpus=0.5, pids=7)
     spec = SandboxSpec(
-        "first", BOOT_COMMAND, PurePosixPath("/root"), "image", network, limits, survives=True, dense=True
+        "first",
+        BOOT_COMMAND,
+        PurePosixPath("/root"),
+        "image",
+        network,
+        limits,
+        survives=True,
+        merge_pages=True,
     )
     with Store.open(tmp_path, "dead") as store:
         provider = host_provider("dead", tmp_path / "sandboxes", kernel="gvisor")
         with SandboxRecords(store, "episode").sandbox(spec, provider, "agent"):
             (row,) = store.find(SandboxRow)
-    taken_back = sandbox_spec(row)
-    assert taken_back == spec
-    saving.describe(tmp_path, taken_back, image, "runsc 1")
+    reattached = sandbox_spec(row)
+    assert reattached == spec
+    saving.describe(tmp_path, reattached, image, "runsc 1")
     saving.check(Snapshot(tmp_path), replace(spec, name="copy"), image, "runsc 1")
 
 
@@ -177,9 +184,9 @@ async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_
             snapshot = await sandbox.snapshot(tmp_path / "saved")
             async with (
                 provider.open(gvisor.spec(), snapshot=snapshot) as first,
-                connect(first, reconnect=ReconnectPolicy(generation=2), taken_back=True) as one,
+                connect(first, reconnect=ReconnectPolicy(generation=2), reattached=True) as one,
                 provider.open(gvisor.spec(), snapshot=snapshot) as second,
-                connect(second, reconnect=ReconnectPolicy(generation=2), taken_back=True) as two,
+                connect(second, reconnect=ReconnectPolicy(generation=2), reattached=True) as two,
             ):
                 # The command of the call runs on in each copy, and nobody gets its reply there.
                 wait = "while [ ! -s calls ]; do sleep 0.05; done; "
@@ -190,7 +197,7 @@ async def test_copies_of_a_driver_answer_for_themselves_only(gvisor: Bench, tmp_
                 again = await first.snapshot(tmp_path / "again")
                 async with (
                     provider.open(gvisor.spec(), snapshot=again) as third,
-                    connect(third, reconnect=ReconnectPolicy(generation=3), taken_back=True) as three,
+                    connect(third, reconnect=ReconnectPolicy(generation=3), reattached=True) as three,
                 ):
                     assert await run(three, "wc -l < calls") == "3"
                     assert await run(one, "wc -l < calls") == "3"
@@ -212,7 +219,7 @@ async def test_copies_of_an_old_state_live_although_their_clock_has_gone_on(
         await anyio.sleep(7)
         async with (
             provider.open(gvisor.spec(), snapshot=snapshot) as copy,
-            connect(copy, reconnect=ReconnectPolicy(60, 2), taken_back=True) as copied,
+            connect(copy, reconnect=ReconnectPolicy(60, 2), reattached=True) as copied,
         ):
             await copied.ping()
     shutil.rmtree(tmp_path / "saved")

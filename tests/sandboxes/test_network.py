@@ -16,7 +16,7 @@ import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError
 from decathlon_mcp.plugins.conformance.target import receive_all, receive_line
-from decathlon_mcp.sandboxes.host.mount_view import device_launcher
+from decathlon_mcp.sandboxes.host.mounts import device_launcher
 from decathlon_mcp.sandboxes.host.network import TUN, OwnNetwork
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from decathlon_mcp.sandboxes.host.processes import ProcessId
@@ -189,7 +189,7 @@ async def test_network_is_there_after_the_server_was_killed(networked: Bench) ->
     spec = networked.python_spec(script, survives=True)
     with outside() as other, listening_everywhere() as port:
         await networked.leave_behind([spec], "none")
-        async with networked.provider.take_back(networked.former_owner, spec) as sandbox:
+        async with networked.provider.reattach(networked.former_owner, spec) as sandbox:
             await sandbox.stream.send(f"{other.address} {other.port}\n".encode())
             assert await receive_line(sandbox) == "outside"
             await sandbox.stream.send(f"{other.neighbour} {port}\n".encode())

@@ -246,7 +246,9 @@ def cases() -> list[Any]:
             owner,
             name,
             id=f"{kind}-{owner.__name__.rpartition('.')[2]}-{name}",
-            marks=[pytest.mark.docker] * (kind in ("image", "docker")),
+            # Each opens a dozen of sandboxes.
+            marks=[pytest.mark.docker] * (kind in ("image", "docker"))
+            + [pytest.mark.slow] * (kind == "namespaces"),
         )
         for kind, steps in STEPS.items()
         for owner, name in steps

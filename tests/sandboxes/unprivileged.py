@@ -26,7 +26,7 @@ from decathlon_mcp.plugins.conformance import (
 from decathlon_mcp.plugins.conformance.suite import LastStep, ProviderUnderTest
 from decathlon_mcp.plugins.conformance.target import download, receive_all, receive_line
 from decathlon_mcp.sandboxes.base import Limits, SandboxSpec
-from decathlon_mcp.sandboxes.snapshots import snapshots_of
+from decathlon_mcp.sandboxes.capabilities import snapshots_of
 from tests.sandboxes.killed_server import host_provider
 
 USER = 1_000_000

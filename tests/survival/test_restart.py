@@ -144,7 +144,7 @@ async def test_sandbox_that_was_opened_ahead_is_taken_back_and_the_idle_ones_are
                 while "\ndecathlon_pool_idle 1.0\n" not in text:
                     text = (await http.get(f"{server.url}/metrics")).text
 
-    async with supervised_server(state, "--warm", "1", provider="docker") as server:
+    async with supervised_server(state, "--pool", "1", provider="docker") as server:
         await until_one_is_idle(server)
         async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
             with Store.open_read_only(state) as store:

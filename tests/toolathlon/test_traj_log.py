@@ -251,7 +251,7 @@ def test_status_and_result_use_upstreams_words(
     outcomes = {
         "pass": Outcome(status="scored", success=True, reward=1.0),
         "fail": Outcome(status="scored", success=False, reward=0.0),
-        "forfeited": Outcome.forfeited("why"),
+        "forfeited": Outcome(status="forfeited", detail="why"),
     }
     verdict = build_verdict(closed, outcomes[outcome])
     assert task_status(closed, suite_profile) == status

@@ -18,9 +18,17 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio.to_thread
-import verifiers.v1 as vf
-from openai import APIStatusError, AsyncOpenAI
-from pydantic import Field, PrivateAttr
+
+try:
+    import verifiers.v1 as vf
+    from openai import APIStatusError, AsyncOpenAI
+    from pydantic import Field, PrivateAttr
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"load_environment needs verifiers, and there is no module {error.name}; "
+        "in the clone: pip install '.[verifiers]'",
+        name=error.name,
+    ) from None
 
 from decathlon_client import ManagedEpisode, sync
 from decathlon_client.address import TOKEN_VARIABLE, URL_VARIABLE

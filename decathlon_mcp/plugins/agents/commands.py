@@ -23,9 +23,9 @@ from decathlon_mcp.cli.options import (
     Labels,
     Port,
     StateFolder,
+    run_async,
     settings_model,
 )
-from decathlon_mcp.cli.running import run_async
 from decathlon_mcp.cli.usage import (
     check_not_empty,
     check_positive,

@@ -19,6 +19,7 @@ from decathlon_client import ClientError, Episode
 from decathlon_client.notes import text_of
 from decathlon_client.values import as_object, as_objects
 
+from decathlon_mcp.cli.usage import without_credentials
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.types import JsonObject
 from decathlon_mcp.validation import quoted
@@ -90,9 +91,14 @@ class ModelPlayer:
 class Endpoint:
     """An OpenAI-compatible endpoint. `url`: without `/chat/completions`. `key`: empty for none."""
 
-    url: str
+    url: str = field(repr=False)
     key: str = field(repr=False)
     _client: httpx2.AsyncClient = field(repr=False)
+
+    @property
+    def place(self) -> str:
+        """The address for messages, which has no password."""
+        return without_credentials(self.url)
 
     async def complete(self, request: JsonObject) -> JsonObject:
         """The completion of a request, tried again after failures that may pass. Raises ModelFailedError."""
@@ -103,14 +109,14 @@ class Endpoint:
             try:
                 status, headers, answer = await self._send(body)
             except (httpx2.TransportError, httpx2.InvalidURL) as error:
-                why = str(error) or type(error).__name__
+                why = without_credentials(str(error)) or type(error).__name__
                 if is_last:
-                    raise ModelFailedError(f"the model at {self.url} cannot be reached: {why}") from error
+                    raise ModelFailedError(f"the model at {self.place} cannot be reached: {why}") from error
             else:
                 if status == 200:
                     return self._parse(answer)
                 text = self._without_key(" ".join(answer.decode("utf-8", "replace").split()))
-                failure = f"the model at {self.url} answered {status}: {text[:_MESSAGE_CHARACTERS]}"
+                failure = f"the model at {self.place} answered {status}: {text[:_MESSAGE_CHARACTERS]}"
                 if status in TOO_LONG:
                     raise RequestRefusedError(failure)
                 if is_last or status not in PASSING:
@@ -132,12 +138,12 @@ class Endpoint:
         path = f"{self.url}/chat/completions"
         async with self._client.stream("POST", path, content=body, headers=headers) as response:
             if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-                raise ModelFailedError(f"the model at {self.url} compresses its answers, unasked")
+                raise ModelFailedError(f"the model at {self.place} compresses its answers, unasked")
             async for chunk in response.aiter_raw():
                 answer += chunk
                 if len(answer) > MAX_ANSWER_BYTES:
                     raise ModelFailedError(
-                        f"the model at {self.url} answered with more than {MAX_ANSWER_BYTES >> 20} MiB"
+                        f"the model at {self.place} answered with more than {MAX_ANSWER_BYTES >> 20} MiB"
                     )
             return response.status_code, response.headers, bytes(answer)
 
@@ -147,7 +153,7 @@ class Endpoint:
         except (ValueError, RecursionError):
             completion = None
         if completion is None:
-            raise ModelFailedError(f"the model at {self.url} answered with something else than a JSON object")
+            raise ModelFailedError(f"the model at {self.place} answered with something other than JSON")
         return completion
 
     def _without_key(self, text: str) -> str:
@@ -168,7 +174,7 @@ async def model_endpoint(url: str | None) -> AsyncGenerator[Endpoint]:
             f"{KEY_VARIABLE} is not set: give the key there, or name another endpoint with --base-url"
         )
     if not chosen.startswith(("http://", "https://")):
-        raise BadRequestError(f"--base-url {quoted(chosen)}: http or https was expected")
+        raise BadRequestError(f"--base-url {quoted(without_credentials(chosen))}: http or https was expected")
     timeout = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
     async with httpx2.AsyncClient(timeout=timeout) as client:
         yield Endpoint(chosen, key, client)

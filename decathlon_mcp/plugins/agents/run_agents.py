@@ -118,8 +118,6 @@ class _PreparedProgram:
     program: Program
     launcher: Launcher
     variables: Mapping[str, str]
-    withheld: Sequence[str]
-    """Names of the user's variables that it does not get."""
     version: str | None
     """See `check_version`."""
 
@@ -133,8 +131,6 @@ class _Player:
 
     play: Callable[[Episode], Awaitable[int | None]]
     labels: Mapping[str, str]
-    withheld: Sequence[str] = ()
-    """As for `_PreparedProgram`."""
     seconds: float | None = None
     """The limit of an attempt that the batch watches; None if the player does it."""
 
@@ -227,7 +223,7 @@ async def _prepare(stack: AsyncExitStack, settings: Settings, agent: Agent) -> _
     program, launcher = await anyio.to_thread.run_sync(_find_program, settings, agent, variables)
     version = await check_version(program, launcher, variables)
     _report_withheld(withheld)
-    return _PreparedProgram(program, launcher, variables, withheld, version)
+    return _PreparedProgram(program, launcher, variables, version)
 
 
 def _find_program(
@@ -274,7 +270,7 @@ async def _player(
         STATUS_LABEL: RUNNING,
         **({} if prepared.version is None else {VERSION_LABEL: prepared.version}),
     }
-    return _Player(player, labels, prepared.withheld)
+    return _Player(player, labels)
 
 
 async def _play(
@@ -414,12 +410,9 @@ def _ended_before_a_call(result: Result[Any]) -> bool:
 
 
 def _report_without_calls(player: _Player, results: Sequence[Result[Any]]) -> None:
-    """Say so if attempts of a program ended before a call: it may lack a key."""
+    """Say so if all attempts of a program ended before a call: it may lack a key."""
     early = [*map(_ended_before_a_call, results)]
-    if not isinstance(player.play, AgentPlayer) or not any(early):
-        return
-    _report_withheld(player.withheld)
-    if all(early):
+    if isinstance(player.play, AgentPlayer) and early and all(early):
         which = "the attempt" if len(early) == 1 else "every attempt"
         last = player.play.last_output or "(none was started now)"
         report(f"{which} ended before a call; the program's output ends with: {last}")

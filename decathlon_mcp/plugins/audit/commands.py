@@ -11,9 +11,9 @@ from cyclopts import App, Parameter
 from decathlon_mcp.cli.options import (
     EPILOGUE,
     SANDBOX_SETTINGS,
+    run_async,
     settings_model,
 )
-from decathlon_mcp.cli.running import run_async
 from decathlon_mcp.cli.usage import check_positive, check_run
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.audit.report import DEFAULT_POLICIES, POLICIES, Policy, Report

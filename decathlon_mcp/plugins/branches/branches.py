@@ -28,8 +28,8 @@ from decathlon_mcp.plugins.branches.replay import check_source, play_again, refu
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, begin_as_copy, why_not_saved
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
 from decathlon_mcp.protocol.lobby_tools import EvaluatorTool, StartEpisode
+from decathlon_mcp.sandboxes.capabilities import snapshots_of
 from decathlon_mcp.sandboxes.plugins import saving_options
-from decathlon_mcp.sandboxes.snapshots import snapshots_of
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.store import REPLAY_LABEL
 from decathlon_mcp.types import JsonObject

@@ -31,7 +31,7 @@ from decathlon_mcp.errors import CallTimeoutError, LimitExceededError, SnapshotE
 from decathlon_mcp.plugins.branches.saving import begin_as_copy, save_state, why_not_saved
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
 from decathlon_mcp.plugins.regrade.keeping import ORIGINAL_FILE
-from decathlon_mcp.sandboxes.snapshots import SavedSandbox
+from decathlon_mcp.sandboxes.capabilities import SavedSandbox
 from decathlon_mcp.telemetry.logs import fields
 
 PREPARED_FOLDER = "prepared"

@@ -45,8 +45,8 @@ from decathlon_mcp.plugins.branches import BranchOptions
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, discard
 from decathlon_mcp.plugins.regrade.keeping import keep_sealed, read_original
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
+from decathlon_mcp.sandboxes.capabilities import SavedSandbox, Snapshot, snapshots_of
 from decathlon_mcp.sandboxes.plugins import saving_options
-from decathlon_mcp.sandboxes.snapshots import SavedSandbox, Snapshot, snapshots_of
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
 
@@ -83,7 +83,7 @@ class CallPauses:
             self._over.set()
 
     @asynccontextmanager
-    async def hold(self, seconds: float) -> AsyncGenerator[int | None]:
+    async def pause(self, seconds: float) -> AsyncGenerator[int | None]:
         """Pause calls in the body, and wait for the end of those that run.
 
         Yields the number of the last one, or None if one has run for longer than `seconds`.
@@ -221,7 +221,7 @@ class EpisodeSnapshots:
         if reason := why_not_saved(episode.sandbox_factory, self._states, episode.spec.task):
             raise NotRunnableError(f"the state of this episode cannot be saved: {reason}", missing=[reason])
         await episode.ready()
-        async with self._lock, self._pauses.hold(STILL_SECONDS) as at:
+        async with self._lock, self._pauses.pause(STILL_SECONDS) as at:
             if at is None:
                 raise SnapshotError(
                     f"a call has run for more than {STILL_SECONDS:.0f} s: a state is saved while none runs"
@@ -343,7 +343,7 @@ async def open_copy(
             connect(
                 sandbox,
                 reconnect=policy_of_copy(factory.reconnect, state.generation),
-                taken_back=True,
+                reattached=True,
             )
         )
         # Before anything is sent to what runs in it: it is a sandbox of its own.

@@ -1,4 +1,4 @@
-"""Checks of sandboxes that can be saved, for providers with that capability (`sandboxes.snapshots`)."""
+"""Checks of sandboxes that can be saved, for providers with that capability (`sandboxes.capabilities`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from decathlon_mcp.plugins.conformance.target import (
     registered,
 )
 from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.snapshots import SavedSandbox, Snapshot, SnapshotProvider, snapshots_of
+from decathlon_mcp.sandboxes.capabilities import SavedSandbox, Snapshot, SnapshotProvider, snapshots_of
 
 # What it has of each kind grows with every line that it reads.
 _STATE = """
@@ -232,13 +232,13 @@ async def killed_server_leaves_whole_snapshots_only(target: ProviderUnderTest) -
 
 @registered(seconds=60, snapshots=True, survival=True)
 async def copy_survives_its_server(target: ProviderUnderTest) -> None:
-    """The copy that a killed server has opened is taken back as any sandbox."""
+    """The copy that a killed server has opened is reattached as any sandbox."""
     spec = target.new_spec(survives=True)
     await target.leave_behind([spec], "copy")
-    async with target.provider.take_back(target.former_owner, spec) as sandbox:
+    async with target.provider.reattach(target.former_owner, spec) as sandbox:
         await Probe(sandbox, reopened=True).ping()
         with raises(BadRequestError, "already"):
-            async with target.provider.take_back(target.former_owner, spec):
+            async with target.provider.reattach(target.former_owner, spec):
                 pass
     shutil.rmtree(target.scratch / "saved-by-server")
     await target.assert_nothing_left()

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 
 from decathlon_mcp.plugins.conformance import (
     files,
+    limits,
     opening,
     processes,
     snapshots,
@@ -38,7 +39,7 @@ from decathlon_mcp.plugins.conformance.target import (
     snapshot_checks,
     survival_checks,
 )
-from decathlon_mcp.sandboxes.snapshots import snapshots_of
+from decathlon_mcp.sandboxes.capabilities import snapshots_of
 
 __all__ = [
     "ALL_CHECKS",
@@ -54,6 +55,7 @@ __all__ = [
     "checks_for",
     "failed_checks",
     "files",
+    "limits",
     "opening",
     "processes",
     "snapshots",
@@ -76,7 +78,7 @@ def checks_for(
 ) -> tuple[Check, ...]:
     """The checks that apply.
 
-    `snapshots`: see `sandboxes.snapshots`; the others are fields of `ProviderUnderTest`.
+    `snapshots`: see `sandboxes.capabilities`; the others are fields of `ProviderUnderTest`.
     """
     return tuple(
         check

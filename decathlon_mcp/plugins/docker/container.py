@@ -55,7 +55,7 @@ _network_lock = threading.Lock()
 
 
 class Container:
-    """The container of one sandbox. `open` or `take_back` is called once, `remove` any number of times.
+    """The container of one sandbox. `open` or `reattach` is called once, `remove` any number of times.
 
     `exists`: it was opened by another server, whose label is `owner`.
     """
@@ -81,7 +81,7 @@ class Container:
         self.user = (0, 0)
         self.image_digest: str | None = None
         self.leave_running = False
-        """Whether it is not to be removed, since nobody knows yet whether it could be taken back."""
+        """Whether it is not to be removed, since nobody knows yet whether it could be reattached."""
         self._lock = threading.Lock()
         self._id: str | None = None
         self._exists = exists
@@ -121,14 +121,14 @@ class Container:
                 raise refusal(error, "the engine refused a container") from error
             self._start(api, image)
 
-    def take_back(self, api: Api) -> None:
+    def reattach(self, api: Api) -> None:
         """Continue the container that another server left, and attach its stream unless it is paused.
 
         Raises SandboxLostError if there is none or it has ended; APIError.
         """
         with self._lock:
             if self._closed:
-                raise SandboxLostError("the sandbox was closed before it was taken back")
+                raise SandboxLostError("the sandbox was closed before it was reattached")
             facts = _inspect(api, self.name)
             if facts["Config"]["Labels"].get(OWNER_LABEL) != self.owner:
                 raise SandboxLostError(f"there is no sandbox named {self.spec.name} of this owner")
@@ -337,7 +337,7 @@ def _config(
             "CapDrop": ["ALL"],
             "SecurityOpt": [
                 "no-new-privileges:true",
-                *([f"seccomp={dense_profile()}"] if spec.dense else []),
+                *([f"seccomp={merging_profile()}"] if spec.merge_pages else []),
             ],
             "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={scratch}m"},
             **({} if runtime is None else {"Runtime": runtime}),
@@ -399,15 +399,15 @@ def _mtu_options(api: Api) -> dict[str, str]:
 
 
 @cache
-def dense_profile() -> str:
-    """The seccomp profile of dense sandboxes as the option `seccomp=` takes it: JSON, not a path.
+def merging_profile() -> str:
+    """The seccomp profile of sandboxes with merging as the option `seccomp=` takes it: JSON, not a path.
 
     It is Docker's default and one more value for personality(2), 0x40000 (ADDR_NO_RANDOMIZE), so that
     processes can have fixed addresses. An engine's default can be replaced but not extended: `seccomp.json`
     is that of Docker Engine 28.5.2 (github.com/moby/profiles, seccomp/v0.1.0, under the Apache License 2.0)
     with one rule added. The engine reduces it to the capabilities of the container, as it does with its own.
-    Engines from 20.10 on read it. A newer engine's own default may refuse more: that is the price of a dense
-    sandbox until the copy is replaced.
+    Engines from 20.10 on read it. A newer engine's own default may refuse more: that is the price of
+    merging until the copy is replaced.
     """
     text = (resources.files("decathlon_mcp.plugins.docker") / "seccomp.json").read_text("utf-8")
     # A third of the size: each request to create a container has it.
@@ -420,6 +420,6 @@ def nesting_profile() -> str:
     The calls that are added create nothing but what belongs to the new user namespace, in which the sandbox
     has no capability afterwards.
     """
-    profile = json.loads(dense_profile())
+    profile = json.loads(merging_profile())
     profile["syscalls"].append({"names": _NAMESPACE_CALLS, "action": "SCMP_ACT_ALLOW"})
     return json.dumps(profile, indent=1)

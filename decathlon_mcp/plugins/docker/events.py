@@ -2,7 +2,7 @@
 
 # Most containers are removed as they exit (`AutoRemove`), so they cannot be inspected afterwards: only the
 # events have the exit code. One request follows all containers of a server, and those of others, because a
-# server also has containers that it has taken back, which are labelled with another owner.
+# server also has containers that it has reattached, which are labelled with another owner.
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from requests.exceptions import RequestException
 from decathlon_mcp.archives.reading import BrokenArchiveError, first_file
 from decathlon_mcp.errors import DecathlonError, ImageError
 from decathlon_mcp.plugins.docker.engine import Api, Engine, get_archive, log_refusal, regular_file
-from decathlon_mcp.sandboxes.users import GROUP, PASSWD, TABLE_BYTES, find_user
+from decathlon_mcp.sandboxes.host.mounts import GROUP, PASSWD, TABLE_BYTES, find_user
 from decathlon_mcp.types import as_object
 
 STARTER_IMAGE = "decathlon-test:latest"

@@ -157,19 +157,19 @@ class DockerProvider(BaseProvider):
                     return sandbox
 
     @asynccontextmanager
-    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
+    async def reattach(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[DockerSandbox]:
         self._check_name(spec.name)
         container = Container(owner, spec, network=self.network, runtime=self.runtime, exists=True)
 
-        def take_back(api: Api) -> None:
+        def reattach(api: Api) -> None:
             try:
-                container.take_back(api)
+                container.reattach(api)
             except APIError as error:
                 raise refusal(error) from error
 
         async with AsyncExitStack() as stack:
             try:
-                sandbox = await self._enter(stack, container, take_back)
+                sandbox = await self._enter(stack, container, reattach)
             except ProviderUnavailableError:
                 # Whether it still runs can be asked later.
                 container.leave_running = True
@@ -179,7 +179,7 @@ class DockerProvider(BaseProvider):
     async def _enter(
         self, stack: AsyncExitStack, container: Container, begin: Callable[[Api], None]
     ) -> DockerSandbox:
-        """The sandbox of a container that `begin` opens or takes back; `stack` then ends it."""
+        """The sandbox of a container that `begin` opens or reattaches; `stack` then ends it."""
         name = container.spec.name
         sandbox: DockerSandbox | None = None
 

@@ -39,8 +39,8 @@ from decathlon_mcp.plugins.docker.engine import (
 )
 from decathlon_mcp.plugins.docker.events import ContainerExit
 from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec, check_folder
+from decathlon_mcp.sandboxes.capabilities import MEASURE_SECONDS, Usage
 from decathlon_mcp.sandboxes.streams import ChunkHandler, DirectStream, EndedStream, LogTail, SocketStream
-from decathlon_mcp.sandboxes.usage import MEASURE_SECONDS, Usage
 from decathlon_mcp.types import JsonObject, as_object
 
 PAUSE_RETRY_SECONDS = (0.05, 0.2, 0.5, 1.0, 2.0)
@@ -153,7 +153,7 @@ class DockerSandbox:
 
     @property
     def stream(self) -> ByteStream:
-        # None: it was taken back paused.
+        # None: it was reattached paused.
         return self._stream or EndedStream()
 
     async def reopen(self) -> None:

@@ -56,6 +56,7 @@ from decathlon_mcp.plugins.gvisor.command import (
 )
 from decathlon_mcp.plugins.gvisor.inside import FAILED, FULL, NOT_STARTED, STOP_SECONDS, STOPPED
 from decathlon_mcp.sandboxes.base import KILLED_INSIDE, OUT_OF_MEMORY, Finding, LimitName, Limits, finding
+from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.host.command import PROBE_SECONDS, as_user
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
@@ -68,7 +69,6 @@ from decathlon_mcp.sandboxes.host.namespaces import (
 )
 from decathlon_mcp.sandboxes.host.processes import SIGNAL_SECONDS, ProcessId
 from decathlon_mcp.sandboxes.host.records import closing_descriptor
-from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.telemetry.logs import fields
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from decathlon_mcp.errors import SnapshotError
 from decathlon_mcp.plugins.gvisor.command import OPTIONS, bundle_config
 from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.sandboxes.host.image_folder import ImageFolder
-from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.types import JsonObject, as_object
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from decathlon_mcp.cli.output import age, print_json, print_table, printed
 from decathlon_mcp.cli.usage import report
-from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.errors import UnknownEpisodeError
 from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
 from decathlon_mcp.plugins.history.values import Counts, Estimate, RunReport, RunSummary, TaskReport
 from decathlon_mcp.storage.lock import check_state_folder
@@ -22,7 +22,7 @@ _TASKS = ("task", "episodes", "live", "lost", "success", "mean reward", "calls",
 
 
 def list_runs(state: Path, run: str | None, *, as_json: bool) -> int:
-    """Print the runs, or the numbers of one of them. Raises SettingsError, BadRequestError."""
+    """Print the runs, or the numbers of one of them. Raises SettingsError, UnknownEpisodeError."""
     check_state_folder(state)
     history = EpisodeHistory([state])
     if run is not None:
@@ -42,7 +42,7 @@ def list_runs(state: Path, run: str | None, *, as_json: bool) -> int:
 
 
 def compare_runs(state: Path, a: str, b: str, *, as_json: bool) -> int:
-    """Print two runs by task, and the mean of the differences. Raises SettingsError, BadRequestError."""
+    """Print two runs by task, and the mean of the differences. Raises SettingsError, UnknownEpisodeError."""
     check_state_folder(state)
     history = EpisodeHistory([state])
     comparison = history.compare([a, b])
@@ -186,11 +186,11 @@ def _number(value: float | None, spec: str = ".3f") -> str:
     return "-" if value is None else f"{value:{spec}}"
 
 
-def unknown_run(state: Path, history: EpisodeHistory, *names: str) -> BadRequestError:
+def unknown_run(state: Path, history: EpisodeHistory, *names: str) -> UnknownEpisodeError:
     """The error for names that no run has, with the runs that have similar ones."""
     shown = " and ".join(printed(repr(name)) for name in names)
     known = [run.name for run in history.runs(limit=MAX_PAGE_ITEMS).items]
     hint = "".join(printed(did_you_mean(name, known)) for name in names)
-    return BadRequestError(
+    return UnknownEpisodeError(
         f"no episode in {state} is of run {shown}{hint or '; `decathlon-mcp runs` lists the runs'}"
     )

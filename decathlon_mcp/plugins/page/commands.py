@@ -10,8 +10,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from decathlon_mcp.cli.options import DEFAULT_PORT, Flag
-from decathlon_mcp.cli.running import run_async
+from decathlon_mcp.cli.options import DEFAULT_PORT, Flag, run_async
 from decathlon_mcp.cli.usage import check_port
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.settings import default_state

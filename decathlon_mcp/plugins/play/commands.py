@@ -6,8 +6,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from decathlon_mcp.cli.options import ADDRESS, EPILOGUE, PLAY_DEFAULTS, PlaySettings
-from decathlon_mcp.cli.running import names_server, run_async
+from decathlon_mcp.cli.options import ADDRESS, EPILOGUE, PLAY_DEFAULTS, PlaySettings, names_server, run_async
 
 
 def add_commands(app: App) -> None:

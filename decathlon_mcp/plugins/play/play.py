@@ -17,8 +17,7 @@ from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import ScriptError, play_script, read_script
 
 from decathlon_mcp.app import bootstrap
-from decathlon_mcp.cli.absence import reporting_absence
-from decathlon_mcp.cli.console import ScriptConsole
+from decathlon_mcp.cli.console import ScriptConsole, reporting_absence
 from decathlon_mcp.cli.output import print_json
 from decathlon_mcp.cli.readiness import require_ready
 from decathlon_mcp.cli.serve import ListenAddress, serve_at

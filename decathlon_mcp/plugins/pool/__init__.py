@@ -1,4 +1,4 @@
-"""Sandboxes that are opened ahead, for the episodes that come next (`--warm`)."""
+"""Sandboxes that are opened ahead, for the episodes that come next (`--pool`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PoolSettings(PluginSettings):
 
     section: ClassVar[str] = "Limits"
 
-    warm: int = Field(
+    pool: int = Field(
         0,
         ge=0,
         le=1_000_000_000,

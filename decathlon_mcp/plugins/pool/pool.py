@@ -335,5 +335,5 @@ class SandboxPool:
 
 def create(settings: Settings, admission: Admission) -> SandboxPool | None:
     """The pool of a server, of the size in its settings; None without one."""
-    size = settings.of(PoolSettings).warm
+    size = settings.of(PoolSettings).pool
     return SandboxPool(size, admission) if size else None

@@ -194,7 +194,7 @@ class PrimeProvider(BaseProvider):
         await anyio.sleep(turn - now)
 
     @asynccontextmanager
-    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[PrimeSandbox]:
+    async def reattach(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[PrimeSandbox]:
         self._check_name(spec.name)
         self._open_names.add(spec.name)
         creation, leave_running = _Creation(requested=True), False
@@ -208,7 +208,7 @@ class PrimeProvider(BaseProvider):
                 sandbox = creation.sandbox = PrimeSandbox(self._sdk, self.client, spec, found[0].id)
                 if found[0].status in ENDED or not spec.survives:
                     raise SandboxLostError("the sandbox has ended")
-                await sandbox.take_back()
+                await sandbox.reattach()
             except ProviderUnavailableError:
                 leave_running = True
                 raise

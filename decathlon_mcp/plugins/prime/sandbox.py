@@ -111,7 +111,7 @@ class PrimeSandbox:
             )
         await _retried(self._attach)
 
-    async def take_back(self) -> None:
+    async def reattach(self) -> None:
         """Continue what another server has started. Raises SandboxLostError, ProviderUnavailableError."""
         await self._attach()
 

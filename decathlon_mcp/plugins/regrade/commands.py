@@ -6,8 +6,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from decathlon_mcp.cli.options import EPILOGUE, SANDBOX_SETTINGS, Flag, settings_model
-from decathlon_mcp.cli.running import run_async
+from decathlon_mcp.cli.options import EPILOGUE, SANDBOX_SETTINGS, Flag, run_async, settings_model
 
 RegradeOptions = settings_model(
     "RegradeOptions",

@@ -24,7 +24,7 @@ from decathlon_mcp.episodes.registry import RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.grading.attempt import Attempt, Facts
-from decathlon_mcp.grading.job import CapturedWorkspace
+from decathlon_mcp.grading.inputs import CapturedWorkspace
 from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE
 from decathlon_mcp.plugins.regrade import KeepSettings
 from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles

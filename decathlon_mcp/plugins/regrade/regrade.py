@@ -106,8 +106,8 @@ class Result:
 async def regrade(settings: Settings, selection: Selection, write: bool, as_json: bool) -> int:
     """Grade the selected attempts again; print a line each on stdout, on a terminal a table at the end.
 
-    Returns 0 only if all of them could be graded, 143 after SIGTERM. Raises SuiteError, SettingsError,
-    ProviderUnavailableError, and BadRequestError if nothing is selected.
+    Returns 0 only if all of them could be graded, 2 if there is no such episode, 143 after SIGTERM. Raises
+    SuiteError, SettingsError, ProviderUnavailableError, and BadRequestError if nothing is selected.
     """
     configure_logging(settings.log_level, settings.log_format)
     if bool(selection.episodes) + selection.every + bool(selection.tasks) != 1:
@@ -134,6 +134,8 @@ async def regrade(settings: Settings, selection: Selection, write: bool, as_json
             output.finish()
     if scope.cancelled_caught:
         return 128 + signal.SIGTERM
+    if any(isinstance(result.error, UnknownEpisodeError) for result in results):
+        return 2
     return 0 if all(result.is_graded for result in output.results) else 1
 
 

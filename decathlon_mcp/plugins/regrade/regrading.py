@@ -26,7 +26,7 @@ from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
 from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownTaskError
 from decathlon_mcp.grading.evaluation import grade
-from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox
+from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.grading.verdict import Regrading, Verdict
 from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE

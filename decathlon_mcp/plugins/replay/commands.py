@@ -7,8 +7,15 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from decathlon_mcp.cli.options import ADDRESS, EPILOGUE, PLAY_DEFAULTS, Flag, PlaySettings
-from decathlon_mcp.cli.running import names_server, run_async
+from decathlon_mcp.cli.options import (
+    ADDRESS,
+    EPILOGUE,
+    PLAY_DEFAULTS,
+    Flag,
+    PlaySettings,
+    names_server,
+    run_async,
+)
 from decathlon_mcp.cli.usage import check_positive
 
 

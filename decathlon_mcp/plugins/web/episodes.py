@@ -148,12 +148,12 @@ class RecordedEpisodeWeb:
         *,
         shares_loopback: bool,
         has_own_files: bool,
-        taken_back: bool = False,
+        reattached: bool = False,
     ) -> AsyncGenerator[None]:
         """Connect a sandbox to the proxy while the body runs, and make its programs use and trust it.
 
         `has_own_files`: it has file systems of its own, in which the authority can be installed.
-        `taken_back`: an earlier server process has done that. Raises SetUpError.
+        `reattached`: an earlier server process has done that. Raises SetUpError.
         """
         self._sandboxes += 1
         session = f"{self._episode}-{role}-{self._sandboxes}"
@@ -169,7 +169,7 @@ class RecordedEpisodeWeb:
             else:
                 await self._forward(driver, session)
                 port = PROXY_PORT
-            if not taken_back:
+            if not reattached:
                 resolves = not shares_loopback and await _resolves(driver)
                 await self._install(sandbox, driver, system=has_own_files, resolver=resolves)
             driver.set_environment(proxy_variables(port, str(folder)))

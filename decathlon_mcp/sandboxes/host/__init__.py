@@ -1,1 +1,1 @@
-"""Sandboxes that are processes of this machine: how they are started, found, taken back and ended."""
+"""Sandboxes that are processes of this machine: how they are started, found, reattached and ended."""

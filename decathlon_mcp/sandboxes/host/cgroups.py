@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from decathlon_mcp.sandboxes.base import LimitName, Limits
-from decathlon_mcp.sandboxes.usage import FULL, Usage
+from decathlon_mcp.sandboxes.capabilities import FULL, Usage
 from decathlon_mcp.storage.disk import read_kernel_file
 
 CONTROLLERS: Final[Mapping[LimitName, str]] = {"memory": "memory", "cpus": "cpu", "pids": "pids"}

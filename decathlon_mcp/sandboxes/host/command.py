@@ -1,4 +1,4 @@
-"""bubblewrap (bwrap(1), version 0.7 or later): the program, and its command line for one sandbox."""
+"""bubblewrap (bwrap(1), version 0.7 or later): the program, what it needs here, and its command line."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from functools import cached_property
+from pathlib import Path, PurePosixPath
 
-from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.errors import ImageError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
 from decathlon_mcp.sandboxes.host.host_files import HostFiles
-from decathlon_mcp.sandboxes.host.image_folder import SANDBOX_USER
-from decathlon_mcp.sandboxes.host.mount_view import view_launcher
+from decathlon_mcp.sandboxes.host.image_folder import SANDBOX_USER, UNPACK, ImageFolder
 from decathlon_mcp.sandboxes.host.mounts import (
     CopiedFiles,
     RootFiles,
     WritableFolder,
     memory_mount,
+    view_launcher,
     writable_folders,
 )
+from decathlon_mcp.sandboxes.host.network import OwnNetwork
 from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.records import closing_descriptor
 from decathlon_mcp.sandboxes.host.seccomp import compile_filter, is_supported
@@ -87,7 +90,7 @@ def bubblewrap_command(
     if not spec.survives:
         command.append("--die-with-parent")
     command += ["--json-status-fd", str(status)]
-    command += ["--seccomp", copied.add_content(compile_filter(fixed_addresses=spec.dense))]
+    command += ["--seccomp", copied.add_content(compile_filter(fixed_addresses=spec.merge_pages))]
     command.append("--clearenv")
     for name, value in {**root.environment, "HOME": str(root.user.home), "HOSTNAME": HOST_NAME}.items():
         command += ["--setenv", name, value]
@@ -193,3 +196,71 @@ def isolated_command(spec: SandboxSpec, files: HostFiles) -> Generator[IsolatedC
         stack.enter_context(command.set_up)
         launcher = [*view_launcher(files.reached), *as_user(user_of(files))]
         yield IsolatedCommand(launcher, [*launcher, *command.argv], command.descriptors, status)
+
+
+class Machine:
+    """What sandboxes need of this machine, looked for when the first of them needs it.
+
+    `kernel`: the name of their own kernel, with which they need an image. `image`: the folder of the image
+    that a spec may name by its digest too. `hidden`: see `HostFiles`. `why_shared`: why sandboxes with a
+    network share this machine's; None if they have one of their own.
+    """
+
+    def __init__(
+        self,
+        *,
+        kernel: str | None = None,
+        image: Path | None = None,
+        hidden: Collection[Path] = (),
+        why_shared: str | None = None,
+    ) -> None:
+        self.why_shared = why_shared
+        self._kernel = kernel
+        self._image = image
+        self.hidden = tuple(hidden)
+        self._images: dict[str, ImageFolder] = {}
+
+    @cached_property
+    def program(self) -> str:
+        """The path of bwrap. Raises ProviderUnavailableError."""
+        return find_program()
+
+    @cached_property
+    def hierarchies(self) -> Hierarchies:
+        return Hierarchies.of_this_process()
+
+    @cached_property
+    def network(self) -> OwnNetwork | None:
+        """How sandboxes get a network of their own; None if they do not. Raises ProviderUnavailableError."""
+        return OwnNetwork.of_this_machine() if self.why_shared is None else None
+
+    @cached_property
+    def host_files(self) -> HostFiles:
+        """This machine's files for sandboxes without a network. Blocks. Raises ProviderUnavailableError."""
+        return HostFiles.of_this_server(self.hidden)
+
+    @cached_property
+    def _host_files_with_network(self) -> HostFiles:
+        return self.host_files.with_network(None if self.network is None else self.network.nameserver)
+
+    def files(self, spec: SandboxSpec) -> RootFiles:
+        """What a sandbox starts with. Raises ImageError, ProviderUnavailableError."""
+        if spec.image is not None or self._kernel is not None:
+            return self.image(spec.image)
+        return self.host_files if spec.network == "none" else self._host_files_with_network
+
+    def image(self, name: str | None) -> ImageFolder:
+        """The image in this folder, or with this digest. Raises ImageError, also if none is named."""
+        if name is None:
+            raise ImageError(f"sandboxes with the kernel {self._kernel} need an unpacked image: {UNPACK}")
+        if name not in self._images:
+            self._images[name] = self._read_image(name)
+        return self._images[name]
+
+    def _read_image(self, name: str) -> ImageFolder:
+        if not name.startswith("sha256:"):
+            return ImageFolder.read(Path(name).expanduser().absolute())
+        image = None if self._image is None else ImageFolder.read(self._image)
+        if image is None or image.digest != name:
+            raise ImageError(f"image {name} is not the one in {self._image}", image=name)
+        return image

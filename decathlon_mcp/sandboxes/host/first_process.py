@@ -37,7 +37,7 @@ class Launch:
 
 
 class FirstProcess:
-    """The first process of a sandbox, in a session of its own. Create it with `start` or `take_back`.
+    """The first process of a sandbox, in a session of its own. Create it with `start` or `reattach`.
 
     A process that survives has both ends of three named pipes open. So its input does not end and its output
     does not break without a server, and what a pipe has room for (64 KiB) is kept for the next one; beyond
@@ -98,7 +98,7 @@ class FirstProcess:
         return cls(ProcessId.of(popen.pid), pidfd, stream, stderr, folder=folder, popen=popen)
 
     @classmethod
-    def take_back(cls, process_id: ProcessId, folder: Path) -> Self:
+    def reattach(cls, process_id: ProcessId, folder: Path) -> Self:
         """Continue a process that survived the server that started it.
 
         Raises SandboxLostError if it has ended.

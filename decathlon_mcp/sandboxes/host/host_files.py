@@ -26,15 +26,15 @@ from anyio import to_thread
 
 from decathlon_mcp.sandboxes.host.answer_traces import find_traces, repositories_of
 from decathlon_mcp.sandboxes.host.image_folder import DEFAULT_PATH
-from decathlon_mcp.sandboxes.host.mount_view import closed_parent
 from decathlon_mcp.sandboxes.host.mounts import (
     HOSTS,
     CopiedFiles,
+    SandboxUser,
     WritableFolder,
     bind,
+    closed_parent,
     memory_mount,
 )
-from decathlon_mcp.sandboxes.users import SandboxUser
 
 HOST_USER = SandboxUser(1000, 1000, PurePosixPath("/home/agent"))
 """The user inside: never 0, so that programs do not take themselves for root."""

@@ -17,13 +17,17 @@ from typing import Self
 
 from decathlon_mcp.errors import ImageError
 from decathlon_mcp.sandboxes.host.mounts import (
+    GROUP,
     HOSTS,
+    PASSWD,
+    TABLE_BYTES,
     CopiedFiles,
+    SandboxUser,
     WritableFolder,
     bind,
+    find_user,
     folder_entries,
 )
-from decathlon_mcp.sandboxes.users import GROUP, PASSWD, TABLE_BYTES, SandboxUser, find_user
 from decathlon_mcp.types import JsonObject, as_object
 
 CONFIG_FILE = "image.json"

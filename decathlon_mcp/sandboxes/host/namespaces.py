@@ -47,12 +47,11 @@ from decathlon_mcp.sandboxes.base import (
     SandboxSpec,
     check_folder,
 )
+from decathlon_mcp.sandboxes.capabilities import Usage
 from decathlon_mcp.sandboxes.host.cgroups import Hierarchies
-from decathlon_mcp.sandboxes.host.command import as_user, bubblewrap_command, read_status, user_of
+from decathlon_mcp.sandboxes.host.command import Machine, as_user, bubblewrap_command, read_status, user_of
 from decathlon_mcp.sandboxes.host.first_process import Launch
-from decathlon_mcp.sandboxes.host.machine import Machine
-from decathlon_mcp.sandboxes.host.mount_view import view_launcher
-from decathlon_mcp.sandboxes.host.mounts import RootFiles, writable_folders
+from decathlon_mcp.sandboxes.host.mounts import RootFiles, view_launcher, writable_folders
 from decathlon_mcp.sandboxes.host.network import NetworkHelper, OwnNetwork
 from decathlon_mcp.sandboxes.host.processes import SIGNAL_SECONDS, ProcessId, ProcessSignaller
 from decathlon_mcp.sandboxes.host.records import (
@@ -66,7 +65,6 @@ from decathlon_mcp.sandboxes.host.records import (
 from decathlon_mcp.sandboxes.host.sandbox import HostSandbox
 from decathlon_mcp.sandboxes.host.unpacking import unpack_inside
 from decathlon_mcp.sandboxes.plugins import another_provider
-from decathlon_mcp.sandboxes.usage import Usage
 from decathlon_mcp.storage.disk import read_kernel_file
 from decathlon_mcp.telemetry.logs import fields
 

@@ -27,8 +27,7 @@ from typing import Self
 import anyio
 
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
-from decathlon_mcp.sandboxes.host.mount_view import device_launcher
-from decathlon_mcp.sandboxes.host.mounts import file_with
+from decathlon_mcp.sandboxes.host.mounts import device_launcher, file_with
 from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.storage.disk import read_kernel_file
 from decathlon_mcp.telemetry.logs import fields

@@ -1,4 +1,4 @@
-"""Opens sandboxes that are processes of this machine, takes them back and removes them. Requires Linux.
+"""Opens sandboxes that are processes of this machine, reattaches them and removes them. Requires Linux.
 
 There are two axes. Files: this machine's own (`host_files`), or, if the spec names an image, those of an
 unpacked one (`image_folder`). Kernel: this machine's, or one that a plug-in has (`NamespaceSandbox.kernel`).
@@ -18,7 +18,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import platform
 import re
+import shutil
+import sys
 from collections.abc import AsyncGenerator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath
@@ -37,25 +41,21 @@ from decathlon_mcp.sandboxes.base import (
     SandboxSpec,
     check_python,
     check_swept,
+    finding,
     limited_check,
 )
-from decathlon_mcp.sandboxes.host.checks import (
-    check_bubblewrap,
-    check_folder,
-    check_host_files,
-    check_plain,
-    image_cure,
-)
+from decathlon_mcp.sandboxes.capabilities import Snapshot
+from decathlon_mcp.sandboxes.host.command import ALLOW, INSTALL, Machine, lacks_namespaces, program_version
 from decathlon_mcp.sandboxes.host.first_process import FirstProcess
 from decathlon_mcp.sandboxes.host.host_files import ProgramsIdentity
+from decathlon_mcp.sandboxes.host.image_folder import UNPACK
 from decathlon_mcp.sandboxes.host.isolation import HOST, PLAIN, cure_of
-from decathlon_mcp.sandboxes.host.machine import Machine
 from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
-from decathlon_mcp.sandboxes.host.plain import PlainSandbox
+from decathlon_mcp.sandboxes.host.network import PROGRAM
 from decathlon_mcp.sandboxes.host.processes import ProcessSignaller
 from decathlon_mcp.sandboxes.host.records import read_owner, sandbox_owners, unfinished_folder_prefix
-from decathlon_mcp.sandboxes.host.sandbox import Footprint, HostSandbox
-from decathlon_mcp.sandboxes.snapshots import Snapshot
+from decathlon_mcp.sandboxes.host.sandbox import Footprint, HostSandbox, PlainSandbox
+from decathlon_mcp.sandboxes.plugins import another_provider
 from decathlon_mcp.telemetry.logs import fields
 
 DELETIONS = 4
@@ -174,7 +174,7 @@ class HostProvider(BaseProvider):
             yield sandbox
 
     @asynccontextmanager
-    async def take_back(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[HostSandbox]:
+    async def reattach(self, owner: str, spec: SandboxSpec) -> AsyncGenerator[HostSandbox]:
         self._check_name(spec.name)
         sandbox = self._sandbox(owner, spec)
         # Not removed: it is another server's.
@@ -183,7 +183,7 @@ class HostProvider(BaseProvider):
         self._open_names.add(spec.name)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._finish_removal, sandbox)
-            sandbox.take_back()
+            sandbox.reattach()
             await self._follow(stack, sandbox)
             if sandbox.is_paused:
                 # The server may have died before all processes were stopped.
@@ -191,7 +191,7 @@ class HostProvider(BaseProvider):
             yield sandbox
 
     async def _follow(self, stack: AsyncExitStack, sandbox: HostSandbox) -> None:
-        """Follow a process that has been started or taken back; `stack` then ends it."""
+        """Follow a process that has been started or reattached; `stack` then ends it."""
         process = sandbox.first_process
         # Each step alone: a failure must replace neither the body's error nor its result.
         stack.push_async_callback(run_alone, process.close_stream)
@@ -316,3 +316,78 @@ class HostProvider(BaseProvider):
                 cure = "choose a writable folder with free space (--state)"
                 findings.append(Finding("sandbox", False, f"none could be created: {error}", cure))
         return findings
+
+
+FREE_BYTES = 1 << 30
+
+
+def check_plain(why: str | None) -> list[Finding]:
+    """What `doctor` says of sandboxes without isolation. `why`: the reason for that, if nobody chose it."""
+    reason = f" ({why})" if why else ""
+    python = shutil.which("python3", path=str(Path(sys.executable).parent))
+    return [
+        Finding("isolation", True, f"none: sandboxes are processes of this user{reason}"),
+        finding(
+            "/proc",
+            Path("/proc/thread-self/children").exists(),
+            "shows which processes belong to a sandbox",
+            "sandboxes without isolation require Linux with /proc mounted, and a kernel that lists the "
+            f"children of a process there (CONFIG_PROC_CHILDREN), which {another_provider()} does not",
+        ),
+        finding(
+            "python3",
+            python is not None,
+            f"{python or 'none'} (Python {platform.python_version()})",
+            f"there is no python3 next to {sys.executable}: run the server in a virtual environment",
+        ),
+    ]
+
+
+def check_host_files(machine: Machine) -> list[Finding]:
+    """How sandboxes with this machine's files are isolated, and which network they have."""
+    network = f"{shutil.which(PROGRAM)}: leads to other machines and not to this one"
+    if machine.why_shared is not None:
+        shared = "sandboxes of tasks that need a network share that of this machine"
+        network = f"{shared}: {machine.why_shared}"
+    isolation = "namespaces: sandboxes see this machine's programs and nothing else of it"
+    return [Finding("isolation", True, isolation), Finding("network", True, network)]
+
+
+def check_bubblewrap(machine: Machine, unlimited: Collection[LimitName]) -> list[Finding]:
+    """The program's version, and what limits sandboxes have. Raises ProviderUnavailableError. Blocks."""
+    version, is_recent = program_version(machine.program)
+    limits = "memory, CPUs and processes"
+    if unlimited:
+        limits = (
+            f"no limit on {', '.join(unlimited)}: the server may not create control groups; run it as root, "
+            "or with `systemd-run --user --scope`"
+        )
+    return [
+        finding("program", is_recent, f"{version} at {machine.program}", INSTALL),
+        Finding("limits", True, limits),
+    ]
+
+
+def check_folder(folder: Path) -> Finding:
+    """Whether the folder of the sandboxes can be used. Blocks."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    return finding(
+        "folder",
+        existing.is_dir() and os.access(existing, os.W_OK) and free >= FREE_BYTES,
+        f"{folder}, {free >> 20} MiB free",
+        "choose a writable folder with 1 GiB free (--state)",
+    )
+
+
+def image_cure(error: DecathlonError, message: str) -> str:
+    """What to do about a sandbox of an image that could not be opened."""
+    if isinstance(error, ImageError):
+        return UNPACK
+    if lacks_namespaces(message):
+        return ALLOW
+    if "ermission denied" in message:
+        return "the image's folder, and those above it, must be accessible to the owner of its files"
+    # What is missing, as its error says.
+    _, _, program = message.partition(": install ")
+    return f"{f'install {program}' if program else INSTALL}, or use {another_provider()}"

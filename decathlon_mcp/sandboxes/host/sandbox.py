@@ -1,19 +1,45 @@
-"""One sandbox that is a process of this machine, with its descendants, and what it occupies here."""
+"""One sandbox that is a process of this machine, with its descendants, and what it occupies here.
+
+`PlainSandbox` has no isolation, for the starter suite and trusted tasks: what runs inside can read and write
+whatever this user can, and reach the network. Requires Linux (/proc).
+
+Decided 2026-11-27: the first process of a plain sandbox is `payloads.subreaper`, and not the driver. It
+adopts what a dying driver leaves, so that the processes of a sandbox are known by their ancestors alone. A
+control group would say the same where the server may create one, which it may not in most containers, and
+they are where there is no isolation. What kills both the first process and the driver, as `pkill -9 python3`
+does, leaves processes that nobody knows; it could as well have killed the server.
+
+Decided 2026-11-21: the limits of a spec are not enforced in a plain sandbox. The limits that an ordinary
+process can have (RLIMIT_AS, RLIMIT_NPROC) do not mean what a container's limits mean.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import anyio
-from anyio import CancelScope, CapacityLimiter
+from anyio import CancelScope, CapacityLimiter, to_thread
 from anyio.abc import ByteStream
 
+from decathlon_mcp.archives.packing import pack_folder
+from decathlon_mcp.archives.unpacking import unpack
 from decathlon_mcp.archives.writing import ArchiveSource
-from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError, SnapshotError
+from decathlon_mcp.errors import (
+    BadRequestError,
+    ImageError,
+    ProviderUnavailableError,
+    SandboxLostError,
+    SnapshotError,
+)
+from decathlon_mcp.payloads import source
 from decathlon_mcp.sandboxes.base import CAUSE_SECONDS, SandboxSpec
+from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.sandboxes.host.cgroups import Group, is_group
 from decathlon_mcp.sandboxes.host.first_process import FirstProcess, Launch
 from decathlon_mcp.sandboxes.host.network import NetworkHelper, end_helper
@@ -23,6 +49,7 @@ from decathlon_mcp.sandboxes.host.records import (
     HELPER_FILE,
     LEADER_FILE,
     RECORDS,
+    closing_descriptor,
     create_folder,
     own_folder,
     read_process,
@@ -30,7 +57,6 @@ from decathlon_mcp.sandboxes.host.records import (
     remove_folder,
     write_process,
 )
-from decathlon_mcp.sandboxes.snapshots import Snapshot
 from decathlon_mcp.sandboxes.streams import EndedStream
 from decathlon_mcp.telemetry.logs import fields
 
@@ -49,7 +75,7 @@ class Footprint:
         self.name = name
         self.folder = folder
         self.process: FirstProcess | None = None
-        """What this server has started or taken back."""
+        """What this server has started or reattached."""
         self.group = Group(set())
         self._killed: bool | None = None
         """Whether the processes could be killed; None before it was tried."""
@@ -172,14 +198,14 @@ class HostSandbox(Footprint, ABC):
         if self.process.id is not None:
             write_process(self.folder / LEADER_FILE, self.process.id)
 
-    def take_back(self) -> None:
+    def reattach(self) -> None:
         """Continue what a server with this owner has left. Raises SandboxLostError if that has ended."""
         leader = read_process(self.folder, LEADER_FILE)
         if leader is None:
             raise SandboxLostError(f"nothing is left of the sandbox {self.name}")
         self.group = self._recorded_group()
         try:
-            self.process = FirstProcess.take_back(leader, self.folder)
+            self.process = FirstProcess.reattach(leader, self.folder)
         except SandboxLostError as error:
             if (cause := self._cause_of_end(None)) is None:
                 raise
@@ -250,3 +276,71 @@ class HostSandbox(Footprint, ABC):
     def _check_open(self) -> None:
         if self._closed:
             raise SandboxLostError("the sandbox has been closed")
+
+
+ROOT, TEMPORARY = "root", "tmp"
+
+
+class PlainSandbox(HostSandbox):
+    """See `HostSandbox`. `put` and `get` accept only folders at or below its root."""
+
+    subfolders = (ROOT, TEMPORARY)
+
+    @property
+    def root(self) -> PurePosixPath:
+        return PurePosixPath(self.folder / ROOT)
+
+    def start(self) -> None:
+        environment = _environment(self.folder)
+        if shutil.which(self.spec.command[0], path=environment["PATH"]) is None:
+            raise ImageError(f"this machine has no {self.spec.command[0]} on its PATH")
+        waiting, go = os.pipe()
+        with closing_descriptor(go):
+            with closing_descriptor(waiting):
+                program = (sys.executable, "-I", "-S", "-c", source("subreaper"), str(waiting))
+                self._launch(
+                    Launch(
+                        command=(*program, *self.spec.command),
+                        cwd=self.folder / ROOT,
+                        environment=environment,
+                        survives=self.spec.survives,
+                        descriptors=(waiting,),
+                    )
+                )
+            # The command starts now: of a server that was killed before, nothing runs that the next one does
+            # not find.
+            os.write(go, b"1")
+
+    async def put(self, folder: PurePosixPath, archive: ArchiveSource) -> None:
+        target = self._host_path(folder)
+        await to_thread.run_sync(
+            lambda: unpack(archive, target, below=Path(self.root)),
+            limiter=self._threads,
+            abandon_on_cancel=True,
+        )
+
+    async def get(self, folder: PurePosixPath, archive: Path, limit_bytes: int) -> None:
+        source = self._host_path(folder)
+        await to_thread.run_sync(
+            lambda: pack_folder(source, archive, limit_bytes, below=Path(self.root)),
+            limiter=self._threads,
+            abandon_on_cancel=True,
+        )
+
+    def _host_path(self, folder: PurePosixPath) -> Path:
+        self._check_open()
+        if not folder.is_relative_to(self.root) or ".." in folder.parts:
+            raise BadRequestError(f"{folder} is not below the sandbox's root, {self.root}")
+        return Path(folder)
+
+
+def _environment(folder: Path) -> Mapping[str, str]:
+    """The server's own variables without its settings; temporary files go to the sandbox's folder."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DECATHLON_")}
+    # `python3` is the server's own Python. Not resolved: a virtual environment is recognized by the path.
+    python_folder = str(Path(sys.executable).parent)
+    return {
+        **inherited,
+        "PATH": os.pathsep.join((python_folder, inherited.get("PATH", os.defpath))),
+        "TMPDIR": str(folder / TEMPORARY),
+    }

@@ -1,4 +1,4 @@
-"""Dense sandboxes: the seccomp profile, and what a process in a container may do with it."""
+"""Merging of pages: the seccomp profile, and what a process in a container may do with it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.cli.merging import check_merging
+from decathlon_mcp.cli.readiness import check_merging
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.plugins.docker.checks import check_engine_limits
-from decathlon_mcp.plugins.docker.container import dense_profile
+from decathlon_mcp.plugins.docker.container import merging_profile
 from decathlon_mcp.plugins.docker.engine import engine_address
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.host.seccomp import FIXED_ADDRESSES
@@ -27,7 +27,7 @@ spaces."""
 
 
 def test_the_profile_is_the_engines_default_with_one_value_added() -> None:
-    profile = json.loads(dense_profile())
+    profile = json.loads(merging_profile())
     profile["syscalls"].remove(
         {
             "names": ["personality"],
@@ -40,16 +40,16 @@ def test_the_profile_is_the_engines_default_with_one_value_added() -> None:
 
 
 @pytest.mark.docker
-async def test_only_processes_of_a_dense_container_may_fix_their_addresses(docker: Bench) -> None:
-    for dense in (False, True):
-        spec = replace(docker.spec(), dense=dense)
+async def test_only_processes_of_a_merging_container_may_fix_their_addresses(docker: Bench) -> None:
+    for merge_pages in (False, True):
+        spec = replace(docker.spec(), merge_pages=merge_pages)
         async with docker.provider.open(spec) as sandbox, connect(sandbox) as driver:
             options = docker.engine.inspect_container(f"decathlon-{spec.name}")["HostConfig"]["SecurityOpt"]
             result = await driver.run(["setarch", "-R", "true"], cwd="/", timeout_seconds=30)
-            assert (result.exit_code == 0) is dense, result
+            assert (result.exit_code == 0) is merge_pages, result
             assert [option.partition("=")[0] for option in options] == [
                 "no-new-privileges:true",
-                *(["seccomp"] if dense else []),
+                *(["seccomp"] if merge_pages else []),
             ]
 
 

@@ -1,4 +1,4 @@
-"""Dense sandboxes: whose memory is merged, and the memory floor."""
+"""Merging of pages: whose memory is merged, and the memory floor."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PLAYER = Principal()
 def merging(provider: FakeProvider) -> dict[str, tuple[bool, bool]]:
     """Whether each sandbox may merge its memory, and does, by what it was opened for."""
     return {
-        sandbox.spec.name.rpartition("-")[2]: (sandbox.spec.dense, sandbox.merges)
+        sandbox.spec.name.rpartition("-")[2]: (sandbox.spec.merge_pages, sandbox.merges)
         for sandbox in provider.opened
     }
 
 
 async def test_the_memory_of_agents_is_merged_and_that_of_graders_is_not(tmp_path: Path) -> None:
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, dense=True, keep="workspace") as registry:
+    async with running_registry(tmp_path, provider, merge_pages=True, keep="workspace") as registry:
         episode = registry.start("find-answer", PLAYER)
         verdict = await episode.evaluate()
         assert merging(provider) == {"agent": (True, True), "grader1": (False, False)}
@@ -52,7 +52,7 @@ async def test_nothing_is_merged_by_default_and_the_verdict_does_not_mention_it(
 async def test_a_sandbox_in_which_its_task_is_graded_is_not_dense(tmp_path: Path) -> None:
     suite = suite_with(tmp_path, tasks={"find-answer": {"in_place": True}})
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider, suite=suite, dense=True) as registry:
+    async with running_registry(tmp_path, provider, suite=suite, merge_pages=True) as registry:
         verdict = await registry.start("find-answer", PLAYER).evaluate()
         assert verdict.in_place
         assert not verdict.dense
@@ -90,8 +90,8 @@ async def test_an_episode_opens_when_there_is_memory_again(
     available = 0
     monkeypatch.setattr(admission, "available_bytes", lambda: available)
     provider = FakeProvider(tools=TOOLS)
-    monkeypatch.setattr("decathlon_mcp.app.DENSE_FLOOR_MIB", 1)
-    async with running_registry(tmp_path, provider, dense=True) as registry:
+    monkeypatch.setattr("decathlon_mcp.app.MERGING_FLOOR_MIB", 1)
+    async with running_registry(tmp_path, provider, merge_pages=True) as registry:
         episode = registry.start("find-answer", PLAYER)
         while not registry.admission.memory.waiting:  # noqa: ASYNC110
             await anyio.sleep(0.01)
@@ -106,8 +106,8 @@ async def test_an_episode_ends_if_there_is_no_memory_for_long(
     monkeypatch.setattr(admission, "MEMORY_INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(admission, "STALLED_SECONDS", 0.05)
     monkeypatch.setattr(admission, "available_bytes", lambda: 5 << 20)
-    monkeypatch.setattr("decathlon_mcp.app.DENSE_FLOOR_MIB", 6)
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), dense=True) as registry:
+    monkeypatch.setattr("decathlon_mcp.app.MERGING_FLOOR_MIB", 6)
+    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), merge_pages=True) as registry:
         with pytest.raises(AtCapacityError, match=r"has 5 MiB of memory available, and needs 6") as refused:
             await registry.start("find-answer", PLAYER).ready()
         assert refused.value.retryable
