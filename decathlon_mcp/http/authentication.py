@@ -14,14 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Self, cast, get_args
+from typing import NamedTuple, Self, cast, get_args
 
 from decathlon_mcp.episodes.specification import Principal, Role
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.protocol.messages import UNAUTHORIZED, McpError
 
 _LINE = re.compile(r"(?P<name>[\w.@-]{1,64})\s+(?P<digest>[0-9a-fA-F]{64})\s+(?P<role>\w+)")
-
-
 ROLES: tuple[str, ...] = get_args(Role)
 
 
@@ -30,14 +29,6 @@ class _Token:
     name: str
     digest: str
     role: Role
-
-
-class UnauthorizedError(Exception):
-    """The request has no token, or an unknown one. `has_token`: it has one."""
-
-    def __init__(self, *, has_token: bool) -> None:
-        super().__init__()
-        self.has_token = has_token
 
 
 class Tokens:
@@ -87,10 +78,12 @@ class Tokens:
         return self.principal_of(hashlib.sha256(secret.strip().encode()).hexdigest())
 
     def require(self, authorization: str | None) -> Principal:
-        """`principal`, which raises UnauthorizedError where there is none."""
+        """`principal`, which raises McpError where there is none."""
         principal = self.principal(authorization)
         if principal is None:
-            raise UnauthorizedError(has_token=authorization is not None)
+            problem = "a token is needed" if authorization is None else "this server has no such token"
+            text = f"{problem}: send it as `Authorization: Bearer TOKEN`"
+            raise McpError(UNAUTHORIZED, text, status=401)
         return principal
 
     def principal_of(self, digest: str) -> Principal | None:
@@ -170,8 +163,7 @@ PAGE_HOST = "decathlon.localhost"
 without a name of its own, those of the page would reach programs on other ports of `localhost`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """Why a request is refused: a status, and a text for the client."""
 
     status: int

@@ -44,9 +44,9 @@ from decathlon_mcp.protocol.requests import (
     error_message,
     prefers_events,
 )
-from decathlon_mcp.protocol.results import error_result, wire_error
+from decathlon_mcp.protocol.results import SESSIONLESS_STATUS, error_result, retry_after, wire_error
 from decathlon_mcp.protocol.sessions import Session
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import JsonObject, as_json
 
 CONNECTION_KEY = "decathlon.connection"
 """Key of the `Connection` in the ASGI scope."""
@@ -73,8 +73,6 @@ _EVENT_STREAM_HEADERS = (
     (b"content-type", b"text/event-stream"),
     (b"x-accel-buffering", b"no"),
 )
-_STATUS = {-32700: 400, -32600: 400, -32602: 400, -32601: 404, -32020: 400, -32021: 400, -32022: 400}
-"""HTTP status by the code of an error, in revisions without sessions; 200 for all others."""
 _numbers = count(1)
 """Numbers of responses, none of which is given twice by one process."""
 
@@ -294,8 +292,11 @@ class HttpRequest(Request):
                 event_id = replace(self._event, is_answer=True)
             await send_body(self._send, event_frame(message, event_id), more=False)
         else:
-            status = _STATUS.get(error.code, 200) if error is not None and self.session is None else 200
-            headers = () if error is None else _retry(error)
+            status, headers = 200, ()
+            if error is not None:
+                status = SESSIONLESS_STATUS.get(error.code, 200) if self.session is None else 200
+                if (seconds := retry_after(error)) is not None:
+                    headers = ((b"retry-after", seconds.encode()),)
             await send_whole(self._send, message, status=status, session=self.session, headers=headers)
         return not (self._is_gone or (self._connection is not None and self._connection.is_lost))
 
@@ -322,14 +323,6 @@ async def _refuse(_request: Request) -> Result:
     )
 
 
-def _retry(error: McpError) -> tuple[tuple[bytes, bytes], ...]:
-    """The header for an error that says when to try again."""
-    data = as_object(error.data) or {}
-    if data.get("code") != "at_capacity" or "retryAfterSeconds" not in data:
-        return ()
-    return ((b"retry-after", b"%.0f" % data["retryAfterSeconds"]),)
-
-
 def event_frame(message: bytes, event_id: EventId | None = None) -> bytes:
     """An event with a JSON-RPC message, which must be on one line."""
     prefix = b"" if event_id is None else b"id: %b\r\n" % str(event_id).encode()
@@ -350,7 +343,7 @@ async def send_whole(
     session: Session | None = None,
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
-    """Send a whole response: a line of JSON, as `http/lines.py` has them, or an empty body."""
+    """Send a whole response: a line of JSON, or an empty body."""
     message += b"\n" if message else b""
     head = [(b"content-length", b"%d" % len(message)), *_session_header(session), *headers]
     if message:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter, deque
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -101,7 +102,7 @@ class Session:
         self.generation = 0
         """Generation of this server, if the session's client can come back for an answer; else 0."""
         self.ends_stream = False
-        """Whether the session's next GET stream is ended soon, see `http.END_STREAM_SECONDS`."""
+        """Whether the session's next GET stream is ended soon, see `endpoints.END_STREAM_SECONDS`."""
         self.is_open = False
         """Whether requests can name the session: `initialize` has succeeded."""
         self.used_at = time.monotonic()
@@ -312,7 +313,7 @@ class Sessions:
         return True
 
 
-def delete_unused(registry: EpisodeRegistry, kinds: tuple[Sessions, ...]) -> None:
+def delete_unused(registry: EpisodeRegistry, kinds: Collection[Sessions]) -> None:
     """Delete the stored sessions that no client has used for the idle time, and that are not open."""
     store = registry.store
     if store is None:

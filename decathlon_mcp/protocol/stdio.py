@@ -35,14 +35,13 @@ from decathlon_mcp.protocol.messages import (
     INVALID_REQUEST,
     MAX_BATCH,
     PING,
-    SESSIONLESS_VERSIONS,
     VERSION_KEY,
     McpError,
     Message,
+    check_version,
     read_batch,
     read_line,
     readable_id,
-    unsupported_version,
 )
 from decathlon_mcp.protocol.requests import (
     Request,
@@ -229,8 +228,7 @@ class LineServer:
             version = message.meta.get(VERSION_KEY)
             if not isinstance(version, str):
                 raise McpError(INVALID_PARAMS, f"params._meta is missing the required {VERSION_KEY!r}")
-            if version not in SESSIONLESS_VERSIONS:
-                raise unsupported_version(version)
+            check_version(version)
             return LineRequest(message, self._new_context(), None, version, self._send)
         session = self._session
         if message.method == INITIALIZE:

@@ -88,7 +88,7 @@ class Restartable:
         served = anyio.Event()
 
         async def live() -> None:
-            async with app.router.lifespan_context(app):
+            async with app.running():
                 served.set()
                 await self._ended.wait()
 

@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.episodes import operations
 from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
-from decathlon_mcp.protocol.http import EPISODE_KEY
+from decathlon_mcp.protocol.episode_service import EPISODE_KEY
 from decathlon_mcp.protocol.messages import OPERATION_KEY
 from tests.clients.relay import relayed
 from tests.driver.peer import until

@@ -14,8 +14,8 @@ import httpx2
 import pytest
 
 from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.http import endpoints
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.protocol import http as mcp_http
 from decathlon_mcp.protocol import sessions
 from decathlon_mcp.protocol.messages import EventId, Kind
 from decathlon_mcp.storage.database import FILE_NAME
@@ -188,7 +188,7 @@ async def test_ids_of_no_event_are_refused(tmp_path: Path, http: httpx2.AsyncCli
 async def test_empty_event_id_opens_an_ordinary_stream(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_http, "END_STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(endpoints, "END_STREAM_SECONDS", 0.05)
     async with restartable(tmp_path) as server:
         session = await RawSession.open(http, server.served.task(TASK))
         await server.restart()
@@ -199,7 +199,7 @@ async def test_empty_event_id_opens_an_ordinary_stream(
 async def test_first_get_stream_of_a_revived_session_ends_by_itself_once(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_http, "END_STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(endpoints, "END_STREAM_SECONDS", 0.05)
     async with restartable(tmp_path, grace_seconds=0.2) as server:
         session = await RawSession.open(http, server.served.task(TASK))
         await session.call("probe__echo", request_id=1, text="before")
