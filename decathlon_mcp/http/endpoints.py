@@ -54,6 +54,7 @@ from decathlon_mcp.protocol.requests import (
     Respond,
     Result,
     Service,
+    require_room,
 )
 from decathlon_mcp.protocol.responses import (
     PING,
@@ -345,6 +346,8 @@ class McpEndpoints:
         version: str,
         resumed: EventId | None = None,
     ) -> HttpRequest:
+        if session is not None:
+            require_room(len(session.requests))
         return HttpRequest(message, context, session, version, start_soon=self._start_soon, resumed=resumed)
 
     async def _serve(self, request: HttpRequest, address: Address, respond: Respond) -> None:

@@ -22,7 +22,7 @@ from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonEr
 from decathlon_mcp.foreign_names import one_line, quoted
 from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.labels import merge_labels, read_label_header
-from decathlon_mcp.protocol.episode_tools import (
+from decathlon_mcp.protocol.episode_service import (
     answer_is_lost,
     call_tool,
     claimed_before,
@@ -293,7 +293,7 @@ class Lobby(Service):
             return EpisodeAccess.by_handle(self._registry.find(handle, principal), principal)
         if (current := self._current(request)) is not None:
             return current
-        if request.is_sessionless:
+        if request.session is None:
             raise BadRequestError("`episode` is required: this protocol revision has no sessions")
         raise UnknownEpisodeError("this session has started no episode; start one, or give `episode`")
 

@@ -24,7 +24,7 @@ from starlette.types import Receive, Send
 from decathlon_mcp.background import name_event_loop
 from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.state import NOT_READY
-from decathlon_mcp.errors import AtCapacityError, LimitExceededError
+from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.protocol.messages import (
     CALL,
     INITIALIZE,
@@ -40,7 +40,6 @@ from decathlon_mcp.protocol.requests import (
     Request,
     RequestContext,
     Respond,
-    Result,
     error_message,
     prefers_events,
 )
@@ -55,8 +54,6 @@ PING_SECONDS = 15.0
 PING = b": ping\r\n\r\n"
 FAST_SECONDS = 0.25
 """A request that takes longer notices that its client is gone; before, watching costs more than it saves."""
-MAX_WAITING = 256
-"""Requests of one session that wait for their answers."""
 MAX_EVENT_BYTES = (1 << 20) - 1024
 """Longest answer in an event. The Python SDK (2.1 and later) ends its session, and all calls, over 1 MiB."""
 LARGE_EVENTS_HEADER = b"decathlon-large-events"
@@ -95,6 +92,18 @@ class HttpRequest(Request):
     makes known.
     """
 
+    starts_episode = False
+    _is_accepted = False
+    _watching: anyio.CancelScope | None = None
+    _hold: Hold | None = None
+    _waits = False
+    """Whether the episode that the request concerns was not ready when the request came."""
+    _sends_events = False
+    _is_answering = False
+    _is_gone = False
+    _session_ended = False
+    _writing: anyio.Lock | None = None
+
     def __init__(
         self,
         message: Message,
@@ -106,34 +115,21 @@ class HttpRequest(Request):
         resumed: EventId | None = None,
     ) -> None:
         super().__init__(message, context, session, version)
-        self._takes_events = context.headers.accepts[1]
-        generation = 0
-        if session is not None and self._takes_events and message.method != INITIALIZE:
-            generation = session.generation
-        context.may_return = generation != 0
-        self.can_stream = self._takes_events and (
-            context.may_return or session is None or prefers_events(message)
-        )
-        self.starts_episode = False
-        self._resumed = resumed
-        self._event = resumed
-        """The event id with which the client comes back. Its `kind` is unknown until `accepted` is called."""
-        if context.may_return and resumed is None and len(request_id_text(self.id)) <= MAX_REQUEST_ID_BYTES:
-            self._event = EventId(generation, next(_numbers), Kind.OTHER, self.id)
-        self._is_accepted = False
         assert context.asgi is not None
         scope, self._receive, self._send = context.asgi
         self._connection: Connection | None = scope.get(CONNECTION_KEY)
         self._start_soon = start_soon
         self._scope = anyio.CancelScope()
-        self._watching: anyio.CancelScope | None = None
-        self._hold: Hold | None = None
-        self._waits = False
-        self._sends_events = False
-        self._is_answering = False
-        self._is_gone = False
-        self._session_ended = False
-        self._writing: anyio.Lock | None = None
+        self._takes_events = context.headers.accepts[1]
+        self._resumed = self._event = resumed
+        """The event id with which the client comes back. Its `kind` is unknown until `accepted` is called."""
+        if session is None:
+            self.can_stream = self._takes_events
+            return
+        context.may_return = self._takes_events and message.method != INITIALIZE and session.generation != 0
+        self.can_stream = self._takes_events and (context.may_return or prefers_events(message))
+        if context.may_return and resumed is None and len(request_id_text(self.id)) <= MAX_REQUEST_ID_BYTES:
+            self._event = EventId(session.generation, next(_numbers), Kind.OTHER, self.id)
 
     async def serve(self, respond: Respond, *, is_use: bool = True) -> None:
         """Send the response: what `respond` returns, or the error that it raises.
@@ -147,16 +143,13 @@ class HttpRequest(Request):
             self._hold = access.episode.lease.acquire(use=is_use)
         if session is not None:
             session.requests[self] = None
-            if len(session.requests) > MAX_WAITING:
-                respond = _refuse
         if self.starts_episode or self._waits:
             self._start_soon(self.watch)
         else:
             name_event_loop()
             timer = asyncio.get_running_loop().call_later(FAST_SECONDS, self._start_soon, self.watch)
-        was_answered = False
+        answer, was_answered = None, False
         try:
-            answer: tuple[bytes, McpError | None] | None = None
             with self._scope:
                 if self._resumed is not None:
                     await self.accepted(self._resumed.kind, agent=self._resumed.agent)
@@ -315,12 +308,6 @@ class HttpRequest(Request):
         if self.method == CALL:
             return self.answer(error_result(limit))
         return error_message(wire_error(limit), self.id)
-
-
-async def _refuse(_request: Request) -> Result:
-    raise AtCapacityError(
-        f"{MAX_WAITING} requests of this session wait for their answers", retryAfterSeconds=1.0
-    )
 
 
 def event_frame(message: bytes, event_id: EventId | None = None) -> bytes:

@@ -22,7 +22,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.errors import AtCapacityError, DecathlonError
+from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.protocol.episode_service import EpisodeService
 from decathlon_mcp.protocol.lobby import Lobby
 from decathlon_mcp.protocol.messages import (
@@ -49,13 +49,12 @@ from decathlon_mcp.protocol.requests import (
     Respond,
     Service,
     error_message,
+    require_room,
 )
 from decathlon_mcp.protocol.results import wire_error
 from decathlon_mcp.protocol.sessions import Session
 from decathlon_mcp.types import JsonObject, as_json
 
-MAX_WAITING = 256
-"""Requests that wait for their answers."""
 MAX_LINE_BYTES = 17 << 20
 """Longest line: what `StdinPump` passes on, and some."""
 READER_SECONDS = 1.0
@@ -222,8 +221,7 @@ class LineServer:
         """Raises McpError, AtCapacityError."""
         if in_batch and message.method == INITIALIZE:
             raise McpError(INVALID_REQUEST, "`initialize` is in no batch")
-        if len(self._running) >= MAX_WAITING:
-            raise AtCapacityError(f"{MAX_WAITING} requests wait for their answers", retryAfterSeconds=1.0)
+        require_room(len(self._running))
         if VERSION_KEY in message.meta or message.method == DISCOVER:
             version = message.meta.get(VERSION_KEY)
             if not isinstance(version, str):

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.protocol import responses
+from decathlon_mcp.protocol import requests, responses
 from decathlon_mcp.protocol.responses import HttpRequest
 from decathlon_mcp.protocol.sessions import Session
 from tests.driver.peer import until
@@ -365,7 +365,7 @@ async def test_client_that_comes_back_often_leaves_one_request(
         session = await at_episode(http, served)
         async with session.calling("probe__slow", request_id=5) as (_, lines):
             await until(lambda: tools.running == 1)
-        for _ in range(responses.MAX_WAITING + 5):
+        for _ in range(requests.MAX_WAITING + 5):
             async with session.resuming(lines[0].removeprefix("id: ")):
                 pass
         await until(lambda: waiting(session) == 1)
@@ -386,7 +386,7 @@ def waiting(session: RawSession) -> int:
 async def test_requests_of_a_session_that_wait_are_bounded(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "MAX_WAITING", 2)
+    monkeypatch.setattr(requests, "MAX_WAITING", 2)
     tools = Tools()
     async with serving(tmp_path, tools) as served:
         session = await ready_session(http, served)
