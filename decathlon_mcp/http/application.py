@@ -23,6 +23,7 @@ from decathlon_mcp.http.bodies import MAX_BODY_BYTES, BodyReader
 from decathlon_mcp.http.endpoints import McpEndpoints, address_of
 from decathlon_mcp.http.errors import UnknownAddress, handle_refusal, json_line
 from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
+from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import McpError
 from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext
 from decathlon_mcp.telemetry.metrics import Metrics
@@ -137,21 +138,24 @@ class HttpApp:
         await (self._metered if scope["type"] == "http" else self._others)(scope, receive, send)
 
     async def _choose(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SCOPE_KEY] = context = RequestContext(headers=Headers(scope["headers"]))
         if self._page is not None and self._page.serves(scope):
             app = self._page
-        elif any(name == b"origin" for name, _ in scope["headers"]):
+        elif b"origin" in context.headers:
             app = self._with_cors
         else:
             app = self._serve
         await app(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._hosts.refusal(scope["method"], scope["headers"])
+        context: RequestContext = scope[SCOPE_KEY]
+        refused = self._hosts.refusal(scope["method"], context.headers)
         if refused is not None and scope["path"] not in PROBE_PATHS:
             response = PlainTextResponse(f"{refused.message}\n", refused.status)
             await response(scope, receive, send)
         elif (address := address_of(scope)) is not None:
-            await self._mcp.serve(address, scope, receive, send)
+            context.asgi = (scope, receive, send)
+            await self._mcp.serve(address, context)
         else:
             await self._others(scope, receive, send)
 

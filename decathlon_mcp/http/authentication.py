@@ -10,7 +10,6 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import NamedTuple, Self, cast, get_args
 
 from decathlon_mcp.episodes.specification import Principal, Role
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import UNAUTHORIZED, McpError
 
 _LINE = re.compile(r"(?P<name>[\w.@-]{1,64})\s+(?P<digest>[0-9a-fA-F]{64})\s+(?P<role>\w+)")
@@ -183,21 +183,19 @@ class AllowedHosts:
     origins: tuple[str, ...] = ()
     any_address: bool = False
 
-    def refusal(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Refused | None:
+    def refusal(self, method: str, headers: Headers) -> Refused | None:
         """Why a request with these headers must not be served; None if it may be.
 
         Without that, any page could make its visitor's browser send a request which needs no preflight, such
         as a POST of `text/plain`.
         """
-        found: dict[bytes, bytes] = {}
-        for name, value in headers:
-            if name in _CHECKED_HEADERS:
-                # A repeated header becomes a list, which is none of the values that are accepted.
-                found[name] = value if name not in found else b"%b, %b" % (found[name], value)
+        values = [headers.get(name) for name in _CHECKED_HEADERS]
+        if not headers.repeated.isdisjoint(_CHECKED_HEADERS):
+            # A list of values is none of those that are accepted.
+            values = [b"," if name in headers.repeated else headers.get(name) for name in _CHECKED_HEADERS]
         # A client's headers are always the same.
-        is_short = sum(map(len, found.values())) <= MAX_KNOWN_BYTES
-        judge = _known_refusal if is_short else _refusal
-        return judge(self, method, *map(found.get, _CHECKED_HEADERS))
+        is_short = sum(len(value or b"") for value in values) <= MAX_KNOWN_BYTES
+        return (_known_refusal if is_short else _refusal)(self, method, *values)
 
     def answers_to(self, host: str) -> bool:
         """Whether a client may call the server by this `Host` header."""
@@ -242,4 +240,4 @@ _known_refusal = lru_cache(MAX_KNOWN_CHECKS)(_refusal)
 
 
 def _text(header: bytes | None) -> str:
-    return (header or b"").strip(b" \t").decode("latin-1")
+    return (header or b"").decode("latin-1")

@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Raw
 from starlette.datastructures import QueryParams
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
 from decathlon_mcp.background import LazyTimer, background_tasks, run_alone, run_for_ever
 from decathlon_mcp.catalogue.draws import Draw
@@ -47,7 +47,6 @@ from decathlon_mcp.protocol.messages import (
     read_message,
 )
 from decathlon_mcp.protocol.requests import (
-    SCOPE_KEY,
     START_TOOL,
     Request,
     RequestContext,
@@ -194,18 +193,12 @@ class McpEndpoints:
 
     # a request
 
-    async def serve(self, address: Address, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, address: Address, context: RequestContext) -> None:
         """Serve a request at one of the addresses."""
-        method, headers = scope["method"], Headers(scope["headers"])
-        context = RequestContext(
-            path=address.path,
-            headers=headers,
-            asgi=(scope, receive, send),
-            public_url=self._public_url,
-            has_page=self._has_page,
-        )
-        scope[SCOPE_KEY] = context
-        response = None
+        assert context.asgi is not None
+        scope, receive, _ = context.asgi
+        method, headers = scope["method"], context.headers
+        context.path, context.public_url, context.has_page = address.path, self._public_url, self._has_page
         try:
             if method == "POST":
                 self._authenticate(address, context)
@@ -225,7 +218,7 @@ class McpEndpoints:
             return
         except (McpError, DecathlonError) as error:
             response = refusal(error)
-        await response(scope, receive, send)
+        await response(*context.asgi)
 
     async def _post(self, address: Address, context: RequestContext, body: bytes) -> None:
         """Serve a body."""

@@ -68,7 +68,7 @@ class Node:
 
     async def answer(self, request: Request) -> Response:
         """The response to a request."""
-        refused = self._hosts.refusal(request.method, request.scope["headers"])
+        refused = self._hosts.refusal(request.method, Headers(request.scope["headers"]))
         if refused is not None:
             return PlainTextResponse(refused.message, refused.status)
         try:
