@@ -200,13 +200,12 @@ class AllowedHosts:
     def answers_to(self, host: str) -> bool:
         """Whether a client may call the server by this `Host` header."""
         authority = _Authority.read(host)
-        return authority is not None and self.answers_to_authority(authority)
-
-    def answers_to_authority(self, host: _Authority) -> bool:
-        """`answers_to`, for a header that was read."""
+        if authority is None:
+            return False
         known = (_Authority.read(name) for name in self.names)
-        return (self.any_address and host.is_address) or any(
-            name is not None and name.name == host.name and name.port in (None, host.port) for name in known
+        return (self.any_address and authority.is_address) or any(
+            name is not None and name.name == authority.name and name.port in (None, authority.port)
+            for name in known
         )
 
     def accepts(self, origin: str, host: _Authority) -> bool:
@@ -215,19 +214,16 @@ class AllowedHosts:
         if normalized is None:
             return False
         # The scheme is the page's: behind a proxy with TLS the server does not know its own.
-        own = (normalized_origin(f"{scheme}://{_written(host)}") for scheme in _DEFAULT_PORTS)
+        port = "" if host.port is None else f":{host.port}"
+        own = (normalized_origin(f"{scheme}://{host.name}{port}") for scheme in _DEFAULT_PORTS)
         return normalized in self.origins or normalized in own
-
-
-def _written(host: _Authority) -> str:
-    return host.name if host.port is None else f"{host.name}:{host.port}"
 
 
 def _refusal(
     hosts: AllowedHosts, method: str, host: bytes | None, origin: bytes | None, content_type: bytes | None
 ) -> Refused | None:
     authority = _Authority.read(_text(host))
-    if authority is None or not hosts.answers_to_authority(authority):
+    if authority is None or not hosts.answers_to(_text(host)):
         return Refused(421, "Invalid Host header: --allowed-host adds a name that clients may use")
     if origin is not None and not hosts.accepts(_text(origin), authority):
         return Refused(403, "Invalid Origin header: --allowed-origin adds an origin of pages")

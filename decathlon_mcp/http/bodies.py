@@ -90,8 +90,7 @@ class BodyReader:
 
     def check_length(self, headers: Mapping[bytes, bytes]) -> int:
         """The length that a request announces, 0 if it announces none. Raises McpError if it is too large."""
-        text = headers.get(b"content-length", b"")
-        length = int(text) if text.isdigit() and len(text) < MAX_LENGTH_DIGITS else 0
+        length = body_length(headers) or 0
         if length > self.max_bytes:
             raise self._too_large()
         return length
@@ -139,6 +138,12 @@ class BodyReader:
             if received_bytes or decoded_bytes:
                 self.received.release(received_bytes)
                 self.decoded.release(decoded_bytes)
+
+
+def body_length(headers: Mapping[bytes, bytes]) -> int | None:
+    """The length in these headers, 0 if there is none; None if it is not a plain number."""
+    text = headers.get(b"content-length", b"0").strip()
+    return int(text) if text.isdigit() and len(text) <= MAX_LENGTH_DIGITS else None
 
 
 def _joined(body: bytes | bytearray, part: bytes) -> bytearray:

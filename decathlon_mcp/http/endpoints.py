@@ -195,16 +195,23 @@ class McpEndpoints:
 
     async def serve(self, address: Address, context: RequestContext) -> None:
         """Serve a request at one of the addresses."""
-        assert context.asgi is not None
-        scope, receive, _ = context.asgi
-        method, headers = scope["method"], context.headers
+        scope, receive, _ = context.http
+        method, headers, message = scope["method"], context.headers, None
         context.path, context.public_url, context.has_page = address.path, self._public_url, self._has_page
         try:
             if method == "POST":
                 self._authenticate(address, context)
                 async with self._bodies.read(headers, receive) as body:
                     self._registry.metrics.request_bytes.inc(len(body))
-                    await self._post(address, context, body)
+                    batch = read_batch(body)
+                    message = read_message(body) if batch is None else None
+                    self._find_subject(address, context)
+                    if message is None:
+                        await self._serve_batch(address, context, batch or [])
+                    elif message.is_request:
+                        await self._serve_request(address, context, message)
+                    else:
+                        await self._serve_notification(address, context, message)
                 return
             self._bodies.check_length(headers)
             if method in _METHODS and not headers.is_sessionless:
@@ -217,26 +224,9 @@ class McpEndpoints:
         except BodyDisconnectError:
             return
         except (McpError, DecathlonError) as error:
-            response = refusal(error)
-        await response(*context.asgi)
-
-    async def _post(self, address: Address, context: RequestContext, body: bytes) -> None:
-        """Serve a body."""
-        message, is_sessionless = None, context.headers.is_sessionless
-        try:
-            batch = read_batch(body)
-            message = read_message(body) if batch is None else None
-            self._find_subject(address, context)
-            if message is None:
-                await self._serve_batch(address, context, batch or [])
-            elif message.is_request:
-                await self._serve_request(address, context, message, is_sessionless=is_sessionless)
-            else:
-                await self._serve_notification(address, context, message, is_sessionless=is_sessionless)
-        except (McpError, DecathlonError) as error:
             request_id = message.id if message is not None and message.is_request else None
-            assert context.asgi is not None
-            await refusal(error, request_id, is_sessionless=is_sessionless)(*context.asgi)
+            response = refusal(error, request_id, is_sessionless=headers.is_sessionless)
+        await response(*context.http)
 
     # what is known of a request
 
@@ -263,8 +253,7 @@ class McpEndpoints:
 
         Raises BadRequestError, AtCapacityError, NotRunnableError.
         """
-        assert context.asgi is not None
-        parameters = StartParameters.read(QueryParams(context.asgi[0]["query_string"]), name)
+        parameters = StartParameters.read(QueryParams(context.http[0]["query_string"]), name)
         context.task_id = name
         if name == RANDOM_TASK:
             context.task_id = self._registry.draw(parameters.draw, context.principal)
@@ -288,12 +277,10 @@ class McpEndpoints:
 
     # messages
 
-    async def _serve_request(
-        self, address: Address, context: RequestContext, message: Message, *, is_sessionless: bool
-    ) -> None:
+    async def _serve_request(self, address: Address, context: RequestContext, message: Message) -> None:
         service, headers, session = self._services[address.kind], context.headers, None
-        _check_accepts(headers, is_sessionless=is_sessionless)
-        if is_sessionless:
+        _check_accepts(headers)
+        if headers.is_sessionless:
             await check_routing(message, headers)
         elif message.method != INITIALIZE or SESSION in headers:
             session = self._session_of(address, context)
@@ -352,13 +339,11 @@ class McpEndpoints:
             if request.session is not None:
                 self._sessions[address.kind].save(request.session)
 
-    async def _serve_notification(
-        self, address: Address, context: RequestContext, message: Message, *, is_sessionless: bool
-    ) -> None:
+    async def _serve_notification(self, address: Address, context: RequestContext, message: Message) -> None:
         """Serve a notification or a response. Raises McpError, BadRequestError, UnknownEpisodeError."""
         session, access = None, context.access
-        _check_accepts(context.headers, is_sessionless=is_sessionless)
-        if not is_sessionless:
+        _check_accepts(context.headers)
+        if not context.headers.is_sessionless:
             session, access = self._session_of(address, context), context.access
         elif message.is_response:
             fault = "the body must be one JSON-RPC request or notification"
@@ -375,7 +360,7 @@ class McpEndpoints:
             access.episode.calls.cancel(operation)
         if message.method == CANCELLED and session is not None and message.params is not None:
             session.cancel(message.params.request_id)
-        await send_whole(_send_of(context), status=202, session=session)
+        await send_whole(context.http[2], status=202, session=session)
 
     async def _serve_batch(self, address: Address, context: RequestContext, items: list[Raw]) -> None:
         """Serve a batch: one body with all answers."""
@@ -395,7 +380,7 @@ class McpEndpoints:
             if hold is not None:
                 hold.release()
         self._sessions[address.kind].save(session)
-        await send_whole(_send_of(context), answer, status=200 if answer else 202, session=session)
+        await send_whole(context.http[2], answer, status=200 if answer else 202, session=session)
 
     # streams
 
@@ -403,11 +388,11 @@ class McpEndpoints:
         """End a session."""
         session = self._session_of(address, context)
         self._sessions[address.kind].end(session)
-        await send_whole(_send_of(context), session=session)
+        await send_whole(context.http[2], session=session)
 
     async def _get(self, address: Address, context: RequestContext) -> None:
         """Serve a session's stream, or a client that comes back for an answer."""
-        session, send = self._session_of(address, context), _send_of(context)
+        session, send = self._session_of(address, context), context.http[2]
         if not context.headers.accepts[1]:
             raise _not_acceptable("text/event-stream")
         last = context.headers.text(b"last-event-id")
@@ -432,8 +417,7 @@ class McpEndpoints:
 
     async def _serve_stream(self, address: Address, context: RequestContext, session: Session) -> None:
         """Serve a session's own stream until its client leaves, or it is ended."""
-        assert context.asgi is not None
-        _, receive, send = context.asgi
+        _, receive, send = context.http
         access = context.access
         hold = None if access is None else access.episode.lease.acquire()
         stream = session.open_stream()
@@ -458,15 +442,10 @@ class McpEndpoints:
             access.episode.lease.lose_client()
 
 
-def _send_of(context: RequestContext) -> Send:
-    assert context.asgi is not None
-    return context.asgi[2]
-
-
-def _check_accepts(headers: Headers, *, is_sessionless: bool) -> None:
+def _check_accepts(headers: Headers) -> None:
     """Raise McpError for a POST whose client does not take the answer."""
     takes_json, takes_events = headers.accepts
-    if not takes_json or (is_sessionless and not takes_events):
+    if not takes_json or (headers.is_sessionless and not takes_events):
         raise _not_acceptable("both application/json and text/event-stream")
 
 

@@ -107,6 +107,12 @@ class RequestContext(msgspec.Struct, eq=False):
     """When the reply came, by `perf_counter`; 0 without a reply."""
 
     @property
+    def http(self) -> tuple[Scope, Receive, Send]:
+        """The HTTP request, where there is one."""
+        assert self.asgi is not None
+        return self.asgi
+
+    @property
     def base_url(self) -> str | None:
         """The server's public URL if configured, else the client's URL for the server; None without HTTP."""
         if self.public_url or self.asgi is None:

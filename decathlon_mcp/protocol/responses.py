@@ -15,7 +15,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Protocol
 
 import anyio
 from msgspec.structs import replace
@@ -74,14 +73,12 @@ _numbers = count(1)
 """Numbers of responses, none of which is given twice by one process."""
 
 
-class Connection(Protocol):
+class Connection:
     """The connection of a request, as far as it matters to one that waits for the response."""
 
-    is_lost: bool
-
-    async def settled(self) -> None:
-        """If the client has sent its last byte, wait until it is known whether it still reads."""
-        ...
+    is_lost = False
+    settled: asyncio.Event | None = None
+    """Once the client has sent its last byte: set when it is known whether it still reads."""
 
 
 class HttpRequest(Request):
@@ -115,8 +112,7 @@ class HttpRequest(Request):
         resumed: EventId | None = None,
     ) -> None:
         super().__init__(message, context, session, version)
-        assert context.asgi is not None
-        scope, self._receive, self._send = context.asgi
+        scope, self._receive, self._send = context.http
         self._connection: Connection | None = scope.get(CONNECTION_KEY)
         self._start_soon = start_soon
         self._scope = anyio.CancelScope()
@@ -218,7 +214,8 @@ class HttpRequest(Request):
             return True
         if self._connection is None:
             return await _is_disconnected(self._receive)
-        await self._connection.settled()
+        if self._connection.settled is not None:
+            await self._connection.settled.wait()
         return self._connection.is_lost
 
     # what comes before the answer

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -162,14 +163,14 @@ class LineServer:
             if isinstance(answer, bytes):
                 await self._send(answer)
             elif answer is not None:
-                requests.start_soon(self._answer, answer)
+                requests.start_soon(self._answer, partial(self._serve, answer))
         elif fault := batch_fault(batch, self._session):
             # Its client waits for an answer to each request.
             ids = [each for item in batch[:MAX_BATCH] if (each := readable_id(bytes(item))) is not None]
             for request_id in ids or [None]:
                 await self._send(error_message(McpError(INVALID_REQUEST, fault), request_id))
         else:
-            requests.start_soon(self._answer_batch, await self.begin_batch(batch))
+            requests.start_soon(self._answer, await self.begin_batch(batch))
 
     async def begin_batch(self, items: Sequence[Raw]) -> Callable[[], Awaitable[bytes]]:
         """Accept the messages of a batch. Returns what serves them and gives all answers, empty for none."""
@@ -189,12 +190,8 @@ class LineServer:
 
         return serve_all
 
-    async def _answer_batch(self, serve_all: Callable[[], Awaitable[bytes]]) -> None:
-        if answer := await serve_all():
-            await self._send(answer)
-
-    async def _answer(self, request: LineRequest) -> None:
-        if (answer := await self._serve(request)) is not None:
+    async def _answer(self, serve: Callable[[], Awaitable[bytes | None]]) -> None:
+        if answer := await serve():
             await self._send(answer)
 
     async def _prepare(self, line: bytes, *, in_batch: bool = False) -> LineRequest | bytes | None:
@@ -253,13 +250,8 @@ class LineServer:
             answer = await request.serve(self._service.respond)
         finally:
             self._running.pop(request, None)
-        if (
-            request.method == INITIALIZE
-            and answer is not None
-            and self._session is None
-            and request.succeeded
-        ):
-            self._session = request.session
+        if request.method == INITIALIZE and request.succeeded:
+            self._session = self._session or request.session
         return answer
 
     def _send_soon(self, line: bytes) -> None:

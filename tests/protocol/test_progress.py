@@ -16,7 +16,6 @@ pytestmark = pytest.mark.anyio
 EARLIER_SECONDS = 100
 
 
-@pytest.mark.parametrize("era", ["handshake", "sessionless"])
 async def test_progress_never_decreases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, era: str) -> None:
     monkeypatch.setattr(episode_service, "PROGRESS_SECONDS", 0.01)
     reported: list[float] = []
