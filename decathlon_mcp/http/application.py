@@ -1,4 +1,4 @@
-"""The ASGI application: its routes and middleware."""
+"""The ASGI application: its routes, and what every request passes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -17,14 +16,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.events import CallServed, Emit, ResponseBegun, ResponseSent
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES, BodyReader
-from decathlon_mcp.http.endpoints import McpEndpoints, place_of
-from decathlon_mcp.http.errors import REFUSALS, UnknownAddress, handle_refusal
+from decathlon_mcp.http.endpoints import McpEndpoints, address_of
+from decathlon_mcp.http.errors import UnknownAddress, handle_refusal, json_line
 from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
-from decathlon_mcp.http.lines import JsonLine, TextLine
+from decathlon_mcp.protocol.headers import Headers
+from decathlon_mcp.protocol.messages import McpError
 from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext
 
 EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
@@ -44,46 +45,6 @@ INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 """
 
 
-class HttpApp(Starlette):
-    """The application. `mcp`: of the MCP addresses, whose requests do not pass its middleware and routes."""
-
-    def __init__(self, mcp: ASGIApp, **options: Any) -> None:
-        super().__init__(**options)
-        self._mcp = mcp
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if place_of(scope) is None:
-            await super().__call__(scope, receive, send)
-        else:
-            await self._mcp(scope, receive, send)
-
-
-class Cors(CORSMiddleware):
-    """Starlette's, for requests with an origin only: others do not come from a page."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and all(name != b"origin" for name, _ in scope["headers"]):
-            await self.app(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
-
-
-class RequestCheck:
-    """Refuses requests of foreign pages, before any endpoint. The probes' paths answer to everyone."""
-
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
-        self._app = app
-        self._hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app: ASGIApp = self._app
-        if scope["type"] == "http" and scope["path"] not in PROBE_PATHS:
-            refused = self._hosts.refusal(scope["method"], scope["headers"])
-            if refused is not None:
-                app = TextLine(refused.message, refused.status)
-        await app(scope, receive, send)
-
-
 class MeteredResponses:
     """ASGI middleware that reports each response's status and bytes, and the time that a call
     spends in this server."""
@@ -93,9 +54,6 @@ class MeteredResponses:
         self._emit = emit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         emit, arrived_at, has_started = self._emit, perf_counter(), False
 
         # Not a coroutine itself: each of its two calls in a request would cost twice as much.
@@ -148,15 +106,56 @@ def page_for(
     return None
 
 
-class PageRequests:
-    """ASGI middleware that gives the requests of people to the page."""
+class HttpApp:
+    """Gives a request to what serves it: the page, the MCP addresses, or `others`, the other addresses.
 
-    def __init__(self, app: ASGIApp, page: Page) -> None:
-        self._app = app
+    The page has no headers of CORS: no other page may read what it shows. Others have them, refusals of the
+    check of `hosts` too, so that a page of an allowed origin can read these.
+    """
+
+    def __init__(
+        self, mcp: McpEndpoints, others: ASGIApp, hosts: AllowedHosts, page: Page | None, emit: Emit
+    ) -> None:
+        self.running = mcp.running
+        """The context in which sessions can be opened, for a program that has no lifespan of ASGI."""
+        self._mcp = mcp
+        self._metered = MeteredResponses(self._choose, emit)
+        self._others = others
+        self._hosts = hosts
         self._page = page
+        self._with_cors = CORSMiddleware(
+            self._serve,
+            allow_origins=hosts.origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+            max_age=PREFLIGHT_SECONDS,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._page if self._page.serves(scope) else self._app)(scope, receive, send)
+        await (self._metered if scope["type"] == "http" else self._others)(scope, receive, send)
+
+    async def _choose(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SCOPE_KEY] = context = RequestContext(headers=Headers(scope["headers"]))
+        if self._page is not None and self._page.serves(scope):
+            app = self._page
+        elif b"origin" in context.headers:
+            app = self._with_cors
+        else:
+            app = self._serve
+        await app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context: RequestContext = scope[SCOPE_KEY]
+        refused = self._hosts.refusal(scope["method"], context.headers)
+        if refused is not None and scope["path"] not in PROBE_PATHS:
+            response = PlainTextResponse(f"{refused.message}\n", refused.status)
+            await response(scope, receive, send)
+        elif (address := address_of(scope)) is not None:
+            context.asgi = (scope, receive, send)
+            await self._mcp.serve(address, context)
+        else:
+            await self._others(scope, receive, send)
 
 
 def http_app(
@@ -171,7 +170,7 @@ def http_app(
     """The ASGI application. The caller keeps ownership of `registry`. `page`: what people see, if any."""
     bodies = BodyReader(max_body_bytes)
     tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
-    endpoints = McpEndpoints(registry, tokens, hosts, bodies, public_url, has_page=page is not None)
+    endpoints = McpEndpoints(registry, tokens, bodies, public_url, has_page=page is not None)
     health = HealthEndpoints(registry)
     added = [
         load(part)(registry, tokens, bodies, public_url, has_page=page is not None)
@@ -184,42 +183,24 @@ def http_app(
         return PlainTextResponse(INDEX_TEXT + more, headers={"Vary": "Accept"})
 
     async def public_key(request: Request) -> Response:
-        return JsonLine(registry.signer.public.to_json())
+        return json_line(registry.signer.public.to_json())
 
     def lifespan(app: Starlette) -> AbstractAsyncContextManager[None]:
         return endpoints.running()
 
-    outer = [
-        Middleware(MeteredResponses, emit=registry.events.emit),
-        # Before CORS: no other page may read what this one shows.
-        *([] if page is None else [Middleware(PageRequests, page=page)]),
-        Middleware(
-            Cors,
-            allow_origins=hosts.origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=EXPOSED_HEADERS,
-            max_age=PREFLIGHT_SECONDS,
-        ),
-    ]
-    mcp: ASGIApp = endpoints
-    for layer in reversed(outer):
-        mcp = layer.cls(mcp, *layer.args, **layer.kwargs)
-    return HttpApp(
-        mcp,
+    others = Starlette(
         routes=[
             *added,
             Route("/", index),
             *health.routes(),
             Route("/.well-known/decathlon-key", public_key),
         ],
-        # The check comes after the headers of CORS, with which a page of an allowed origin can read the
-        # refusal.
-        middleware=[*outer, Middleware(RequestCheck, hosts=hosts)],
         exception_handlers={
-            **dict.fromkeys(REFUSALS, handle_refusal),
+            McpError: handle_refusal,
+            DecathlonError: handle_refusal,
             404: UnknownAddress(bodies),
             405: UnknownAddress(bodies),
         },
         lifespan=lifespan,
     )
+    return HttpApp(endpoints, others, hosts, page, registry.events.emit)

@@ -10,18 +10,17 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Self, cast, get_args
+from typing import NamedTuple, Self, cast, get_args
 
 from decathlon_mcp.episodes.specification import Principal, Role
 from decathlon_mcp.errors import SettingsError
+from decathlon_mcp.protocol.headers import Headers
+from decathlon_mcp.protocol.messages import UNAUTHORIZED, McpError
 
 _LINE = re.compile(r"(?P<name>[\w.@-]{1,64})\s+(?P<digest>[0-9a-fA-F]{64})\s+(?P<role>\w+)")
-
-
 ROLES: tuple[str, ...] = get_args(Role)
 
 
@@ -30,14 +29,6 @@ class _Token:
     name: str
     digest: str
     role: Role
-
-
-class UnauthorizedError(Exception):
-    """The request has no token, or an unknown one. `has_token`: it has one."""
-
-    def __init__(self, *, has_token: bool) -> None:
-        super().__init__()
-        self.has_token = has_token
 
 
 class Tokens:
@@ -87,10 +78,12 @@ class Tokens:
         return self.principal_of(hashlib.sha256(secret.strip().encode()).hexdigest())
 
     def require(self, authorization: str | None) -> Principal:
-        """`principal`, which raises UnauthorizedError where there is none."""
+        """`principal`, which raises McpError where there is none."""
         principal = self.principal(authorization)
         if principal is None:
-            raise UnauthorizedError(has_token=authorization is not None)
+            problem = "a token is needed" if authorization is None else "this server has no such token"
+            text = f"{problem}: send it as `Authorization: Bearer TOKEN`"
+            raise McpError(UNAUTHORIZED, text, status=401)
         return principal
 
     def principal_of(self, digest: str) -> Principal | None:
@@ -170,8 +163,7 @@ PAGE_HOST = "decathlon.localhost"
 without a name of its own, those of the page would reach programs on other ports of `localhost`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """Why a request is refused: a status, and a text for the client."""
 
     status: int
@@ -191,32 +183,29 @@ class AllowedHosts:
     origins: tuple[str, ...] = ()
     any_address: bool = False
 
-    def refusal(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Refused | None:
+    def refusal(self, method: str, headers: Headers) -> Refused | None:
         """Why a request with these headers must not be served; None if it may be.
 
         Without that, any page could make its visitor's browser send a request which needs no preflight, such
         as a POST of `text/plain`.
         """
-        found: dict[bytes, bytes] = {}
-        for name, value in headers:
-            if name in _CHECKED_HEADERS:
-                # A repeated header becomes a list, which is none of the values that are accepted.
-                found[name] = value if name not in found else b"%b, %b" % (found[name], value)
+        values = [headers.get(name) for name in _CHECKED_HEADERS]
+        if not headers.repeated.isdisjoint(_CHECKED_HEADERS):
+            # A list of values is none of those that are accepted.
+            values = [b"," if name in headers.repeated else headers.get(name) for name in _CHECKED_HEADERS]
         # A client's headers are always the same.
-        is_short = sum(map(len, found.values())) <= MAX_KNOWN_BYTES
-        judge = _known_refusal if is_short else _refusal
-        return judge(self, method, *map(found.get, _CHECKED_HEADERS))
+        is_short = sum(len(value or b"") for value in values) <= MAX_KNOWN_BYTES
+        return (_known_refusal if is_short else _refusal)(self, method, *values)
 
     def answers_to(self, host: str) -> bool:
         """Whether a client may call the server by this `Host` header."""
         authority = _Authority.read(host)
-        return authority is not None and self.answers_to_authority(authority)
-
-    def answers_to_authority(self, host: _Authority) -> bool:
-        """`answers_to`, for a header that was read."""
+        if authority is None:
+            return False
         known = (_Authority.read(name) for name in self.names)
-        return (self.any_address and host.is_address) or any(
-            name is not None and name.name == host.name and name.port in (None, host.port) for name in known
+        return (self.any_address and authority.is_address) or any(
+            name is not None and name.name == authority.name and name.port in (None, authority.port)
+            for name in known
         )
 
     def accepts(self, origin: str, host: _Authority) -> bool:
@@ -225,19 +214,16 @@ class AllowedHosts:
         if normalized is None:
             return False
         # The scheme is the page's: behind a proxy with TLS the server does not know its own.
-        own = (normalized_origin(f"{scheme}://{_written(host)}") for scheme in _DEFAULT_PORTS)
+        port = "" if host.port is None else f":{host.port}"
+        own = (normalized_origin(f"{scheme}://{host.name}{port}") for scheme in _DEFAULT_PORTS)
         return normalized in self.origins or normalized in own
-
-
-def _written(host: _Authority) -> str:
-    return host.name if host.port is None else f"{host.name}:{host.port}"
 
 
 def _refusal(
     hosts: AllowedHosts, method: str, host: bytes | None, origin: bytes | None, content_type: bytes | None
 ) -> Refused | None:
     authority = _Authority.read(_text(host))
-    if authority is None or not hosts.answers_to_authority(authority):
+    if authority is None or not hosts.answers_to(_text(host)):
         return Refused(421, "Invalid Host header: --allowed-host adds a name that clients may use")
     if origin is not None and not hosts.accepts(_text(origin), authority):
         return Refused(403, "Invalid Origin header: --allowed-origin adds an origin of pages")
@@ -250,4 +236,4 @@ _known_refusal = lru_cache(MAX_KNOWN_CHECKS)(_refusal)
 
 
 def _text(header: bytes | None) -> str:
-    return (header or b"").strip(b" \t").decode("latin-1")
+    return (header or b"").decode("latin-1")

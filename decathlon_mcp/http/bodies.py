@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 
 import anyio
 from starlette.types import Receive
 
+from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError, check_json, count_nodes
-from decathlon_mcp.protocol.messages import RequestId, readable_id
+from decathlon_mcp.protocol.messages import INVALID_REQUEST, McpError, readable_id
+from decathlon_mcp.protocol.results import wire_error
 
 MAX_BODY_BYTES = 4 << 20
 """Default limit of one body, as in the SDK: a file's content, and arguments around it."""
@@ -26,20 +29,8 @@ SMALL_DECODED_BYTES = 64 << 10
 MAX_LENGTH_DIGITS = 15
 WAIT_SECONDS = 20.0
 """How long a large body waits for others, before the request is refused."""
-
-
-class BodyError(Exception):
-    """A request is refused because of its body, with this HTTP status.
-
-    `request_id`: that of the JSON-RPC request in the body, if it has been read.
-    """
-
-    def __init__(self, status: int, message: str, *, retry_after_seconds: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.retry_after_seconds = retry_after_seconds
-        self.request_id: RequestId | None = None
+RETRY_SECONDS = 5.0
+"""When to send a request again that was refused for that."""
 
 
 class BodyDisconnectError(Exception):
@@ -79,13 +70,12 @@ class MemoryBudget:
             event.set()
 
     async def reserve(self, size_bytes: int) -> int:
-        """`acquire`, which waits `WAIT_SECONDS` at the most. Returns the size. Raises BodyError."""
+        """`acquire`, which waits `WAIT_SECONDS` at the most. Returns the size. Raises McpError."""
         with anyio.move_on_after(WAIT_SECONDS):
             await self.acquire(size_bytes)
             return size_bytes
-        raise BodyError(
-            503, "the server has too many large requests in progress; try again", retry_after_seconds=5
-        )
+        text = "the server has too many large requests in progress; try again"
+        raise wire_error(AtCapacityError(text, retryAfterSeconds=RETRY_SECONDS), status=503)
 
 
 class BodyReader:
@@ -98,98 +88,77 @@ class BodyReader:
         self.received = MemoryBudget(max(BODIES_IN_FLIGHT_BYTES, max_bytes))
         self.decoded = MemoryBudget(max(DECODED_IN_FLIGHT_BYTES, MAX_NODES * NODE_BYTES))
 
-    def check_length(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raise BodyError if the length that a request announces is over the limit."""
-        if _length(headers) > self.max_bytes:
-            raise self.too_large()
+    def check_length(self, headers: Mapping[bytes, bytes]) -> int:
+        """The length that a request announces, 0 if it announces none. Raises McpError if it is too large."""
+        length = body_length(headers) or 0
+        if length > self.max_bytes:
+            raise self._too_large()
+        return length
 
-    def too_large(self) -> BodyError:
-        """The error for a body that is over the limit."""
-        return BodyError(413, f"the body of a request is limited to {self.max_bytes / (1 << 20):g} MiB")
+    def _too_large(self) -> McpError:
+        limit = f"{self.max_bytes / (1 << 20):g} MiB"
+        return McpError(INVALID_REQUEST, f"the body of a request is limited to {limit}", status=413)
 
-    def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> BodyInFlight:
-        """A context with the body of a request, which is counted as in flight while the context is open.
+    @asynccontextmanager
+    async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> AsyncGenerator[bytes]:
+        """The body of a request; the memory for it is reserved during the context.
 
-        Entering it raises BodyError, BodyDisconnectError.
+        Raises BodyDisconnectError, and McpError for one over a limit.
         """
-        return BodyInFlight(self, headers, receive)
-
-
-class BodyInFlight:
-    """See `BodyReader.read`."""
-
-    # A class, because a generator's context costs as much as reading a short body.
-    def __init__(self, reader: BodyReader, headers: Mapping[bytes, bytes], receive: Receive) -> None:
-        self._reader = reader
-        self._headers = headers
-        self._receive = receive
-        self._received_bytes = self._decoded_bytes = 0
-        """What is reserved of the reader's budgets."""
-
-    async def __aenter__(self) -> bytes:
-        self._reader.check_length(self._headers)
-        try:
-            body = await self._receive_all()
-            try:
-                size_bytes = decoded_bytes(body)
-                if size_bytes > SMALL_DECODED_BYTES:
-                    self._decoded_bytes = await self._reader.decoded.reserve(size_bytes)
-            except BodyError as error:
-                error.request_id = readable_id(bytes(body))
-                raise
-        except BaseException:
-            self._release()
-            raise
-        return bytes(body)
-
-    async def __aexit__(self, *error: object) -> None:
-        self._release()
-
-    async def _receive_all(self) -> bytes | bytearray:
-        """The whole body; a large one is reserved."""
-        reader = self._reader
+        announced_bytes = self.check_length(headers) or self.max_bytes
+        received_bytes = decoded_bytes = 0
         body: bytes | bytearray = b""
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise BodyDisconnectError
-            part, more = message.get("body", b""), message.get("more_body", False)
-            if body and part and not isinstance(body, bytearray):
-                body = bytearray(body)
-            # The first part is mostly the whole, and is not copied.
-            body = body + part if body else part
-            if len(body) > reader.max_bytes:
-                raise reader.too_large()
-            if len(body) > SMALL_BODY_BYTES and not self._received_bytes:
-                # All at once: with reservations that grow, many bodies could wait for each other.
-                announced_bytes = _length(self._headers) or reader.max_bytes
-                self._received_bytes = await reader.received.reserve(announced_bytes)
-        if self._received_bytes > len(body):
-            reader.received.release(self._received_bytes - len(body))
-            self._received_bytes = len(body)
-        return body
-
-    def _release(self) -> None:
-        if self._received_bytes or self._decoded_bytes:
-            self._reader.received.release(self._received_bytes)
-            self._reader.decoded.release(self._decoded_bytes)
-            self._received_bytes = self._decoded_bytes = 0
-
-
-def _length(headers: Mapping[bytes, bytes]) -> int:
-    """The length that a request announces; 0 if it announces none."""
-    length = headers.get(b"content-length", b"")
-    return int(length) if length.isdigit() and len(length) < MAX_LENGTH_DIGITS else 0
+        try:
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise BodyDisconnectError
+                part, more = message.get("body", b""), message.get("more_body", False)
+                # The first part is mostly the whole, and is not copied.
+                body = _joined(body, part) if body else part
+                if len(body) > self.max_bytes:
+                    raise self._too_large()
+                if len(body) > SMALL_BODY_BYTES and not received_bytes:
+                    # All at once: with reservations that grow, many bodies could wait for each other.
+                    received_bytes = await self.received.reserve(announced_bytes)
+            if received_bytes > len(body):
+                self.received.release(received_bytes - len(body))
+                received_bytes = len(body)
+            try:
+                if (needed_bytes := _decoded_bytes(body)) > SMALL_DECODED_BYTES:
+                    decoded_bytes = await self.decoded.reserve(needed_bytes)
+            except McpError as error:
+                if (request_id := readable_id(bytes(body))) is not None:
+                    error.request_id, error.status = request_id, 200
+                raise
+            body = bytes(body)
+            yield body
+        finally:
+            if received_bytes or decoded_bytes:
+                self.received.release(received_bytes)
+                self.decoded.release(decoded_bytes)
 
 
-def decoded_bytes(body: bytes | bytearray) -> int:
-    """Upper bound of what the values of a body need when it is decoded. Raises BodyError over a limit."""
+def body_length(headers: Mapping[bytes, bytes]) -> int | None:
+    """The length in these headers, 0 if there is none; None if it is not a plain number."""
+    text = headers.get(b"content-length", b"0").strip()
+    return int(text) if text.isdigit() and len(text) <= MAX_LENGTH_DIGITS else None
+
+
+def _joined(body: bytes | bytearray, part: bytes) -> bytearray:
+    body = body if isinstance(body, bytearray) else bytearray(body)
+    body += part
+    return body
+
+
+def _decoded_bytes(body: bytes | bytearray) -> int:
+    """Upper bound of what the values of a body need when it is decoded. Raises McpError over a limit."""
     try:
         nodes = check_json(body)
         if nodes * NODE_BYTES > SMALL_DECODED_BYTES:
             # Without the commas and brackets in strings, of which an honest file may have many.
             nodes = count_nodes(body)
     except JsonLimitError as error:
-        raise BodyError(400, str(error)) from None
+        raise McpError(INVALID_REQUEST, str(error), status=400) from None
     return nodes * NODE_BYTES

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import AtCapacityError
-from decathlon_mcp.http.lines import JsonLine
+from decathlon_mcp.http.errors import json_line
 from decathlon_mcp.storage.disk import RETRY_SECONDS as DISK_RETRY_SECONDS
 
 RECOVERY_RETRY_SECONDS = 2.0
@@ -83,16 +83,16 @@ class HealthEndpoints:
     async def _health(self, request: Request) -> Response:
         """200 as long as the server answers, whatever its state."""
         state, _ = server_state(self._registry)
-        return JsonLine({"status": HEALTH_WORDS.get(state, "ok"), "state": str(state), **self._numbers()})
+        return json_line({"status": HEALTH_WORDS.get(state, "ok"), "state": str(state), **self._numbers()})
 
     async def _readiness(self, request: Request) -> Response:
         """200 if an episode could be started now, else 503."""
         state, retry_seconds = server_state(self._registry)
         why = self._registry.why_unwritable() if state is ServerState.UNWRITABLE else None
-        return JsonLine(
+        return json_line(
             {"status": str(state), **({"why": why} if why else {}), **self._numbers()},
-            status_code=200 if state is ServerState.READY else 503,
-            headers=None if retry_seconds is None else {"Retry-After": f"{retry_seconds:.0f}"},
+            200 if state is ServerState.READY else 503,
+            None if retry_seconds is None else {"Retry-After": f"{retry_seconds:.0f}"},
         )
 
     def _numbers(self) -> dict[str, int]:

@@ -20,8 +20,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from decathlon_mcp.events import Events, ResponseBegun
-from decathlon_mcp.http.bodies import MAX_BODY_BYTES
-from decathlon_mcp.protocol.responses import CONNECTION_KEY
+from decathlon_mcp.http.bodies import MAX_BODY_BYTES, body_length
+from decathlon_mcp.protocol.responses import CONNECTION_KEY, Connection
 from decathlon_mcp.sandboxes.kernel_limits import max_connections
 
 _log = logging.getLogger("decathlon.edge")
@@ -34,7 +34,6 @@ MIN_RATE = 64 << 10
 """Bytes per second that a client must send of a body, or read of a response, beyond a fixed time."""
 MAX_CONNECTIONS_PER_PEER = 4096
 """Connections from one address: four for each of 1,024 episodes, which may all come from one trainer."""
-MAX_LENGTH_DIGITS = 15
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 EMPTY_COMMENT = b"3\r\n:\r\n\r\n"
 """A chunk with a comment in a stream of events."""
@@ -219,13 +218,10 @@ def _probe(cycle: RequestResponseCycle | None) -> bytes | None:
     return EMPTY_COMMENT if cycle.chunked_encoding and transport.has_events else None
 
 
-def _length_of(headers: list[tuple[bytes, bytes]]) -> int | None:
+def _plain_length(headers: list[tuple[bytes, bytes]]) -> int | None:
     """The length of the body of a request that offers another protocol; None if it is not plain."""
     values = dict(headers)
-    length = values.get(b"content-length", b"0").strip()
-    if b"transfer-encoding" in values or not length.isdigit() or len(length) > MAX_LENGTH_DIGITS:
-        return None
-    return int(length)
+    return None if b"transfer-encoding" in values else body_length(values)
 
 
 class _RequestSize:
@@ -263,32 +259,6 @@ class _RequestSize:
         return self._head > self._limit
 
 
-class _EndedInput:
-    """Finds out whether a client that has sent its last byte still reads.
-
-    It may be gone, or only send no more, as after `shutdown(SHUT_WR)`. The kernel of one that is gone resets
-    the connection once something arrives.
-    """
-
-    def __init__(self, connection: LimitedHttpProtocol) -> None:
-        self.is_settled = asyncio.Event()
-        self._connection = connection
-
-    def send_probes(self, probe: bytes, seconds: list[float]) -> None:
-        """Send a probe now, and others after each of these times, as long as the response is awaited."""
-        connection = self._connection
-        if connection.is_lost or connection.running is None or connection.running.response_complete:
-            return
-        # What was prepared for the response's beginning may not be right any more.
-        probe = _probe(connection.running) or probe
-        connection.flush_response()
-        connection.transport.write(probe)
-        if seconds:
-            connection.loop.call_later(seconds.pop(0), self.send_probes, probe, seconds)
-        else:
-            self.is_settled.set()
-
-
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One HTTP connection: uvicorn's, with the limits of `ConnectionLimits`. Checked with uvicorn 0.54."""
 
@@ -300,10 +270,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refused = False
         self.running: RequestResponseCycle | None = None
         self._is_last = False
-        self.is_lost = False
-        """Whether the connection has ended."""
-        self._ended_input: _EndedInput | None = None
-        """Once the client has sent its last byte."""
+        self._connection = Connection()
         self._size = _RequestSize(self._limits)
         self._unparsed_bytes = 0
         """What is missing of the body of a request that offered another protocol."""
@@ -319,9 +286,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(503, "there are too many connections", linger=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.is_lost = True
-        if self._ended_input is not None:
-            self._ended_input.is_settled.set()
+        self._connection.is_lost = True
+        if self._connection.settled is not None:
+            self._connection.settled.set()
         self._connections.remove(self)
         super().connection_lost(exc)
         # uvicorn tells the last request only, which may be one that waits for the response to this one.
@@ -331,16 +298,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Called at the end of the client's input. Returns whether the connection stays open."""
         probe = None if self._refused or self._size.in_body else _probe(self.running)
-        if probe is None or self._ended_input is not None:
+        if probe is None or self._connection.settled is not None:
             return False
-        self._ended_input = _EndedInput(self)
-        self._ended_input.send_probes(probe, list(PROBE_SECONDS))
+        # The client may be gone, or only send no more, as after `shutdown(SHUT_WR)`. The kernel of one that
+        # is gone resets the connection once something arrives.
+        self._connection.settled = asyncio.Event()
+        self._send_probes(probe, self._connection.settled, list(PROBE_SECONDS))
         return True
 
-    async def settled(self) -> None:
-        """See `protocol.responses.Connection`."""
-        if self._ended_input is not None:
-            await self._ended_input.is_settled.wait()
+    def _send_probes(self, probe: bytes, settled: asyncio.Event, seconds: list[float]) -> None:
+        """Send a probe now, and others after each of these times, as long as the response is awaited."""
+        if self._connection.is_lost or self.running is None or self.running.response_complete:
+            return
+        # What was prepared for the response's beginning may not be right any more.
+        probe = _probe(self.running) or probe
+        self.flush_response()
+        self.transport.write(probe)
+        if seconds:
+            self.loop.call_later(seconds.pop(0), self._send_probes, probe, settled, seconds)
+        else:
+            settled.set()
 
     def data_received(self, data: bytes) -> None:
         if len(data) <= FEED_BYTES:
@@ -396,7 +373,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        cast("dict[str, object]", self.scope)[CONNECTION_KEY] = self
+        cast("dict[str, object]", self.scope)[CONNECTION_KEY] = self._connection
         self._size.has_event = self._size.head_begun = True
         if self._deadline is None or self._response_complete:
             self._expire_in(self._limits.head_seconds)
@@ -425,7 +402,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if parser is not None and parser.should_upgrade():
             # The parser leaves everything after the head to the other protocol. Java's client offers HTTP/2
             # with every request.
-            length = _length_of(self.headers)
+            length = _plain_length(self.headers)
             if length is None:
                 self._refuse(400, "a request that offers another protocol needs a Content-Length")
                 return
@@ -502,7 +479,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        elif self._ended_input is not None:
+        elif self._connection.settled is not None:
             self.flush_response()
             self.transport.close()
         elif self._deadline is None:

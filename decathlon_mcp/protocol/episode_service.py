@@ -1,28 +1,45 @@
-"""The service for one episode: of the address, of the process, or that the session is."""
+"""The service for one episode, and an episode's tools over MCP, which the lobby serves too.
+
+The progress on one token must not decrease. A request that waits for its episode and then for a tool has
+notifications of both, and a request that is continued by another server process starts to wait again: this
+server's own progress and the progress of the task's server are one sequence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import anyio
+
+from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver.replies import Reply
 from decathlon_mcp.episodes.access import EpisodeAccess
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.operations import Call, Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.tools.offered import OfferedTools
-from decathlon_mcp.errors import EpisodeEndedError, UnknownEpisodeError
-from decathlon_mcp.protocol.episode_tools import (
-    EVALUATE,
-    answer_is_lost,
-    call_tool,
-    list_tools,
-    tools_after_end,
+from decathlon_mcp.episodes.state import NOT_READY, Phase
+from decathlon_mcp.episodes.tools.offered import OfferedTools, claim_name, claim_tool, evaluate_tool
+from decathlon_mcp.errors import (
+    BadRequestError,
+    DecathlonError,
+    EpisodeEndedError,
+    UnansweredError,
+    UnknownEpisodeError,
 )
 from decathlon_mcp.protocol.messages import (
+    CALL,
     GET_PROMPT,
     HANDSHAKE_VERSIONS,
     INVALID_PARAMS,
+    LIST,
     LIST_PROMPTS,
+    LOG_LEVEL_KEY,
+    PROGRESS_TOKEN,
     UNSUPPORTED_VERSION,
     Kind,
     McpError,
@@ -35,10 +52,20 @@ from decathlon_mcp.protocol.requests import (
     episode_address,
     page_address,
 )
-from decathlon_mcp.types import JsonObject, as_json
-from decathlon_mcp.validation import quoted
+from decathlon_mcp.protocol.results import (
+    ARGUMENT_FAULTS,
+    TOOL_FAILURES,
+    claim_result,
+    error_result,
+    verdict_result,
+)
+from decathlon_mcp.protocol.sessions import LOG_LEVELS
+from decathlon_mcp.types import JsonObject, Names, as_json, json_kind
+from decathlon_mcp.validation import MAX_NAME_CHARACTERS, quoted
 
 EPISODE_KEY = "decathlon/episode"
+"""Key in the `_meta` of the result of `initialize`, and of a `notifications/cancelled` at the lobby."""
+EVALUATE = "evaluate"
 PROMPT_NAME = "task"
 _PROMPT = {
     "name": PROMPT_NAME,
@@ -53,6 +80,14 @@ NO_CALLS = (
     "session for each of them, and at a task's address every session is an episode of its own. Start an "
     "episode in the lobby, /mcp, with `start_episode`, and connect to the address that it returns."
 )
+MAX_UNKNOWN_SHOWN = 5
+"""Unknown arguments that an error message names."""
+CLAIM_SECONDS = 1.0
+"""How long after the set-up a claim that waited for it is made at the latest."""
+PROGRESS_SECONDS = 5.0
+"""Time between two progress notifications while a client waits."""
+WAITING_UNIT = 1e-6
+"""Progress per second of a wait before a tool's call: below anything that a tool reports, except 0."""
 
 
 class EpisodeService(Service):
@@ -99,31 +134,31 @@ class EpisodeService(Service):
         return {**await super().discover(request), "instructions": instructions}
 
     async def serve(self, request: Request) -> Result:
-        match request.method:
-            case "tools/list":
-                return await self._list_tools(request)
-            case "tools/call":
-                return await self._call_tool(request)
-            case "prompts/list":
-                return {"prompts": [_PROMPT]}
-            case _:
-                return self._get_prompt(request)
+        if request.method == CALL:
+            return await call_tool(self._access(request), request)
+        if request.method == LIST:
+            return await self._list_tools(request)
+        if request.method == LIST_PROMPTS:
+            return {"prompts": [_PROMPT]}
+        name = request.params.name
+        if name != PROMPT_NAME:
+            shown = quoted(name) if isinstance(name, str) else "without a name"
+            raise McpError(INVALID_PARAMS, f"there is no prompt {shown}; the only prompt is {PROMPT_NAME!r}")
+        text = {"type": "text", "text": self._access(request).episode.prompt.instructions}
+        return {"messages": [{"role": "user", "content": text}]}
 
     async def serve_again(self, request: Request, kind: Kind, agent: str) -> Result:
-        del agent  # the address names the episode
+        # The address names the episode, not `agent`.
         match kind:
             case Kind.LIST:
                 return await self._list_tools(request)
             case Kind.EVALUATE:
                 request.name = EVALUATE
-                return await self._call_tool(request)
+                return await self.serve(request)
             case Kind.CALL | Kind.CLAIM:
                 return await call_tool(self._access(request), request, again=kind)
             case _:
                 raise answer_is_lost()
-
-    async def _call_tool(self, request: Request) -> Result:
-        return await call_tool(self._access(request), request)
 
     async def _list_tools(self, request: Request) -> JsonObject:
         access = self._access(request)
@@ -133,14 +168,6 @@ class EpisodeService(Service):
             return tools_after_end(names, can_evaluate=access.can_evaluate)
         await request.accepted(Kind.LIST)
         return await list_tools(access, request)
-
-    def _get_prompt(self, request: Request) -> JsonObject:
-        name = request.params.name
-        if name != PROMPT_NAME:
-            shown = quoted(name) if isinstance(name, str) else "without a name"
-            raise McpError(INVALID_PARAMS, f"there is no prompt {shown}; the only prompt is {PROMPT_NAME!r}")
-        text = {"type": "text", "text": self._access(request).episode.prompt.instructions}
-        return {"messages": [{"role": "user", "content": text}]}
 
     def schema_with_headers(self, context: RequestContext, tool: str) -> Mapping[str, Any] | None:
         offered = None if context.access is None else context.access.episode.tools.offered
@@ -155,8 +182,6 @@ class EpisodeService(Service):
 
 class TaskService(EpisodeService):
     """For `/tasks/{id}/mcp`: the session is the episode, which `initialize` starts."""
-
-    ends_with_session = True
 
     def __init__(self, registry: EpisodeRegistry) -> None:
         super().__init__(registry)
@@ -183,16 +208,13 @@ class TaskService(EpisodeService):
             return tools_after_end("decathlon", can_evaluate=True)
         return await super()._list_tools(request)
 
-    async def _call_tool(self, request: Request) -> Result:
+    async def serve(self, request: Request) -> Result:
+        if request.name != EVALUATE:
+            return await super().serve(request)
         episode = self._access(request).episode
         is_untouched = episode.calls.sent == 0 and episode.claim is None
-        result = await super()._call_tool(request)
-        if (
-            request.name != EVALUATE
-            or not is_untouched
-            or episode.verdict is None
-            or not isinstance(result, dict)
-        ):
+        result = await super().serve(request)
+        if not is_untouched or episode.verdict is None or not isinstance(result, dict):
             return result
         first, *others = result["content"]
         return {**result, "content": [first, {"type": "text", "text": NO_CALLS}, *others]}
@@ -212,3 +234,221 @@ class TaskService(EpisodeService):
             "start an episode at /mcp and use its own address",
             {"supported": list(HANDSHAKE_VERSIONS), "requested": request.version},
         )
+
+
+async def list_tools(access: EpisodeAccess, request: Request) -> JsonObject:
+    """The episode's tools; waits until they are known, which can be before the episode is ready."""
+    async with Progress(request).waiting(access.episode, unit=1.0):
+        offered = await access.episode.tools.known()
+        if access.episode.spec.branch is not None:
+            # The client has to know whether the branch stands where it should.
+            await access.episode.ready()
+    return {"tools": offered.evaluator_tools if access.can_evaluate else offered.tools}
+
+
+def tools_after_end(names: Names, *, can_evaluate: bool) -> JsonObject:
+    """What `tools/list` answers once an episode that could be played has ended."""
+    # Not an error: Python clients list the tools by themselves after the first call, and an error replaces
+    # the call's result.
+    claim = claim_tool(names)
+    return {"tools": [claim, evaluate_tool()] if can_evaluate else [claim]}
+
+
+async def call_tool(
+    access: EpisodeAccess, request: Request, *, agent: str = "", again: Kind | None = None
+) -> Result:
+    """Call one of the episode's tools, including `claim_done` and `evaluate`.
+
+    A client that cannot evaluate gets the same error for `evaluate` as for a tool that does not exist.
+    `agent`: see `Request.accepted`. `again`: what is called was accepted before, under an earlier
+    connection; then it is not called again. Raises DecathlonError.
+    """
+    episode, is_own_tool = access.episode, False
+    # Before the wait for the episode's set-up, which is no part of a call's duration.
+    request.context.called_at = time.perf_counter()
+    try:
+        if again is Kind.CALL:
+            return await _reply_again(episode, request)
+        if is_own_tool := again is Kind.CLAIM or request.name == claim_name(
+            episode.sandbox_factory.tool_names
+        ):
+            return await _claim(episode, request, agent, again=again is not None)
+        if is_own_tool := access.can_evaluate and request.name == EVALUATE:
+            only_argument(request.decoded_arguments(), EVALUATE)
+            await request.accepted(Kind.EVALUATE, agent=agent)
+            return await evaluate(episode, request)
+        waiter = _waiter(request)
+        call = await episode.calls.accept(request.name, request.call_params, waiter)
+        return await _reply(episode, request, call, waiter, agent)
+    except DecathlonError as error:
+        if error.code in TOOL_FAILURES or (is_own_tool and error.code in ARGUMENT_FAULTS):
+            return error_result(error)
+        # An episode that ended without tools (a set-up that failed) still has a verdict.
+        if request.name == EVALUATE and access.can_evaluate and episode.verdict is not None:
+            return verdict_result(episode.verdict, episode.spec.policy)
+        raise
+
+
+async def evaluate(episode: Episode, request: Request) -> JsonObject:
+    """The result of `evaluate`; waits until the attempt is graded."""
+    now, progress = time.time(), Progress(request)
+    async with progress.waiting(episode):
+        await episode.set_up()
+
+    def state() -> tuple[str, float]:
+        waits_for, claim = episode.waits_for, episode.claim
+        message = "is being graded" if waits_for is None else f"waits for {waits_for}"
+        return f"the attempt {message}", now if claim is None else claim.at.timestamp()
+
+    async with progress.reporting(state):
+        verdict = await episode.evaluate()
+    return verdict_result(verdict, episode.spec.policy)
+
+
+async def _claim(episode: Episode, request: Request, agent: str, *, again: bool) -> JsonObject:
+    if again:
+        first = await claimed_before(episode, request)
+    else:
+        answer = only_argument(request.decoded_arguments(), "claim_done", "answer")
+        if answer is not None and not isinstance(answer, str):
+            raise BadRequestError(f"claim_done: `answer` must be a string, not {json_kind(answer)}")
+        await request.accepted(Kind.CLAIM, agent=agent)
+        async with Progress(request).waiting(episode):
+            await episode.set_up()
+        first = await episode.claim_done(answer, operation=request.last_key)
+    return claim_result(first=first, is_graded=episode.is_graded)
+
+
+async def claimed_before(episode: Episode, request: Request) -> bool:
+    """Whether this request has closed the attempt. Raises UnansweredError if it is open."""
+    # The request may be in progress in this server: then it claims as soon as the set-up is over.
+    await episode.set_up()
+    with anyio.move_on_after(CLAIM_SECONDS):
+        await episode.state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+    if episode.claim is None:
+        raise UnansweredError("the claim was not made: its server ended before; call the tool again")
+    return episode.claim.operation == request.last_key
+
+
+def _waiter(request: Request) -> Waiter:
+    """The request as one that waits for a call's reply, with the call's notifications before."""
+
+    async def on_message(params: JsonObject) -> None:
+        # 2026-07-28 asks request by request and gets none by default.
+        session = request.session
+        minimum = request.meta.get(LOG_LEVEL_KEY) if session is None else session.log_level
+        level = params.get("level")
+        if level not in LOG_LEVELS or minimum not in LOG_LEVELS:
+            return
+        if LOG_LEVELS.index(level) >= LOG_LEVELS.index(minimum):
+            # A reply in JSON cannot carry it; then the session's own stream does, if there is one.
+            await request.notify("notifications/message", params, with_reply=request.can_stream)
+
+    return Waiter(
+        keys=request.keys,
+        # Without sessions, a client that loses its connection and one that cancels look the same. One that
+        # chose an operation comes back.
+        detached=request.session is None and request.operation is not None,
+        is_gone=request.is_gone,
+        on_message=on_message,
+    )
+
+
+async def _reply_again(episode: Episode, request: Request) -> Reply:
+    """The reply to a call that was accepted on an earlier connection."""
+    waiter = _waiter(request)
+    call = await episode.calls.find(waiter)
+    if call is None:
+        raise UnansweredError("the server no longer has the reply to this call, or the call was not made")
+    if not call.is_ended and call.keys.texts[-1:] == request.keys.texts[-1:]:
+        # A client that comes back does not send `_meta` again. Another request has a `_meta` of its own.
+        request.meta = call.params.meta
+    return await _reply(episode, request, call, waiter)
+
+
+async def _reply(episode: Episode, request: Request, call: Call, waiter: Waiter, agent: str = "") -> Reply:
+    """The reply of a task's server to a call that was accepted. `agent`: see `Request.accepted`."""
+    request.call = call
+    request.on_answered = partial(episode.calls.operations.response_over, call, waiter)
+    await request.accepted(Kind.CALL, agent=agent)
+    progress = Progress(request)
+    waiter.on_progress = progress.relay
+    async with progress.waiting(episode):
+        reply = await episode.calls.reply_of(call, waiter)
+    request.context.replied_at = time.perf_counter()
+    return reply
+
+
+def answer_is_lost() -> UnansweredError:
+    """The error of a request whose answer cannot be made again."""
+    return UnansweredError("the answer to this request is not kept: send the request again")
+
+
+def only_argument(arguments: JsonObject | None, tool: str, allowed: str | None = None) -> Any:
+    """The value of the allowed argument, if given. Raises BadRequestError for any other argument."""
+    unknown = sorted(set(arguments or {}) - {allowed})
+    if unknown:
+        takes = f"takes only `{allowed}`" if allowed else "takes no arguments"
+        if len(unknown) > MAX_UNKNOWN_SHOWN or max(map(len, unknown)) >= MAX_NAME_CHARACTERS:
+            raise BadRequestError(f"{tool}: {len(unknown):,} unknown arguments; it {takes}")
+        raise BadRequestError(f"{tool}: unknown argument `{'`, `'.join(unknown)}`; it {takes}")
+    return (arguments or {}).get(allowed) if allowed else None
+
+
+class Progress:
+    """The progress of one request, if its client asked for it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._token = request.meta.get(PROGRESS_TOKEN) if request.can_stream else None
+        self._last = 0.0
+
+    async def relay(self, params: JsonObject) -> None:
+        """Pass on a notification of the task's server, under the client's own token."""
+        if self._token is not None:
+            self._last = max(params["progress"], self._last)
+            params = {**params, "progress": self._last, PROGRESS_TOKEN: self._token}
+            await self._request.notify("notifications/progress", params)
+
+    @asynccontextmanager
+    async def waiting(self, episode: Episode, unit: float = WAITING_UNIT) -> AsyncGenerator[None]:
+        """Report what an episode waits for until it is ready: at once if that is another episode."""
+        if self._token is None or episode.was_ready:
+            # A sandbox that is taken back from a dead server takes seconds. To report them could contradict
+            # what the request has reported there.
+            yield
+            return
+
+        def state() -> tuple[str, float] | None:
+            waits_for = episode.waits_for
+            message = "the sandbox is being set up" if waits_for is None else f"waiting for {waits_for}"
+            return (message, episode.started_at) if episode.state.phase in NOT_READY else None
+
+        async with self.reporting(state, unit=unit, at_once=episode.waits_for is not None):
+            yield
+
+    @asynccontextmanager
+    async def reporting(
+        self, state: Callable[[], tuple[str, float] | None], *, unit: float = 1.0, at_once: bool = False
+    ) -> AsyncGenerator[None]:
+        """Send progress every `PROGRESS_SECONDS` in the context, as long as there is a `state`.
+
+        `state`: a message, and the time of the wall clock since when it is counted, which another server
+        process knows too. The progress is the number of seconds times `unit`. `at_once`: also at the
+        beginning.
+        """
+        if self._token is None:
+            yield
+            return
+
+        async def send_repeatedly() -> None:
+            if not at_once:
+                await anyio.sleep(PROGRESS_SECONDS)
+            while (current := state()) is not None:
+                message, since = current
+                await self.relay({"progress": max(round(time.time() - since), 0) * unit, "message": message})
+                await anyio.sleep(PROGRESS_SECONDS)
+
+        async with background_tasks() as tasks:
+            tasks.start_soon(send_repeatedly)
+            yield

@@ -18,10 +18,10 @@ from decathlon_mcp.episodes.grading import branch_members
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.errors import AccessDeniedError, BadRequestError, DecathlonError, UnknownEpisodeError
+from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownEpisodeError
 from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.labels import merge_labels, read_label_header
-from decathlon_mcp.protocol.episode_tools import (
+from decathlon_mcp.protocol.episode_service import (
     answer_is_lost,
     call_tool,
     claimed_before,
@@ -33,7 +33,7 @@ from decathlon_mcp.protocol.lobby_tools import (
     CallTool,
     ClaimDone,
     CloseEpisode,
-    EpisodeStatus,
+    EpisodeTool,
     Evaluate,
     EvaluatorTool,
     ListEpisodes,
@@ -43,6 +43,7 @@ from decathlon_mcp.protocol.lobby_tools import (
     StartEpisode,
     describe_start,
     lobby_tools,
+    require_evaluator,
 )
 from decathlon_mcp.protocol.messages import INVALID_PARAMS, LIST, Kind, McpError
 from decathlon_mcp.protocol.requests import Request, RequestContext, Result, Service
@@ -61,8 +62,6 @@ INSTRUCTIONS = (
     "tasks. `start_episode` starts one and returns its handle, its prompt and its tools. Call these tools "
     "with `call_tool`, or by their names if your client lists them. End with `claim_done`"
 )
-EVALUATOR_INSTRUCTIONS = f"{INSTRUCTIONS}, then call `evaluate` for the reward."
-PLAYER_INSTRUCTIONS = f"{INSTRUCTIONS}."
 
 
 class Lobby(Service):
@@ -107,7 +106,7 @@ class Lobby(Service):
                     # Its arguments are not known any more. Most wait.
                     return await self._describe(request, access, wait=True)
                 case Kind.EVALUATE:
-                    _require_evaluator(access, "evaluate it")
+                    require_evaluator(access, "evaluate it")
                     return await evaluate(access.episode, request)
                 case Kind.CLAIM:
                     first = await claimed_before(access.episode, request)
@@ -123,7 +122,8 @@ class Lobby(Service):
         return may_evaluate(self._registry.options.reward_policy, context.principal)
 
     def _instructions(self, context: RequestContext) -> str:
-        return EVALUATOR_INSTRUCTIONS if self._can_evaluate(context) else PLAYER_INSTRUCTIONS
+        end = ", then call `evaluate` for the reward." if self._can_evaluate(context) else "."
+        return f"{INSTRUCTIONS}{end}"
 
     def _allowed_tools(self, request: Request) -> Mapping[str, type[LobbyTool]]:
         """The lobby's tools that this client can use."""
@@ -171,40 +171,42 @@ class Lobby(Service):
                     if call.selects(episode.spec.labels)
                 ]
                 return structured_result({"episodes": listed})
-            case EpisodeStatus():
-                with (access := self._find(request, call.episode)).episode.lease.hold():
-                    return structured_result(_status(access.episode))
             case ListTools(task=str(task)):
-                tools = await self._registry.known_tools(task)
-                return structured_result({"tools": tools})
-            case ListTools():
-                with (access := self._find(request, call.episode)).episode.lease.hold():
-                    await request.accepted(Kind.OTHER)
-                    return structured_result(await list_tools(access, request))
-            case CallTool():
-                with (access := self._find(request, call.episode)).episode.lease.hold():
-                    request.name, request.arguments = call.name, CallParams.of(call.arguments).arguments
-                    return await call_tool(access, request, agent=access.episode.spec.agent_id)
-            case ClaimDone():
-                return await self._claim(request, self._find(request, call.episode), call)
-            case Evaluate():
-                _require_evaluator(access := self._find(request, call.episode), "evaluate it")
-                with access.episode.lease.hold():
-                    await request.accepted(Kind.EVALUATE, agent=access.episode.spec.agent_id)
-                    return await evaluate(access.episode, request)
-            case AddNote():
-                with (access := self._find(request, call.episode)).episode.lease.hold(use=False):
-                    access.episode.add_note(call.text, role=call.role, usage=call.usage, calls=call.calls)
-                return structured_result({"added": True})
-            case EvaluatorTool():
-                _require_evaluator(access := self._find(request, call.episode), call.action)
-                with access.episode.lease.hold():
-                    await request.accepted(Kind.OTHER)
-                    return structured_result(await call.run(self._registry, access.episode))
-            case CloseEpisode():
-                return await self._close(request, self._find(request, call.episode).episode, call.reason)
+                return structured_result({"tools": await self._registry.known_tools(task)})
+            case ListTools() | ClaimDone() | Evaluate() | EpisodeTool():
+                access = self._find(request, call.episode)
+                if isinstance(call, CloseEpisode):
+                    return await self._close(request, access.episode, call.reason)
+                with access.episode.lease.hold(use=not isinstance(call, AddNote)):
+                    return await self._answer_for(access, request, call)
             case _:
                 raise AssertionError(call)
+
+    async def _answer_for(self, access: EpisodeAccess, request: Request, call: LobbyTool) -> Result:
+        """Serve a tool about an episode."""
+        episode = access.episode
+        match call:
+            case ListTools():
+                await request.accepted(Kind.OTHER)
+                return structured_result(await list_tools(access, request))
+            case CallTool():
+                request.name, request.arguments = call.name, CallParams.of(call.arguments).arguments
+                return await call_tool(access, request, agent=episode.spec.agent_id)
+            case ClaimDone():
+                return await self._claim(request, access, call)
+            case Evaluate():
+                require_evaluator(access, "evaluate it")
+                await request.accepted(Kind.EVALUATE, agent=episode.spec.agent_id)
+                return await evaluate(episode, request)
+            case AddNote():
+                episode.add_note(call.text, role=call.role, usage=call.usage, calls=call.calls)
+                return structured_result({"added": True})
+            case EvaluatorTool():
+                require_evaluator(access, call.action)
+                await request.accepted(Kind.OTHER)
+                return structured_result(await call.run(self._registry, episode))
+            case _:
+                return structured_result(_status(episode))
 
     async def _list_tasks(self, request: Request, call: ListTasks) -> JsonObject:
         catalogue = self._registry.catalogue
@@ -259,13 +261,12 @@ class Lobby(Service):
 
     async def _claim(self, request: Request, access: EpisodeAccess, call: ClaimDone) -> JsonObject:
         if call.truncated or call.turns is not None:
-            _require_evaluator(access, "set `truncated` or `turns`")
+            require_evaluator(access, "set `truncated` or `turns`")
         turns = call.turns if access.reports_turns else None
-        with access.episode.lease.hold():
-            await request.accepted(Kind.CLAIM, agent=access.episode.spec.agent_id)
-            first = await access.episode.claim_done(
-                call.answer, truncated=call.truncated, turns=turns, operation=request.last_key
-            )
+        await request.accepted(Kind.CLAIM, agent=access.episode.spec.agent_id)
+        first = await access.episode.claim_done(
+            call.answer, truncated=call.truncated, turns=turns, operation=request.last_key
+        )
         return self._claim_result(access, first=first, ignored_turns=turns != call.turns)
 
     def _claim_result(self, access: EpisodeAccess, *, first: bool, ignored_turns: bool = False) -> JsonObject:
@@ -293,7 +294,7 @@ class Lobby(Service):
             return EpisodeAccess.by_handle(self._registry.find(handle, principal), principal)
         if (current := self._current(request)) is not None:
             return current
-        if request.is_sessionless:
+        if request.session is None:
             raise BadRequestError("`episode` is required: this protocol revision has no sessions")
         raise UnknownEpisodeError("this session has started no episode; start one, or give `episode`")
 
@@ -306,11 +307,6 @@ class Lobby(Service):
         if access is None or not self._principal(request).owns(access.episode.spec.owner):
             raise UnknownEpisodeError("there is no such episode")
         return self._find(request, access.episode.id)
-
-
-def _require_evaluator(access: EpisodeAccess, action: str) -> None:
-    if not access.can_evaluate:
-        raise AccessDeniedError(f"this episode is its controller's: only a controller's token may {action}")
 
 
 def _status(episode: Episode) -> JsonObject:

@@ -15,11 +15,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from decathlon_mcp.catalogue.draws import TaskFilter
+from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import branch_members
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.errors import BadRequestError, SettingsError
+from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SettingsError
 from decathlon_mcp.grading.attempt import MAX_COUNT
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.labels import MAX_LABELS, check_labels, merge_labels
@@ -146,6 +147,12 @@ class LobbyTool(BaseModel):
         return validate(cls, cls.tool, arguments or {})
 
 
+class EpisodeTool(LobbyTool):
+    """A tool about one episode."""
+
+    episode: str = Field(description=HANDLE)
+
+
 class ListTasks(TaskFilter, LobbyTool):
     """List tasks: id, suite, splits, what each task needs and whether it can run on this server."""
 
@@ -226,24 +233,37 @@ class StartEpisode(TaskFilter, LobbyTool, _TaskName):
         labels: Mapping[str, str] | None = None,
         ends_with_response: bool = False,
     ) -> Episode:
-        """Start the episode, of a drawn task if none is named. Raises what `draw` and `start` raise.
+        """Start the episode, of a drawn task if none is named. Raises what `options` and `start` raise.
 
         `operation`: id of the request; a request that is sent again gets the episode that the first one
         started. `labels`: labels beside the call's own.
         """
-        # A request that is sent again does not draw again.
-        task = self.task or registry.task_started_by(operation, principal)
+        started = registry.task_started_by(operation, principal)
+        options = await self.options(registry, principal, merge_labels(labels or {}, self.labels), started)
         return registry.start(
-            task or registry.draw(self, principal),
-            principal,
-            launch_time=self.launch_time,
-            policy=self.policy,
-            max_calls=self.max_calls,
+            principal=principal,
             operation=operation,
             ends_with_response=ends_with_response,
-            labels=merge_labels(labels or {}, self.labels),
             plugins=self.asked_of_plugins(),
+            **options,
         )
+
+    async def options(
+        self, registry: EpisodeRegistry, principal: Principal, labels: Labels, started: str | None
+    ) -> dict[str, Any]:
+        """What the call says about its episode, as arguments of `registry.start`. Raises what `draw` raises.
+
+        `labels`: of the call and its request. `started`: the task of the episode that an earlier request with
+        the same operation has started.
+        """
+        return {
+            # A request that is sent again does not draw again.
+            "task_id": self.task or started or registry.draw(self, principal),
+            "launch_time": self.launch_time,
+            "policy": self.policy,
+            "max_calls": self.max_calls,
+            "labels": labels,
+        }
 
 
 class ListEpisodes(LobbyTool):
@@ -259,12 +279,11 @@ class ListEpisodes(LobbyTool):
         return self.run in (None, labels.get("run")) and self.labels.items() <= labels.items()
 
 
-class EpisodeStatus(LobbyTool):
+class EpisodeStatus(EpisodeTool):
     """Return an episode's phase, its number of tool calls and, if it has ended, the reason."""
 
     tool = "episode_status"
     read_only = True
-    episode: str = Field(description=HANDLE)
 
 
 class ListTools(LobbyTool):
@@ -284,22 +303,20 @@ class ListTools(LobbyTool):
         return self
 
 
-class EvaluatorTool(LobbyTool):
-    """A tool about one episode, for clients that may evaluate it. `action`: what it does, for a refusal."""
+class EvaluatorTool(EpisodeTool):
+    """A tool for clients that may evaluate the episode. `action`: what it does, for a refusal."""
 
     action: ClassVar[str]
-    episode: str = Field(description=HANDLE)
 
     async def run(self, registry: EpisodeRegistry, episode: Episode) -> JsonObject:
         """The tool's structured result. Raises DecathlonError."""
         raise NotImplementedError
 
 
-class CallTool(LobbyTool):
+class CallTool(EpisodeTool):
     """Call one of an episode's tools. Returns the tool's own result."""
 
     tool = "call_tool"
-    episode: str = Field(description=HANDLE)
     name: str = Field(description="The tool's name, as returned by `start_episode` or `list_tools`.")
     arguments: dict[str, Any] | None = Field(None, description="The tool's arguments.")
 
@@ -331,12 +348,11 @@ class Evaluate(LobbyTool):
     episode: str | None = Field(None, description=OPTIONAL_HANDLE)
 
 
-class AddNote(LobbyTool):
+class AddNote(EpisodeTool):
     """Add a message of the model to an episode's record, for people who read it; the evaluator does not see
     it. Notes can be added until the episode ends."""
 
     tool = "add_note"
-    episode: str = Field(description=HANDLE)
     text: str = Field(description="The message. A line of the record has at most 64 KiB.")
     role: NoteRole = Field("assistant", description="Whose message it is.")
     usage: dict[UsageName, UsageCount] | None = Field(
@@ -353,11 +369,10 @@ class AddNote(LobbyTool):
     )
 
 
-class CloseEpisode(LobbyTool):
+class CloseEpisode(EpisodeTool):
     """Close an episode and remove its sandbox. A claimed episode is graded first, in the background."""
 
     tool = "close_episode"
-    episode: str = Field(description=HANDLE)
     reason: str | None = Field(
         None,
         max_length=MAX_REASON_CHARACTERS,
@@ -377,6 +392,12 @@ _CORE_TOOLS: tuple[type[LobbyTool], ...] = (
     AddNote,
     CloseEpisode,
 )
+
+
+def require_evaluator(access: EpisodeAccess, action: str) -> None:
+    """Raise AccessDeniedError unless the client may evaluate the episode."""
+    if not access.can_evaluate:
+        raise AccessDeniedError(f"this episode is its controller's: only a controller's token may {action}")
 
 
 @cache

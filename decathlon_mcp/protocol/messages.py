@@ -45,7 +45,7 @@ SET_LEVEL, CANCELLED = "logging/setLevel", "notifications/cancelled"
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS = -32700, -32600, -32601, -32602
 INTERNAL_ERROR, REQUEST_CANCELLED = -32603, -32800
-MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION = -32021, -32022
+UNAUTHORIZED, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION = -32001, -32021, -32022
 
 MAX_BATCH = 100
 """Messages in one batch."""
@@ -87,10 +87,11 @@ class McpError(Exception):
         return {"code": self.code, "message": self.message, **data}
 
 
-def unsupported_version(requested: str) -> McpError:
-    """The error for a revision that is not served without a session."""
-    data = {"supported": list(SESSIONLESS_VERSIONS), "requested": requested[:100]}
-    return McpError(UNSUPPORTED_VERSION, "Unsupported protocol version", data)
+def check_version(requested: str | None) -> None:
+    """Raise McpError for a revision that is not served without a session."""
+    if requested not in SESSIONLESS_VERSIONS:
+        data = {"supported": list(SESSIONLESS_VERSIONS), "requested": (requested or "")[:100]}
+        raise McpError(UNSUPPORTED_VERSION, "Unsupported protocol version", data)
 
 
 class Params(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.operations import Call, check_operation
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError
 from decathlon_mcp.events import Spans
 from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.protocol.headers import Headers
@@ -65,6 +65,9 @@ _LONG_TOOLS = frozenset({*_CLAIM_TOOLS, EVALUATE, START_TOOL, "list_tools"})
 """This server's tools that can be silent for long."""
 _CACHEABLE = frozenset({LIST, LIST_PROMPTS, DISCOVER})
 """Methods whose results have a time to live in revisions without sessions."""
+MAX_WAITING = 256
+"""Requests of one session that wait for their answers."""
+_NO_PARAMS = Params()
 Result: TypeAlias = JsonObject | Reply
 """What a service answers: a result, or the reply of a task's server."""
 Respond: TypeAlias = Callable[["Request"], Awaitable[Result]]
@@ -102,6 +105,12 @@ class RequestContext(msgspec.Struct, eq=False):
     """When the call was made, by `perf_counter`; 0 without a call."""
     replied_at: float = 0.0
     """When the reply came, by `perf_counter`; 0 without a reply."""
+
+    @property
+    def http(self) -> tuple[Scope, Receive, Send]:
+        """The HTTP request, where there is one."""
+        assert self.asgi is not None
+        return self.asgi
 
     @property
     def base_url(self) -> str | None:
@@ -158,6 +167,18 @@ class RequestContext(msgspec.Struct, eq=False):
 class Request(ABC):
     """A request on its way. `session`: None in revisions without sessions."""
 
+    params = _NO_PARAMS
+    """The parameters, except for those of a call, whose arguments may have megabytes."""
+    name = ""
+    arguments: bytes | None = None
+    """The name and the arguments of a call."""
+    can_stream = True
+    """Whether notifications can be sent before the result."""
+    call: Call | None = None
+    """The call of a task's tool that the request began or repeats, once that is known."""
+    on_answered: Callable[..., object] | None = None
+    """Called when the response is over. `handed_over`: the client was there for all of it."""
+
     def __init__(
         self, message: Message, context: RequestContext, session: Session | None, version: str
     ) -> None:
@@ -165,26 +186,16 @@ class Request(ABC):
         self.id: RequestId = message.id
         self.method: str = message.method
         self.meta = message.meta
-        self.params = message.params or _NO_PARAMS
-        self.name, self.arguments = "", None
-        if self.method == CALL:
-            if not isinstance(name := self.params.name, str):
-                raise McpError(INVALID_PARAMS, f"tools/call: `name` must be a string, not {json_kind(name)}")
-            self.name, self.arguments = name, message.arguments()
-            self.params = _NO_PARAMS  # the arguments may have megabytes
         self.context = context
         self.session = session
         self.version = version
-        self.can_stream = True
-        """Whether notifications can be sent before the result."""
-        self.call: Call | None = None
-        """The call of a task's tool that the request began or repeats, once that is known."""
-        self.on_answered: Callable[..., object] | None = None
-        """Called when the response is over. `handed_over`: the client was there for all of it."""
-
-    @property
-    def is_sessionless(self) -> bool:
-        return self.session is None
+        if self.method != CALL:
+            self.params = message.params or _NO_PARAMS
+            return
+        name = None if message.params is None else message.params.name
+        if not isinstance(name, str):
+            raise McpError(INVALID_PARAMS, f"tools/call: `name` must be a string, not {json_kind(name)}")
+        self.name, self.arguments = name, message.arguments()
 
     @property
     def operation(self) -> str | None:
@@ -251,20 +262,18 @@ class Request(ABC):
 
     def answer(self, result: Result) -> bytes:
         """The JSON-RPC message with a result. Raises McpError for a reply that is an error."""
-        if not isinstance(result, Reply):
-            if self.is_sessionless:
-                caching: JsonObject = (
-                    {"ttlMs": 0, "cacheScope": "private"} if self.method in _CACHEABLE else {}
-                )
+        if isinstance(result, Reply):
+            if result.result is None:
+                raise relayed_error(result.error or {})
+            text = result.result
+            if self.session is None:
+                text = result.result_with(envelope_members(result.meta))
+        else:
+            if self.session is None:
+                caching = {"ttlMs": 0, "cacheScope": "private"} if self.method in _CACHEABLE else {}
                 members = envelope_members(as_object(result.get("_meta")) or {})
                 result = {**result, **caching, **members}
             text = as_json(result)
-        elif result.result is None:
-            raise relayed_error(result.error or {})
-        elif self.is_sessionless:
-            text = result.result_with(envelope_members(result.meta))
-        else:
-            text = result.result
         return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (request_id_text(self.id).encode(), text)
 
     async def outcome(self, respond: Respond) -> tuple[bytes, McpError | None]:
@@ -285,12 +294,16 @@ class Request(ABC):
         """The response is over. `handed_over`: the client was there for all of it."""
         if self.session is not None:
             self.session.requests.pop(self, None)
+        # It refers to this request: a cycle.
         on_answered, self.on_answered = self.on_answered, None
         if on_answered is not None:
             on_answered(handed_over=handed_over)
 
 
-_NO_PARAMS = Params()
+def require_room(waiting: int) -> None:
+    """Raise AtCapacityError if so many requests of a client that wait for their answers are too many."""
+    if waiting >= MAX_WAITING:
+        raise AtCapacityError(f"{MAX_WAITING} requests wait for their answers", retryAfterSeconds=1.0)
 
 
 def error_message(error: McpError, request_id: RequestId | None) -> bytes:
@@ -322,8 +335,6 @@ class Service(ABC):
     All methods raise McpError and DecathlonError.
     """
 
-    ends_with_session = False
-    """Whether the episode of a session ends with it."""
     methods: frozenset[str] = frozenset({LIST, CALL})
     """What `serve` serves."""
     capabilities: JsonObject = {"logging": {}, "tools": {"listChanged": True}}  # noqa: RUF012  (never changed)

@@ -15,7 +15,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Protocol
 
 import anyio
 from msgspec.structs import replace
@@ -24,7 +23,7 @@ from starlette.types import Receive, Send
 from decathlon_mcp.background import name_event_loop
 from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.state import NOT_READY
-from decathlon_mcp.errors import AtCapacityError, LimitExceededError
+from decathlon_mcp.errors import LimitExceededError
 from decathlon_mcp.protocol.messages import (
     CALL,
     INITIALIZE,
@@ -40,13 +39,12 @@ from decathlon_mcp.protocol.requests import (
     Request,
     RequestContext,
     Respond,
-    Result,
     error_message,
     prefers_events,
 )
-from decathlon_mcp.protocol.results import error_result, wire_error
+from decathlon_mcp.protocol.results import SESSIONLESS_STATUS, error_result, retry_after, wire_error
 from decathlon_mcp.protocol.sessions import Session
-from decathlon_mcp.types import JsonObject, as_json, as_object
+from decathlon_mcp.types import JsonObject, as_json
 
 CONNECTION_KEY = "decathlon.connection"
 """Key of the `Connection` in the ASGI scope."""
@@ -55,8 +53,6 @@ PING_SECONDS = 15.0
 PING = b": ping\r\n\r\n"
 FAST_SECONDS = 0.25
 """A request that takes longer notices that its client is gone; before, watching costs more than it saves."""
-MAX_WAITING = 256
-"""Requests of one session that wait for their answers."""
 MAX_EVENT_BYTES = (1 << 20) - 1024
 """Longest answer in an event. The Python SDK (2.1 and later) ends its session, and all calls, over 1 MiB."""
 LARGE_EVENTS_HEADER = b"decathlon-large-events"
@@ -73,20 +69,16 @@ _EVENT_STREAM_HEADERS = (
     (b"content-type", b"text/event-stream"),
     (b"x-accel-buffering", b"no"),
 )
-_STATUS = {-32700: 400, -32600: 400, -32602: 400, -32601: 404, -32020: 400, -32021: 400, -32022: 400}
-"""HTTP status by the code of an error, in revisions without sessions; 200 for all others."""
 _numbers = count(1)
 """Numbers of responses, none of which is given twice by one process."""
 
 
-class Connection(Protocol):
+class Connection:
     """The connection of a request, as far as it matters to one that waits for the response."""
 
-    is_lost: bool
-
-    async def settled(self) -> None:
-        """If the client has sent its last byte, wait until it is known whether it still reads."""
-        ...
+    is_lost = False
+    settled: asyncio.Event | None = None
+    """Once the client has sent its last byte: set when it is known whether it still reads."""
 
 
 class HttpRequest(Request):
@@ -96,6 +88,18 @@ class HttpRequest(Request):
     the answer, with this event's id. `starts_episode`: the request may start an episode, which only its reply
     makes known.
     """
+
+    starts_episode = False
+    _is_accepted = False
+    _watching: anyio.CancelScope | None = None
+    _hold: Hold | None = None
+    _waits = False
+    """Whether the episode that the request concerns was not ready when the request came."""
+    _sends_events = False
+    _is_answering = False
+    _is_gone = False
+    _session_ended = False
+    _writing: anyio.Lock | None = None
 
     def __init__(
         self,
@@ -108,34 +112,20 @@ class HttpRequest(Request):
         resumed: EventId | None = None,
     ) -> None:
         super().__init__(message, context, session, version)
-        self._takes_events = context.headers.accepts[1]
-        generation = 0
-        if session is not None and self._takes_events and message.method != INITIALIZE:
-            generation = session.generation
-        context.may_return = generation != 0
-        self.can_stream = self._takes_events and (
-            context.may_return or session is None or prefers_events(message)
-        )
-        self.starts_episode = False
-        self._resumed = resumed
-        self._event = resumed
-        """The event id with which the client comes back. Its `kind` is unknown until `accepted` is called."""
-        if context.may_return and resumed is None and len(request_id_text(self.id)) <= MAX_REQUEST_ID_BYTES:
-            self._event = EventId(generation, next(_numbers), Kind.OTHER, self.id)
-        self._is_accepted = False
-        assert context.asgi is not None
-        scope, self._receive, self._send = context.asgi
+        scope, self._receive, self._send = context.http
         self._connection: Connection | None = scope.get(CONNECTION_KEY)
         self._start_soon = start_soon
         self._scope = anyio.CancelScope()
-        self._watching: anyio.CancelScope | None = None
-        self._hold: Hold | None = None
-        self._waits = False
-        self._sends_events = False
-        self._is_answering = False
-        self._is_gone = False
-        self._session_ended = False
-        self._writing: anyio.Lock | None = None
+        self._takes_events = context.headers.accepts[1]
+        self._resumed = self._event = resumed
+        """The event id with which the client comes back. Its `kind` is unknown until `accepted` is called."""
+        if session is None:
+            self.can_stream = self._takes_events
+            return
+        context.may_return = self._takes_events and message.method != INITIALIZE and session.generation != 0
+        self.can_stream = self._takes_events and (context.may_return or prefers_events(message))
+        if context.may_return and resumed is None and len(request_id_text(self.id)) <= MAX_REQUEST_ID_BYTES:
+            self._event = EventId(session.generation, next(_numbers), Kind.OTHER, self.id)
 
     async def serve(self, respond: Respond, *, is_use: bool = True) -> None:
         """Send the response: what `respond` returns, or the error that it raises.
@@ -149,16 +139,13 @@ class HttpRequest(Request):
             self._hold = access.episode.lease.acquire(use=is_use)
         if session is not None:
             session.requests[self] = None
-            if len(session.requests) > MAX_WAITING:
-                respond = _refuse
         if self.starts_episode or self._waits:
             self._start_soon(self.watch)
         else:
             name_event_loop()
             timer = asyncio.get_running_loop().call_later(FAST_SECONDS, self._start_soon, self.watch)
-        was_answered = False
+        answer, was_answered = None, False
         try:
-            answer: tuple[bytes, McpError | None] | None = None
             with self._scope:
                 if self._resumed is not None:
                     await self.accepted(self._resumed.kind, agent=self._resumed.agent)
@@ -227,7 +214,8 @@ class HttpRequest(Request):
             return True
         if self._connection is None:
             return await _is_disconnected(self._receive)
-        await self._connection.settled()
+        if self._connection.settled is not None:
+            await self._connection.settled.wait()
         return self._connection.is_lost
 
     # what comes before the answer
@@ -294,8 +282,11 @@ class HttpRequest(Request):
                 event_id = replace(self._event, is_answer=True)
             await send_body(self._send, event_frame(message, event_id), more=False)
         else:
-            status = _STATUS.get(error.code, 200) if error is not None and self.session is None else 200
-            headers = () if error is None else _retry(error)
+            status, headers = 200, ()
+            if error is not None:
+                status = SESSIONLESS_STATUS.get(error.code, 200) if self.session is None else 200
+                if (seconds := retry_after(error)) is not None:
+                    headers = ((b"retry-after", seconds.encode()),)
             await send_whole(self._send, message, status=status, session=self.session, headers=headers)
         return not (self._is_gone or (self._connection is not None and self._connection.is_lost))
 
@@ -314,20 +305,6 @@ class HttpRequest(Request):
         if self.method == CALL:
             return self.answer(error_result(limit))
         return error_message(wire_error(limit), self.id)
-
-
-async def _refuse(_request: Request) -> Result:
-    raise AtCapacityError(
-        f"{MAX_WAITING} requests of this session wait for their answers", retryAfterSeconds=1.0
-    )
-
-
-def _retry(error: McpError) -> tuple[tuple[bytes, bytes], ...]:
-    """The header for an error that says when to try again."""
-    data = as_object(error.data) or {}
-    if data.get("code") != "at_capacity" or "retryAfterSeconds" not in data:
-        return ()
-    return ((b"retry-after", b"%.0f" % data["retryAfterSeconds"]),)
 
 
 def event_frame(message: bytes, event_id: EventId | None = None) -> bytes:
@@ -350,7 +327,7 @@ async def send_whole(
     session: Session | None = None,
     headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
-    """Send a whole response: a line of JSON, as `http/lines.py` has them, or an empty body."""
+    """Send a whole response: a line of JSON, or an empty body."""
     message += b"\n" if message else b""
     head = [(b"content-length", b"%d" % len(message)), *_session_header(session), *headers]
     if message:

@@ -37,6 +37,26 @@ CODES = {
 }
 """JSON-RPC codes by `DecathlonError.code`; all others are `INTERNAL_ERROR`."""
 
+STATUS = {
+    "unknown_task": 404,
+    "unknown_episode": 404,
+    "bad_request": 400,
+    "not_runnable": 409,
+    "at_capacity": 503,
+    "access_denied": 403,
+}
+"""HTTP status by `DecathlonError.code`, for what is not a JSON-RPC request; all others are 500."""
+SESSIONLESS_STATUS = {
+    -32700: 400,
+    -32600: 400,
+    -32602: 400,
+    -32601: 404,
+    -32020: 400,
+    -32021: 400,
+    -32022: 400,
+}
+"""HTTP status by the code of an error, in revisions without sessions; 200 for all others."""
+
 RELAYED_CODES = frozenset({INVALID_PARAMS, INTERNAL_ERROR, MISSING_CLIENT_CAPABILITY})
 """Codes that errors of a task's server keep; every other code becomes INTERNAL_ERROR.
 
@@ -134,6 +154,14 @@ def error_result(error: DecathlonError) -> JsonObject:
     }
 
 
-def wire_error(error: DecathlonError) -> McpError:
-    """An error as MCP has it."""
-    return McpError(error_code(error), error.message, error_data(error))
+def wire_error(error: DecathlonError, *, status: int | None = None) -> McpError:
+    """An error as MCP has it. `status`: see `McpError`."""
+    return McpError(error_code(error), error.message, error_data(error), status=status)
+
+
+def retry_after(error: McpError) -> str | None:
+    """The value of the header `Retry-After` for an error that says when to try again."""
+    # Clients show the message and `data` to their users; programs that speak plain HTTP read the header.
+    data = as_object(error.data) or {}
+    seconds = data.get("retryAfterSeconds") if data.get("code") == "at_capacity" else None
+    return None if seconds is None else f"{seconds:.0f}"

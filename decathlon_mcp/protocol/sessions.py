@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -101,7 +102,7 @@ class Session:
         self.generation = 0
         """Generation of this server, if the session's client can come back for an answer; else 0."""
         self.ends_stream = False
-        """Whether the session's next GET stream is ended soon, see `http.END_STREAM_SECONDS`."""
+        """Whether the session's next GET stream is ended soon, see `endpoints.END_STREAM_SECONDS`."""
         self.is_open = False
         """Whether requests can name the session: `initialize` has succeeded."""
         self.used_at = time.monotonic()
@@ -167,7 +168,6 @@ class Sessions:
         self._open: dict[str, Session] = {}
         self._saved: dict[str, tuple[str | None, str]] = {}
         """What can change of the stored sessions, as stored: the episode and the log level."""
-        self._by_share: Counter[tuple[str, str]] = Counter()
 
     def find(self, session_id: str, context: RequestContext) -> Session | None:
         """The session that a request names, perhaps of an earlier server; None if it has no such session.
@@ -189,7 +189,8 @@ class Sessions:
             share, limit = ("agent", context.path), min(MAX_AGENT_SESSIONS, limit)
         elif (token := context.principal.share_key) is not None:
             share = ("token", token)
-        if len(self._open) >= MAX_SESSIONS or (share is not None and self._by_share[share] >= limit):
+        of_share = 0 if share is None else sum(each.share == share for each in self._open.values())
+        if len(self._open) >= MAX_SESSIONS or of_share >= limit:
             raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
         session = Session(
             session_id or secrets.token_hex(16),
@@ -207,8 +208,6 @@ class Sessions:
         assert session.id is not None
         session.is_open = True
         self._open[session.id] = session
-        if session.share is not None:
-            self._by_share[session.share] += 1
         self.save(session)
 
     def end(self, session: Session) -> None:
@@ -222,10 +221,6 @@ class Sessions:
         session.end_streams()
         if self._open.pop(session.id, None) is None:
             return
-        if session.share is not None:
-            self._by_share[session.share] -= 1
-            if not self._by_share[session.share]:
-                del self._by_share[session.share]
         if self._store is not None and self._registry.handing_over:
             return  # the next server opens it again
         if self._saved.pop(session.id, None) is not None and self._store is not None:
@@ -314,7 +309,7 @@ class Sessions:
         return True
 
 
-def delete_unused(registry: EpisodeRegistry, kinds: tuple[Sessions, ...]) -> None:
+def delete_unused(registry: EpisodeRegistry, kinds: Collection[Sessions]) -> None:
     """Delete the stored sessions that no client has used for the idle time, and that are not open."""
     store = registry.store
     if store is None:

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -22,7 +23,7 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.errors import AtCapacityError, DecathlonError
+from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.protocol.episode_service import EpisodeService
 from decathlon_mcp.protocol.lobby import Lobby
 from decathlon_mcp.protocol.messages import (
@@ -35,14 +36,13 @@ from decathlon_mcp.protocol.messages import (
     INVALID_REQUEST,
     MAX_BATCH,
     PING,
-    SESSIONLESS_VERSIONS,
     VERSION_KEY,
     McpError,
     Message,
+    check_version,
     read_batch,
     read_line,
     readable_id,
-    unsupported_version,
 )
 from decathlon_mcp.protocol.requests import (
     Request,
@@ -50,13 +50,12 @@ from decathlon_mcp.protocol.requests import (
     Respond,
     Service,
     error_message,
+    require_room,
 )
 from decathlon_mcp.protocol.results import wire_error
 from decathlon_mcp.protocol.sessions import Session
 from decathlon_mcp.types import JsonObject, as_json
 
-MAX_WAITING = 256
-"""Requests that wait for their answers."""
 MAX_LINE_BYTES = 17 << 20
 """Longest line: what `StdinPump` passes on, and some."""
 READER_SECONDS = 1.0
@@ -164,14 +163,14 @@ class LineServer:
             if isinstance(answer, bytes):
                 await self._send(answer)
             elif answer is not None:
-                requests.start_soon(self._answer, answer)
+                requests.start_soon(self._answer, partial(self._serve, answer))
         elif fault := batch_fault(batch, self._session):
             # Its client waits for an answer to each request.
             ids = [each for item in batch[:MAX_BATCH] if (each := readable_id(bytes(item))) is not None]
             for request_id in ids or [None]:
                 await self._send(error_message(McpError(INVALID_REQUEST, fault), request_id))
         else:
-            requests.start_soon(self._answer_batch, await self.begin_batch(batch))
+            requests.start_soon(self._answer, await self.begin_batch(batch))
 
     async def begin_batch(self, items: Sequence[Raw]) -> Callable[[], Awaitable[bytes]]:
         """Accept the messages of a batch. Returns what serves them and gives all answers, empty for none."""
@@ -191,12 +190,8 @@ class LineServer:
 
         return serve_all
 
-    async def _answer_batch(self, serve_all: Callable[[], Awaitable[bytes]]) -> None:
-        if answer := await serve_all():
-            await self._send(answer)
-
-    async def _answer(self, request: LineRequest) -> None:
-        if (answer := await self._serve(request)) is not None:
+    async def _answer(self, serve: Callable[[], Awaitable[bytes | None]]) -> None:
+        if answer := await serve():
             await self._send(answer)
 
     async def _prepare(self, line: bytes, *, in_batch: bool = False) -> LineRequest | bytes | None:
@@ -223,14 +218,12 @@ class LineServer:
         """Raises McpError, AtCapacityError."""
         if in_batch and message.method == INITIALIZE:
             raise McpError(INVALID_REQUEST, "`initialize` is in no batch")
-        if len(self._running) >= MAX_WAITING:
-            raise AtCapacityError(f"{MAX_WAITING} requests wait for their answers", retryAfterSeconds=1.0)
+        require_room(len(self._running))
         if VERSION_KEY in message.meta or message.method == DISCOVER:
             version = message.meta.get(VERSION_KEY)
             if not isinstance(version, str):
                 raise McpError(INVALID_PARAMS, f"params._meta is missing the required {VERSION_KEY!r}")
-            if version not in SESSIONLESS_VERSIONS:
-                raise unsupported_version(version)
+            check_version(version)
             return LineRequest(message, self._new_context(), None, version, self._send)
         session = self._session
         if message.method == INITIALIZE:
@@ -257,13 +250,8 @@ class LineServer:
             answer = await request.serve(self._service.respond)
         finally:
             self._running.pop(request, None)
-        if (
-            request.method == INITIALIZE
-            and answer is not None
-            and self._session is None
-            and request.succeeded
-        ):
-            self._session = request.session
+        if request.method == INITIALIZE and request.succeeded:
+            self._session = self._session or request.session
         return answer
 
     def _send_soon(self, line: bytes) -> None:

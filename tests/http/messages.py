@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
+
+from decathlon_mcp.http.authentication import Tokens
 
 ACCEPT: dict[str, str] = {"Accept": "application/json, text/event-stream"}
 """Streamable HTTP requires clients to accept both."""
@@ -17,3 +21,17 @@ INITIALIZE: dict[str, Any] = {
         "clientInfo": {"name": "test", "version": "1"},
     },
 }
+
+TASK = "find-answer"
+MODERN = "2026-07-28"
+PREFIX = "io.modelcontextprotocol/"
+META: dict[str, Any] = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
+"""The `_meta` of a request without a session."""
+
+
+def tokens_of(folder: Path, **roles: str) -> Tokens:
+    """Tokens with these names and roles, whose secrets are their names."""
+    file = folder / "tokens"
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in roles}
+    file.write_text("".join(f"{name} {digests[name]} {role}\n" for name, role in roles.items()))
+    return Tokens.read(file)

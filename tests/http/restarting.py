@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import anyio
 import httpx2
-from anyio.abc import Process, TaskGroup
+from anyio.abc import TaskGroup
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -88,7 +86,7 @@ class Restartable:
         served = anyio.Event()
 
         async def live() -> None:
-            async with app.router.lifespan_context(app):
+            async with app.running():
                 served.set()
                 await self._ended.wait()
 
@@ -275,74 +273,3 @@ def answer_of(response: Any) -> Any:
         for event in events_of(response)
         if event.get("data") and "id" in (message := json.loads(event["data"]))
     )
-
-
-@dataclass
-class KillableServer:
-    """A server in a process of its own, on a socket that this process holds."""
-
-    folder: Path
-    listener: socket.socket
-    process: Process | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-
-    async def start(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.http.restarted_server",
-            str(self.listener.fileno()),
-            str(self.folder),
-        ]
-        os.set_inheritable(self.listener.fileno(), True)
-        self.process = await anyio.open_process(
-            command, stdout=None, stderr=None, pass_fds=[self.listener.fileno()]
-        )
-
-    async def stop(self) -> None:
-        """SIGTERM: the server ends its episodes."""
-        if self.process is not None and self.process.returncode is None:
-            self.process.terminate()
-            await self.process.wait()
-
-    async def kill(self) -> None:
-        """SIGKILL."""
-        if self.process is not None and self.process.returncode is None:
-            self.process.kill()
-            await self.process.wait()
-
-    @property
-    def calls(self) -> list[str]:
-        """The texts of the calls so far, of all episodes, each as often as it was sent."""
-        files = self.folder.glob("episodes/*/trajectory.jsonl")
-        lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
-        records = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [record["arguments"]["text"] for record in records if record["event"] == "call"]
-
-    async def called(self, count: int) -> None:
-        """Wait until so many calls were sent."""
-        with anyio.fail_after(60):
-            while len(self.calls) < count:  # noqa: ASYNC110  (a file of another process)
-                await anyio.sleep(0.02)
-
-
-@contextmanager
-def held_socket() -> Generator[socket.socket]:
-    with listen("127.0.0.1", 0) as listener:
-        yield listener
-
-
-@asynccontextmanager
-async def killable_server(folder: Path) -> AsyncGenerator[KillableServer]:
-    """A server that can be killed and started again; stopped at the end, with all that is left of it."""
-    with held_socket() as listener:
-        server = KillableServer(folder / "state", listener)
-        await server.start()
-        try:
-            yield server
-        finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(60):
-                await server.stop()

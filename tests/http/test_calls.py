@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,25 +16,19 @@ import httpx2
 import pytest
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.protocol import responses
-from decathlon_mcp.protocol.responses import HttpRequest
+from decathlon_mcp.protocol import requests, responses
 from decathlon_mcp.protocol.sessions import Session
 from tests.driver.peer import until
-from tests.fakes.driver import FakeCall, FakeTool, ToolError
+from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider
-from tests.http.messages import ACCEPT
+from tests.http.messages import ACCEPT, META, MODERN, TASK
 from tests.http.restarting import RawSession, answer_of, events_of, restartable
 from tests.http.test_lost_clients import served_by_fake
 from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
 
-TASK = "find-answer"
-MODERN = "2026-07-28"
-PREFIX = "io.modelcontextprotocol/"
-META: dict[str, Any] = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
-KNOWN = ("params", "slow", "log", "fail", "refuse", "odd", "long")
-IDENTIFIER = re.compile(r"[0-9a-f]{16,}")
+KNOWN = ("params", "slow", "log")
 
 
 @dataclass(slots=True)
@@ -65,29 +58,8 @@ class Tools:
             await call.log(f"a message of level {level}", level)
         return "logged"
 
-    async def fail(self, call: FakeCall) -> Any:
-        return {"content": [{"type": "text", "text": "failed"}], "isError": True}
-
-    async def refuse(self, call: FakeCall) -> str:
-        raise ToolError("refused", call.arguments.get("code", -32602))
-
-    async def odd(self, call: FakeCall) -> Any:
-        meta = {"probe/trace": "t", "decathlon/verdict": 1, PREFIX + "serverInfo": "x"}
-        content = [
-            {"type": "text", "text": "", "frames": [1, None]},
-            {"type": "text", "text": "\u2028\n\u00fc"},
-        ]
-        return {"content": content, "mood": "cheerful", "resultType": "input_required", "_meta": meta}
-
-    async def long(self, call: FakeCall) -> str:
-        return "x" * 300_000
-
     def provider(self) -> FakeProvider:
-        property_ = {"type": "string", "x-mcp-header": "Text"}
-        schema = {"type": "object", "properties": {"text": property_}}
-        routed = FakeTool(self.params, schema=schema)
-        plain = {name: getattr(self, name) for name in KNOWN}
-        return FakeProvider(tools={"probe": {**plain, "routed": routed}})
+        return FakeProvider(tools={"probe": {name: getattr(self, name) for name in KNOWN}})
 
 
 @asynccontextmanager
@@ -102,12 +74,6 @@ async def serving(
     else:
         async with served_by_fake(tmp_path, tools.provider(), **settings) as served:
             yield served
-
-
-@pytest.fixture
-async def http() -> AsyncGenerator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=30) as http:
-        yield http
 
 
 async def ready_session(http: httpx2.AsyncClient, served: Served, **options: Any) -> RawSession:
@@ -309,35 +275,6 @@ async def lines_until_ping(stream: httpx2.Response, tools: Tools) -> AsyncGenera
         yield line
 
 
-async def test_no_task_remains_of_a_long_call_whose_client_is_gone(
-    tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(responses, "FAST_SECONDS", 0.02)
-    monkeypatch.setattr(responses, "PING_SECONDS", 0.05)
-    following: list[bool] = []
-    watch = HttpRequest.watch
-
-    async def counted(request: HttpRequest) -> None:
-        following.append(True)
-        try:
-            await watch(request)
-        finally:
-            following.pop()
-
-    monkeypatch.setattr(HttpRequest, "watch", counted)
-    tools = Tools()
-    async with serving(tmp_path, tools) as served:
-        await ready_session(http, served)
-        url = served.episode(served.episodes.live[-1].id)
-        headers = {**ACCEPT, "mcp-protocol-version": MODERN, "Mcp-Method": "tools/call"}
-        headers["Mcp-Name"] = "probe__slow"
-        message = called("probe__slow", _meta=META)
-        async with http.stream("POST", url, json=message, headers=headers) as stream:
-            assert stream.headers["content-type"] == "text/event-stream"
-            assert following
-        await until(lambda: tools.cancelled == 1 and not following)
-
-
 async def test_call_of_a_client_that_came_back_is_not_joined(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
@@ -365,7 +302,7 @@ async def test_client_that_comes_back_often_leaves_one_request(
         session = await at_episode(http, served)
         async with session.calling("probe__slow", request_id=5) as (_, lines):
             await until(lambda: tools.running == 1)
-        for _ in range(responses.MAX_WAITING + 5):
+        for _ in range(requests.MAX_WAITING + 5):
             async with session.resuming(lines[0].removeprefix("id: ")):
                 pass
         await until(lambda: waiting(session) == 1)
@@ -386,7 +323,7 @@ def waiting(session: RawSession) -> int:
 async def test_requests_of_a_session_that_wait_are_bounded(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "MAX_WAITING", 2)
+    monkeypatch.setattr(requests, "MAX_WAITING", 2)
     tools = Tools()
     async with serving(tmp_path, tools) as served:
         session = await ready_session(http, served)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -24,15 +23,13 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.http.application import http_app
-from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import listen
 from decathlon_mcp.http.server import serve_http
 from decathlon_mcp.settings import read_settings
 from tests.episodes.environment import sandbox_factory
 from tests.episodes.test_disk import DISK_MIB, FLOOR_MIB, disk, fill
 from tests.fakes.provider import FakeProvider
-from tests.http.messages import ACCEPT, INITIALIZE
-from tests.http.server_process import server_process
+from tests.http.messages import INITIALIZE, tokens_of
 from tests.probe.clients import connected, playing, refused
 from tests.probe.serving import serving
 
@@ -42,12 +39,6 @@ __all__ = ["disk"]  # a fixture
 
 MAX_SERIES = 200
 """Series of a server with one suite, with the buckets of histograms."""
-
-
-@pytest.fixture
-async def http() -> AsyncGenerator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(headers=ACCEPT, timeout=30) as http:
-        yield http
 
 
 class Scraped(dict[str, float]):
@@ -200,12 +191,8 @@ async def test_metrics_are_also_served_as_openmetrics(tmp_path: Path, http: http
 async def test_metrics_need_a_controllers_token_and_a_known_host(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
-    file = tmp_path / "tokens"
-    roles = {"ada": "player", "carl": "controller", "root": "admin"}
-    file.write_text(
-        "".join(f"{name} {hashlib.sha256(name.encode()).hexdigest()} {roles[name]}\n" for name in roles)
-    )
-    async with serving(tmp_path / "state", provider="host", tokens=Tokens.read(file)) as served:
+    tokens = tokens_of(tmp_path, ada="player", carl="controller", root="admin")
+    async with serving(tmp_path / "state", provider="host", tokens=tokens) as served:
         url = f"{served.url}/metrics"
         assert (await http.get(url)).status_code == 401
         for name, status in (("eve", 401), ("ada", 403), ("carl", 200), ("root", 200)):
@@ -308,13 +295,6 @@ async def registry_served(tmp_path: Path) -> AsyncGenerator[tuple[EpisodeRegistr
         await listening.wait()
         yield registry, f"http://127.0.0.1:{listener.getsockname()[1]}"
         stop.set()
-
-
-async def test_the_command_serve_counts_its_connections(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    with server_process(tmp_path) as server:
-        scraped = await scrape(http, f"http://127.0.0.1:{server.port}")
-    assert scraped.total("http_connections") == 1
-    assert scraped.total("process_open_fds") > 3
 
 
 async def test_connections_and_their_refusals_are_counted(tmp_path: Path, http: httpx2.AsyncClient) -> None:

@@ -28,7 +28,7 @@ from tests.episodes.environment import TOOLS, ended, running_registry
 from tests.fakes.driver import FakeRun
 from tests.fakes.provider import FakeProvider
 from tests.probe.clients import connected
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -118,25 +118,6 @@ async def test_client_killed_while_start_episode_is_queued_leaves_no_episode(
                 client.kill()
                 await reaches(episode, Ending.CLIENT_LOST)
             assert (served.episodes.admission.queued, len(served.episodes.live)) == (0, 1)
-
-
-@pytest.mark.parametrize("era", ["sessionless", pytest.param("handshake", marks=pytest.mark.long)])
-async def test_client_killed_while_start_episode_opens_a_sandbox_leaves_no_episode(
-    tmp_path: Path, era: str
-) -> None:
-    preprocess = anyio.Event()
-
-    async def run(request: FakeRun) -> int:
-        preprocess.set()
-        await anyio.sleep_forever()
-        return 0
-
-    async with served_by_fake(tmp_path, FakeProvider(tools=TOOLS, run=run)) as served:
-        async with client_process(served.lobby, era, tool="start_episode", task="made-answer") as client:
-            episode = await started(served.episodes, 1)
-            await preprocess.wait()
-            client.kill()
-            await reaches(episode, Ending.CLIENT_LOST)
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/json, text/event-stream"])
@@ -326,46 +307,6 @@ async def test_attempt_claimed_by_a_killed_client_is_graded_and_its_sandbox_remo
         await reaches(episode, Ending.SCORED)
         assert episode.verdict is not None
         assert episode.verdict.reward == 1.0
-
-
-@pytest.mark.long
-async def test_bridge_killed_while_start_episode_waits_leaves_no_episode(tmp_path: Path) -> None:
-    async with served_by_fake(tmp_path, max_sandboxes=1, **SOON) as served:
-        async with connected(served.lobby) as lobby:
-            await lobby.call_tool("start_episode", {"task": "find-answer"})
-            command = [sys.executable, "-m", "decathlon_mcp.cli", "stdio", "--url", served.url]
-            async with await anyio.open_process(command, stderr=None) as bridge:
-                assert bridge.stdin is not None
-                for message in (
-                    message_of("initialize", INITIALIZE, 1),
-                    message_of("notifications/initialized", {}, None),
-                    message_of(
-                        "tools/call", {"name": "start_episode", "arguments": {"task": "find-answer"}}, 2
-                    ),
-                ):
-                    await bridge.stdin.send(message + b"\n")
-                episode = await started(served.episodes, 2)
-                bridge.kill()
-                await reaches(episode, Ending.CLIENT_LOST)
-
-
-async def test_container_of_a_killed_client_is_removed_within_the_grace(
-    tmp_path: Path, test_image: str, docker_engine: Any
-) -> None:
-    async with serving(tmp_path, provider="docker", image=test_image, grace_seconds=1) as served:
-        async with client_process(served.task("find-answer")) as client:
-            episode = await started(served.episodes, 1)
-            name = f"{episode.spec.public_id}-agent"
-            assert [name in container["Names"][0] for container in containers_of(docker_engine, name)] == [
-                True
-            ]
-            client.kill()
-            await reaches(episode, Ending.CLIENT_LOST)
-        assert containers_of(docker_engine, name) == []
-
-
-def containers_of(engine: Any, name: str) -> list[Any]:
-    return engine.containers(all=True, filters={"name": name})
 
 
 INITIALIZE = {

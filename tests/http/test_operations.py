@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.episodes import operations
 from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
-from decathlon_mcp.protocol.http import EPISODE_KEY
+from decathlon_mcp.protocol.episode_service import EPISODE_KEY
 from decathlon_mcp.protocol.messages import OPERATION_KEY
 from tests.clients.relay import relayed
 from tests.driver.peer import until
@@ -171,13 +171,6 @@ async def test_first_reply_is_there_after_the_claim(play: Play) -> None:
     assert "this attempt was claimed" in await play.call("quick", "two", text="a")
 
 
-async def test_an_id_that_is_used_again_is_another_call(play: Play) -> None:
-    async with session(play.url) as http:
-        for run, text in ((1, "a"), (2, "a"), (3, "b")):
-            answer = (await http.post(play.url, json=request(1, "quick", text=text))).json()
-            assert (answer["id"], answer["result"]["content"][0]["text"]) == (1, f"run {run} of {text}")
-
-
 async def test_tools_of_the_lobby_relay_operations(play: Play) -> None:
     arguments = {"episode": play.id, "name": "probe__quick", "arguments": {"text": "a"}}
     for era in ERAS * 2:
@@ -244,16 +237,6 @@ async def test_other_arguments_in_a_session_whose_call_broke_are_another_call(pl
     async with broken_call(play) as http:
         play.tools.finish.set()
         assert "run 2" in (await http.post(play.url, json=request(5, "slow", text="b"))).text
-
-
-async def test_reply_that_was_not_handed_over_is_given_once(play: Play) -> None:
-    async with broken_call(play) as http:
-        play.tools.finish.set()
-        episode = play.served.find(play.id)
-        await until(lambda: not episode.calls.unanswered and events(episode.trajectory, "reply"))
-        await until(lambda: not episode.lease._holders)  # pyright: ignore[reportPrivateUsage]
-        assert "run 1" in (await http.post(play.url, json=request(8, "slow"))).text
-        assert "run 2" in (await http.post(play.url, json=request(8, "slow"))).text
 
 
 async def test_call_that_its_client_cancelled_is_not_repeated(play: Play) -> None:

@@ -13,11 +13,11 @@ from decathlon_mcp.http.bodies import (
     NODE_BYTES,
     SMALL_BODY_BYTES,
     BodyDisconnectError,
-    BodyError,
     BodyReader,
     MemoryBudget,
 )
 from decathlon_mcp.json_limits import MAX_NODES
+from decathlon_mcp.protocol.messages import McpError
 
 pytestmark = pytest.mark.anyio
 
@@ -56,7 +56,7 @@ async def test_reading_stops_at_a_disconnect() -> None:
 
 
 async def test_a_body_over_the_limit_is_refused_by_its_announced_length_before_it_is_read() -> None:
-    with pytest.raises(BodyError, match="limited to 4 MiB") as refusal:
+    with pytest.raises(McpError, match="limited to 4 MiB") as refusal:
         async with BodyReader().read(*request_of(length=(4 << 20) + 1)):
             pass
     assert refusal.value.status == 413
@@ -64,7 +64,7 @@ async def test_a_body_over_the_limit_is_refused_by_its_announced_length_before_i
 
 async def test_a_body_without_a_length_is_refused_where_it_passes_the_limit() -> None:
     reader = BodyReader(4)
-    with pytest.raises(BodyError, match="limited to") as refusal:
+    with pytest.raises(McpError, match="limited to") as refusal:
         async with reader.read(
             *request_of(body_part(b"[1,", more=True), body_part(b"2", more=True), body_part(b"]"))
         ):
@@ -74,7 +74,7 @@ async def test_a_body_without_a_length_is_refused_where_it_passes_the_limit() ->
 
 @pytest.mark.parametrize("body", [b"[" * 200, b"[0," * 50_000, b"{}\0", '["\u2201"]'.encode("utf-16")])
 async def test_json_over_the_limits_is_refused_before_it_is_decoded(body: bytes) -> None:
-    with pytest.raises(BodyError) as refusal:
+    with pytest.raises(McpError) as refusal:
         async with BodyReader().read(*request_of(body_part(body))):
             pass
     assert refusal.value.status == 400
@@ -89,10 +89,11 @@ async def test_large_bodies_wait_for_each_other_and_small_ones_do_not(
     async with reader.read(*request_of(body_part(LARGE), length=len(LARGE))):
         async with reader.read(*request_of(body_part(b"{}"))) as body:
             assert body == b"{}"
-        with pytest.raises(BodyError) as refusal:
+        with pytest.raises(McpError) as refusal:
             async with reader.read(*request_of(body_part(LARGE))):
                 pass
-        assert (refusal.value.status, refusal.value.retry_after_seconds) == (503, 5)
+        assert refusal.value.status == 503
+        assert refusal.value.data["retryAfterSeconds"] == 5
         monkeypatch.setattr(bodies, "WAIT_SECONDS", 10)
         async with anyio.create_task_group() as tasks:
 
@@ -119,10 +120,11 @@ async def test_bodies_are_counted_by_what_they_need_when_decoded(monkeypatch: py
     async with AsyncExitStack() as stack:
         for _ in range(many):
             await stack.enter_async_context(reader.read(*request_of(body_part(brackets))))
-        with pytest.raises(BodyError) as refusal:
+        with pytest.raises(McpError) as refusal:
             async with reader.read(*request_of(body_part(brackets))):
                 pass
-        assert (refusal.value.status, refusal.value.retry_after_seconds) == (503, 5)
+        assert refusal.value.status == 503
+        assert refusal.value.data["retryAfterSeconds"] == 5
         # Neither a small body waits for them nor one with few values, whatever its strings contain.
         for body in (b"{}", text, text.ljust(100_000)):
             async with reader.read(*request_of(body_part(body))):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +14,16 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.episodes import calls
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.protocol.messages import EventId, Kind
 from tests.driver.peer import until
 from tests.episodes.environment import TOOLS
 from tests.fakes.driver import FakeCall, FakeRun
 from tests.fakes.provider import FakeProvider
+from tests.http.messages import TASK, tokens_of
 from tests.http.restarting import RawSession, Restartable, answer_of, events_of, restartable
 from tests.storage.trajectories import events
 
 pytestmark = pytest.mark.anyio
-
-TASK = "find-answer"
-
-
-@pytest.fixture
-async def http() -> AsyncGenerator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=30) as http:
-        yield http
 
 
 class Gate:
@@ -217,10 +207,8 @@ async def test_answers_at_the_lobby_are_made_again_after_a_restart(
 
 
 async def test_event_ids_give_no_access_to_other_episodes(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    lines = [f"{name} {hashlib.sha256(name.encode()).hexdigest()} controller" for name in ("alice", "bob")]
-    file = tmp_path / "tokens"
-    file.write_text("\n".join(lines))
-    async with restartable(tmp_path, tokens=Tokens.read(file)) as server:
+    tokens = tokens_of(tmp_path, alice="controller", bob="controller")
+    async with restartable(tmp_path, tokens=tokens) as server:
         alice, bob = [
             await RawSession.open(http, server.served.lobby, authorization=f"Bearer {name}")
             for name in ("alice", "bob")
@@ -349,20 +337,6 @@ async def test_answer_that_cannot_be_made_again_is_an_error_under_its_id(
         assert answer["error"]["data"]["code"] == "unanswered"
 
 
-async def test_call_in_flight_at_a_restart_is_sent_again_and_answered(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    gate = Gate()
-    async with restartable(tmp_path, gate.provider()) as server:
-        session = await ready_session(http, server)
-        event_id = await broken_call(session, gate, text="again")
-        await server.restart(leaving_calls=True)
-        gate.open.set()
-        for _ in range(2):
-            assert text_of(await session.resume(event_id)) == "again"
-        assert gate.calls == 1
-
-
 @pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18"])
 async def test_clients_of_earlier_revisions_get_json(
     tmp_path: Path, http: httpx2.AsyncClient, version: str
@@ -406,44 +380,8 @@ async def ends_later(episode: Episode) -> None:
     episode.close()
 
 
-async def test_broken_start_episode_that_nobody_resumes_ends_its_episode_after_the_grace(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    async with restartable(tmp_path, max_sandboxes=1, grace_seconds=0.5) as server:
-        lobby = await RawSession.open(http, server.served.lobby)
-        await lobby.ask("tools/call", {"name": "start_episode", "arguments": {"task": TASK}}, request_id=1)
-        await broken_start(lobby, server)
-        episode = server.registry.live[-1]
-        with anyio.fail_after(20):
-            await episode.state.reach(Phase.ENDED)
-        assert episode.state.ending is Ending.CLIENT_LOST
-
-
 async def broken_start(lobby: RawSession, server: Restartable) -> str:
     """Break off a `start_episode` that waits for a place; returns the id of its first event."""
     async with lobby.calling("start_episode", task=TASK) as (_, lines):
         await until(lambda: len(server.registry.live) == 2)
     return lines[0].removeprefix("id: ")
-
-
-async def test_deleted_session_answers_its_calls(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    gate = Gate()
-    async with restartable(tmp_path, gate.provider()) as server:
-        session = await ready_session(http, server)
-        async with session.calling("probe__hang") as (coming, _):
-            await until(lambda: gate.calls == 1)
-            await http.delete(session.url, headers=session.headers)
-            with anyio.fail_after(10):
-                data = [json.loads(line[6:]) async for line in coming if line.startswith("data: {")]
-        assert [(answer["id"], answer["error"]["code"]) for answer in data] == [(7, -32800)]
-
-
-async def test_cancelled_call_is_answered_with_an_error(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    gate = Gate()
-    async with restartable(tmp_path, gate.provider()) as server:
-        session = await ready_session(http, server)
-        event_id = await broken_call(session, gate)
-        message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}
-        await http.post(session.url, json=message, headers=session.headers)
-        result = answer_of(await session.resume(event_id))["result"]
-        assert (result["isError"], result["content"][0]["text"]) == (True, "cancelled")

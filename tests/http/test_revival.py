@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
-from collections.abc import AsyncGenerator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,24 +12,15 @@ import httpx2
 import pytest
 
 from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.protocol import http as mcp_http
+from decathlon_mcp.http import endpoints
 from decathlon_mcp.protocol import sessions
 from decathlon_mcp.protocol.messages import EventId, Kind
 from decathlon_mcp.storage.database import FILE_NAME
 from decathlon_mcp.storage.store import SessionRow
-from tests.http.messages import INITIALIZE
+from tests.http.messages import INITIALIZE, TASK, tokens_of
 from tests.http.restarting import RawSession, Restartable, answer_of, restartable
 
 pytestmark = pytest.mark.anyio
-
-TASK = "find-answer"
-
-
-@pytest.fixture
-async def http() -> AsyncGenerator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=30) as http:
-        yield http
 
 
 def rows(server: Restartable, table: str = "sessions") -> int:
@@ -130,10 +119,8 @@ async def get_and_call(session: RawSession) -> tuple[int, list[str]]:
 async def test_foreign_token_and_wrong_path_get_the_reply_for_an_unknown_session(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
-    lines = [f"{name} {hashlib.sha256(name.encode()).hexdigest()} controller" for name in ("alice", "bob")]
-    file = tmp_path / "tokens"
-    file.write_text("\n".join(lines))
-    async with restartable(tmp_path, tokens=Tokens.read(file)) as server:
+    tokens = tokens_of(tmp_path, alice="controller", bob="controller")
+    async with restartable(tmp_path, tokens=tokens) as server:
         alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))
         session = await RawSession.open(http, server.served.task(TASK), **alice)
         await server.restart()
@@ -189,7 +176,7 @@ async def test_ids_of_no_event_are_refused(tmp_path: Path, http: httpx2.AsyncCli
 async def test_empty_event_id_opens_an_ordinary_stream(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_http, "END_STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(endpoints, "END_STREAM_SECONDS", 0.05)
     async with restartable(tmp_path) as server:
         session = await RawSession.open(http, server.served.task(TASK))
         await server.restart()
@@ -200,7 +187,7 @@ async def test_empty_event_id_opens_an_ordinary_stream(
 async def test_first_get_stream_of_a_revived_session_ends_by_itself_once(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_http, "END_STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(endpoints, "END_STREAM_SECONDS", 0.05)
     async with restartable(tmp_path, grace_seconds=0.2) as server:
         session = await RawSession.open(http, server.served.task(TASK))
         await session.call("probe__echo", request_id=1, text="before")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.protocol import sessions
-from tests.http.messages import ACCEPT, INITIALIZE
+from tests.http.messages import ACCEPT, INITIALIZE, tokens_of
 from tests.probe.clients import connected
 from tests.probe.serving import serving
 
@@ -20,24 +18,17 @@ SESSION = "mcp-session-id"
 pytestmark = pytest.mark.anyio
 
 
-def tokens_of(folder: Path, *names: str) -> Tokens:
-    file = folder / "tokens"
-    digests = {name: hashlib.sha256(f"{name}-secret".encode()).hexdigest() for name in names}
-    file.write_text("".join(f"{name} {digest} player\n" for name, digest in digests.items()))
-    return Tokens.read(file)
-
-
 async def open_session(http: httpx2.AsyncClient, url: str, token: str | None) -> httpx2.Response:
-    authorization = {"authorization": f"Bearer {token}-secret"} if token else {}
+    authorization = {"authorization": f"Bearer {token}"} if token else {}
     return await http.post(url, json=INITIALIZE, headers={**ACCEPT, **authorization})
 
 
 async def test_one_token_leaves_places_and_queue_to_others(tmp_path: Path) -> None:
-    tokens = tokens_of(tmp_path, "ada", "bob")
+    tokens = tokens_of(tmp_path, ada="player", bob="player")
     limits: dict[str, Any] = {"provider": "host", "max_sandboxes": 2, "max_queue": 2}
     start = {"task": "find-answer", "wait": False}
     async with serving(tmp_path, tokens=tokens, **limits) as served:
-        async with connected(served.lobby, token="ada-secret") as ada:
+        async with connected(served.lobby, token="ada") as ada:
             for _ in range(2):
                 await ada.call_tool("start_episode", start)
             with pytest.raises(MCPError, match="your token uses 1 of the 1 sandboxes of its share"):
@@ -45,22 +36,22 @@ async def test_one_token_leaves_places_and_queue_to_others(tmp_path: Path) -> No
             async with httpx2.AsyncClient() as http:
                 refused = await open_session(http, served.task("find-answer"), "ada")
                 assert "your token uses" in refused.json()["error"]["message"]
-            async with connected(served.lobby, token="bob-secret") as bob:
+            async with connected(served.lobby, token="bob") as bob:
                 reply: Any = await bob.call_tool("start_episode", {"task": "find-answer"})
                 assert reply.structured_content["phase"] == "ready"
 
 
 async def test_the_only_token_of_a_server_may_take_everything(tmp_path: Path) -> None:
-    tokens = tokens_of(tmp_path, "ada")
+    tokens = tokens_of(tmp_path, ada="player")
     async with serving(tmp_path, tokens=tokens, provider="host", max_sandboxes=2) as served:
-        async with connected(served.lobby, token="ada-secret") as ada:
+        async with connected(served.lobby, token="ada") as ada:
             for _ in range(2):
                 reply: Any = await ada.call_tool("start_episode", {"task": "find-answer"})
                 assert reply.structured_content["phase"] == "ready"
 
 
 async def test_one_token_cannot_take_all_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = tokens_of(tmp_path, "ada", "bob")
+    tokens = tokens_of(tmp_path, ada="player", bob="player")
     monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
     async with serving(tmp_path, tokens=tokens, provider="host") as served:
         async with httpx2.AsyncClient() as http:
@@ -68,7 +59,7 @@ async def test_one_token_cannot_take_all_sessions(tmp_path: Path, monkeypatch: p
             assert [SESSION in response.headers for response in opened] == [True, True, False]
             assert opened[2].json()["error"]["data"]["code"] == "at_capacity"
             assert SESSION in (await open_session(http, served.lobby, "bob")).headers
-            ended = {**ACCEPT, "authorization": "Bearer ada-secret"}
+            ended = {**ACCEPT, "authorization": "Bearer ada"}
             await http.delete(
                 served.lobby, headers={**ended, "mcp-session-id": opened[0].headers["mcp-session-id"]}
             )
@@ -79,9 +70,9 @@ async def test_an_agent_without_a_token_cannot_take_all_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "MAX_AGENT_SESSIONS", 2)
-    tokens = tokens_of(tmp_path, "ada")
+    tokens = tokens_of(tmp_path, ada="player")
     async with serving(tmp_path, tokens=tokens, provider="host") as served:
-        async with connected(served.lobby, token="ada-secret") as ada, httpx2.AsyncClient() as http:
+        async with connected(served.lobby, token="ada") as ada, httpx2.AsyncClient() as http:
             reply: Any = await ada.call_tool("start_episode", {"task": "find-answer"})
             started = reply.structured_content
             opened = [await open_session(http, started["agent_address"], None) for _ in range(3)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from decathlon_mcp.http.authentication import Tokens
-from tests.http.messages import ACCEPT, INITIALIZE
+from tests.http.messages import ACCEPT, INITIALIZE, tokens_of
 from tests.probe.clients import connected, refused
 from tests.probe.serving import Served, serving
 
@@ -32,14 +30,9 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
         for sign in signs
     ]
     results.write_text("\n".join(json.dumps(verdict) for verdict in verdicts))
-    tokens = state / "tokens.txt"
-    tokens.write_text("".join(f"{name} {digest_of(name)} player\n" for name in ("ada", "ben")))
-    async with serving(state, tokens=Tokens.read(tokens), provider="host", results=results) as served:
+    tokens = tokens_of(state, ada="player", ben="player")
+    async with serving(state, tokens=tokens, provider="host", results=results) as served:
         yield served
-
-
-def digest_of(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
 
 
 async def draw(served: Served, query: str, era: str = "handshake", token: str = "ada") -> str:
@@ -71,7 +64,6 @@ async def test_with_an_order_the_seed_is_the_position(served: Served) -> None:
     assert await draw(served, "order=curriculum&seed=3") == "find-answer"
 
 
-@pytest.mark.parametrize("era", ["handshake", "sessionless"])
 async def test_without_a_seed_each_token_walks_through_an_order_independently(
     served: Served, era: str
 ) -> None:
@@ -111,7 +103,6 @@ async def call(lobby: Any, tool: str, **arguments: Any) -> Any:
     return result.structured_content
 
 
-@pytest.mark.parametrize("era", ["handshake", "sessionless"])
 async def test_the_lobby_lists_samples_and_starts_with_the_same_filters(served: Served, era: str) -> None:
     async with connected(served.lobby, era, token="ada") as lobby:
         listed = (await call(lobby, "list_tasks", order="easy_first", min_pass_rate=0))["tasks"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx2
@@ -16,18 +15,12 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.labels import check_labels, read_label_header
 from tests.http.messages import ACCEPT, INITIALIZE
 from tests.probe.clients import ERAS, connected, refused
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
 
 HEADER = {"Decathlon-Labels": "run=r%20one, step=7"}
 OF_HEADER = {"run": "r one", "step": "7"}
-
-
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="host") as served:
-        yield served
 
 
 async def refusal(url: str, body: object, headers: dict[str, str] | None = None) -> dict[str, Any]:
@@ -38,7 +31,6 @@ async def refusal(url: str, body: object, headers: dict[str, str] | None = None)
     return error
 
 
-@pytest.mark.parametrize("era", ERAS)
 async def test_the_lobby_takes_labels_as_an_argument_and_in_the_header(served: Served, era: str) -> None:
     async with create_mcp_http_client(headers=HEADER) as http:
         transport = streamable_http_client(served.lobby, http_client=http)

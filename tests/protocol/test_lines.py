@@ -16,15 +16,10 @@ from tests.driver.peer import until
 from tests.episodes.environment import TOOLS, running_registry
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider
-from tests.http.messages import INITIALIZE
+from tests.http.messages import INITIALIZE, META, MODERN, PREFIX, TASK
 from tests.protocol.test_messages import UNREADABLE
 
 pytestmark = pytest.mark.anyio
-
-TASK = "find-answer"
-MODERN = "2026-07-28"
-PREFIX = "io.modelcontextprotocol/"
-META: dict[str, Any] = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
 
 
 @pytest.fixture

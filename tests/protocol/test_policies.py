@@ -31,11 +31,6 @@ ROLES = {"ada": "player", "cleo": "controller", "carl": "controller", "root": "a
 VERDICT_WORDS = ("reward", "success", "verdict", "evaluator_output", "verdict.json")
 
 
-@pytest.fixture(params=["handshake", "sessionless"])
-def era(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture(scope="module")
 async def controlled(
     tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
@@ -194,6 +189,7 @@ async def test_an_episodes_policy_can_be_stricter_than_the_servers_but_not_more_
         async with connected(started["address"]) as client:
             result: Any = await client.call_tool("evaluate", {})
         assert result.structured_content is None
+        assert "0" not in result.content[0].text
         assert result.meta["decathlon/verdict"]["reward"] == 0.0
 
 
@@ -314,14 +310,3 @@ async def test_only_the_agent_address_needs_no_token(tmp_path: Path) -> None:
                     )
                 ]
         assert statuses == [401] * 4
-
-
-async def test_disconnecting_from_the_agent_address_does_not_end_the_episode(controlled: Served) -> None:
-    started = await start(controlled, "find-answer")
-    async with connected(started["agent_address"]) as agent:
-        await agent.call_tool("probe__echo", {"text": "hi"})
-    async with connected(started["agent_address"]) as agent:
-        assert "probe__echo" in await names(agent)
-    async with connected(controlled.lobby) as lobby:
-        assert (await call(lobby, "episode_status", episode=started["episode"]))["phase"] == "ready"
-        await call(lobby, "close_episode", episode=started["episode"])

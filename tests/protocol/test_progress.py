@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.protocol import episode_tools
+from decathlon_mcp.protocol import episode_service
 from tests.probe.clients import connected
 from tests.probe.serving import serving
 
@@ -16,9 +16,8 @@ pytestmark = pytest.mark.anyio
 EARLIER_SECONDS = 100
 
 
-@pytest.mark.parametrize("era", ["handshake", "sessionless"])
 async def test_progress_never_decreases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, era: str) -> None:
-    monkeypatch.setattr(episode_tools, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(episode_service, "PROGRESS_SECONDS", 0.01)
     reported: list[float] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:

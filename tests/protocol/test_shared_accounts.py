@@ -28,7 +28,6 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
         yield served
 
 
-@pytest.mark.parametrize("era", ["handshake", "sessionless"])
 async def test_a_waiting_client_gets_progress_and_continues_when_the_account_is_free(
     served: Served, era: str
 ) -> None:

@@ -23,7 +23,7 @@ from decathlon_mcp.types import public_id
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeRun, ToolError
 from tests.fakes.provider import FakeProvider
-from tests.http.messages import ACCEPT
+from tests.http.messages import ACCEPT, META, MODERN, TASK
 from tests.http.restarting import RawSession, answer_of
 from tests.http.test_lost_clients import served_by_fake
 from tests.probe.clients import connected
@@ -32,13 +32,9 @@ from tests.protocol.test_policies import in_memory_client
 
 pytestmark = pytest.mark.anyio
 
-TASK = "find-answer"
 SECRET = "correct-horse-battery-staple"
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 OTHER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-MODERN = "2026-07-28"
-PREFIX = "io.modelcontextprotocol/"
-META: dict[str, Any] = {PREFIX + "protocolVersion": MODERN, PREFIX + "clientCapabilities": {}}
 
 
 async def echo(call: FakeCall) -> str:
@@ -109,12 +105,6 @@ async def served(tmp_path: Path, recorded: Recorded) -> AsyncGenerator[Served]:
         yield served
 
 
-@pytest.fixture
-async def http() -> AsyncGenerator[httpx2.AsyncClient]:
-    async with httpx2.AsyncClient(timeout=30) as http:
-        yield http
-
-
 def attributes_of(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
@@ -143,7 +133,6 @@ async def session_of(http: httpx2.AsyncClient, served: Served) -> AsyncGenerator
     yield session
 
 
-@pytest.mark.parametrize("era", ["handshake", "sessionless"])
 async def test_a_whole_episode_at_the_lobby_is_one_trace(
     served: Served, recorded: Recorded, era: str
 ) -> None:

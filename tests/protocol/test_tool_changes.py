@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -11,17 +10,11 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 
 from tests.probe.clients import connected, start
-from tests.probe.serving import Served, serving
+from tests.probe.serving import Served
 
 pytestmark = pytest.mark.anyio
 
 LEARNED = "probe__learned"
-
-
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object) -> AsyncGenerator[Served]:
-    async with serving(tmp_path_factory.mktemp("state"), provider="host") as served:
-        yield served
 
 
 async def names(client: Client) -> list[str]:

@@ -25,11 +25,6 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
         yield served
 
 
-@pytest.fixture(params=["handshake", "sessionless"])
-def era(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 async def verdict_of(served: Served, era: str, handle: str, **claim: Any) -> dict[str, Any]:
     async with connected(served.lobby, era) as lobby:
         closed: Any = await lobby.call_tool("claim_done", {"episode": handle, **claim})

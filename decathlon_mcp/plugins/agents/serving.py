@@ -54,7 +54,7 @@ async def embedded_server(
     max_body_bytes = settings.max_body_mib << 20
     app = http_app(endpoint.registry, hosts=hosts, max_body_bytes=max_body_bytes)
     limits = ConnectionLimits.for_bodies(max_body_bytes)
-    async with app.router.lifespan_context(app):
+    async with app.running():
         yield EmbeddedServer(endpoint.registry, app, limits)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -19,15 +19,15 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Branch, EpisodeSpec, Principal
-from decathlon_mcp.errors import AccessDeniedError, NotRunnableError, SettingsError
+from decathlon_mcp.errors import NotRunnableError, SettingsError
 from decathlon_mcp.grading.attempt import MAX_COUNT
-from decathlon_mcp.labels import check_labels, merge_labels
+from decathlon_mcp.labels import check_labels
 from decathlon_mcp.plugins.branches import BranchOptions, BranchSettings, OnDifference
 from decathlon_mcp.plugins.branches.prepared import PREPARED_FOLDER, PreparedTasks
 from decathlon_mcp.plugins.branches.replay import check_source, play_again, refuse_shared
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, begin_as_copy, why_not_saved
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
-from decathlon_mcp.protocol.lobby_tools import EvaluatorTool, StartEpisode
+from decathlon_mcp.protocol.lobby_tools import EvaluatorTool, Labels, StartEpisode, require_evaluator
 from decathlon_mcp.sandboxes.capabilities import snapshots_of
 from decathlon_mcp.sandboxes.plugins import saving_options
 from decathlon_mcp.settings import Settings
@@ -173,51 +173,31 @@ class StartOrBranchEpisode(StartEpisode):
         )
         return {**super().asked_of_plugins(), **options.member()}
 
-    async def start(
-        self,
-        registry: EpisodeRegistry,
-        principal: Principal,
-        *,
-        operation: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        ends_with_response: bool = False,
-    ) -> Episode:
-        """Start the episode, or a branch of another one with its policy, limits and launch time.
+    async def options(
+        self, registry: EpisodeRegistry, principal: Principal, labels: Labels, started: str | None
+    ) -> dict[str, Any]:
+        """What the call says about its episode, or a branch's task, policy, limits and launch time.
 
         For a branch also raises UnknownEpisodeError, AccessDeniedError, and BadRequestError for a call that
         none can begin after. A label of the call stands in place of the other episode's of the same name.
         """
         if self.branch_of is None or self.at is None:
-            return await super().start(
-                registry,
-                principal,
-                operation=operation,
-                labels=labels,
-                ends_with_response=ends_with_response,
-            )
+            return await super().options(registry, principal, labels, started)
         access = EpisodeAccess.by_handle(registry.find(self.branch_of, principal), principal)
-        if not access.can_evaluate:
-            raise AccessDeniedError(
-                "this episode is its controller's: only a controller's token may branch it"
-            )
+        require_evaluator(access, "branch it")
         source, branches = access.episode, branches_of(registry)
-        own_labels = merge_labels(labels or {}, self.labels)
         await branches.settled(source)
-        if registry.task_started_by(operation, principal) is None:
+        if started is None:
             folder = registry.directory.folder(source.id)
             await branches.check_source(folder, self.at, registry.admission.readers)
-        return registry.start(
-            source.spec.task_name,
-            principal,
-            launch_time=source.spec.launch_time,
-            policy=source.spec.policy,
-            limits=source.spec.limits,
-            operation=operation,
-            ends_with_response=ends_with_response,
-            labels=check_labels({**source.spec.labels, **own_labels}),
-            branch=Branch(source.public_id, self.at),
-            plugins=self.asked_of_plugins(),
-        )
+        return {
+            "task_id": source.spec.task_name,
+            "launch_time": source.spec.launch_time,
+            "policy": source.spec.policy,
+            "limits": source.spec.limits,
+            "labels": check_labels({**source.spec.labels, **labels}),
+            "branch": Branch(source.public_id, self.at),
+        }
 
 
 class SnapshotEpisode(EvaluatorTool):

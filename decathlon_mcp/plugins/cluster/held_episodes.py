@@ -64,7 +64,7 @@ class HeldEpisodes:
     async def serve(self, request: Request) -> Response:
         """Start the episode, and hold it as long as the response is read.
 
-        Raises UnauthorizedError, BodyError.
+        Raises McpError.
         """
         principal = self._tokens.require(request.headers.get("authorization"))
         async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:

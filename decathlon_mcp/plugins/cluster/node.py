@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.http.authentication import AllowedHosts
-from decathlon_mcp.http.bodies import BodyError, BodyReader
-from decathlon_mcp.http.errors import body_refusal, mcp_refusal
+from decathlon_mcp.http.bodies import BodyReader
+from decathlon_mcp.http.errors import refusal
 from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.plugins.cluster.held_episodes import LINES_HEADERS
 from decathlon_mcp.protocol.headers import Headers
@@ -68,16 +68,16 @@ class Node:
 
     async def answer(self, request: Request) -> Response:
         """The response to a request."""
-        refused = self._hosts.refusal(request.method, request.scope["headers"])
+        refused = self._hosts.refusal(request.method, Headers(request.scope["headers"]))
         if refused is not None:
             return PlainTextResponse(refused.message, refused.status)
         try:
             return await self._answer(request)
-        except BodyError as error:
-            return body_refusal(error)
+        except McpError as error:
+            return refusal(error)
 
     async def _answer(self, request: Request) -> Response:
-        """Raises BodyError."""
+        """Raises McpError."""
         match request.method, request.url.path:
             case "POST", "/episodes":
                 return await self._start(request)
@@ -117,8 +117,7 @@ class Node:
             f"{self._url}/mcp, or start an episode with POST /episodes"
         )
         data = {"code": CLUSTER_CODE, "node": self._url}
-        error = McpError(INVALID_PARAMS, message, data, request_id=request_id)
-        return mcp_refusal(400 if request_id is None else 200, error)
+        return refusal(McpError(INVALID_PARAMS, message, data), request_id)
 
 
 class _ForwardedEpisode(Response):
