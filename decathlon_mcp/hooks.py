@@ -48,7 +48,7 @@ class Plugin:
     services: str = ""
     """A function that opens the services of an episode's task (`episodes.resources.OpenServices`)."""
     web: str = ""
-    """A function that makes the `episodes.web.Web` of a server, of its settings; None without it."""
+    """A function that makes the `episodes.extensions.Web` of a server, of its settings; None without it."""
     findings: Sequence[str] = ()
     """Functions that yield the findings of `doctor` about settings, which they get. They block."""
     task_notes: Sequence[str] = ()
@@ -66,9 +66,8 @@ class Plugin:
     spans: str = ""
     """A function that makes a context of a server's `telemetry.spans.Spans`, of its settings; None without
     them."""
-    sandbox_sources: Sequence[str] = ()
-    """Functions that make a `SandboxSource` of one server, of its settings and its `Admission`; None without
-    one."""
+    sandbox_source: str = ""
+    """A function that makes the `SandboxSource` of a server, of its settings and its `Admission`, or None."""
     episodes: Sequence[str] = ()
     """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
     sandbox factories; None without any. The first is around those that follow."""

@@ -96,7 +96,7 @@ async def log_problems(registry: EpisodeRegistry, max_sandboxes: int) -> None:
 
 
 async def _problems(registry: EpisodeRegistry, max_sandboxes: int) -> AsyncGenerator[Finding]:
-    factories = {suite.name: registry.directory.factory(suite.name) for suite in registry.catalogue.suites}
+    factories = {suite.name: registry.factory(suite.name) for suite in registry.catalogue.suites}
     async for result in check_readiness(registry.catalogue, factories, max_sandboxes):
         if result.is_problem:
             yield result

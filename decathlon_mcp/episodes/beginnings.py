@@ -19,10 +19,10 @@ from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.extensions import Opened, OpenNew
 from decathlon_mcp.episodes.grading import require_whole_record
 from decathlon_mcp.episodes.resources import EpisodeResources
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, agent_sandbox
-from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew
 from decathlon_mcp.episodes.set_up import SEALED_FILE, PreparedTask, SetUp
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools.offer import ToolOffer
@@ -99,16 +99,17 @@ class Start:
             name,
             factory.network_for(task),
             image=image,
-            forwards=self.resources.services.targets,
+            attached=self.resources.attached,
             records=episode.sandbox_records,
             role="agent" if is_agents else "preprocess",
             # A task that is graded in place is graded in this sandbox.
             dense=is_agents and not task.in_place,
             opening=self.admission.opening,
-            web=self.resources.web if factory.uses_web(task, "agent") else None,
             open_new=open_new,
         ) as (sandbox, driver):
-            episode.history.note_opened(sandbox.spec.name, sandbox.image_digest, dense=sandbox.spec.dense)
+            facts = factory.suite_hooks.facts()
+            episode.records.note_facts(image_digest=sandbox.image_digest, dense=sandbox.spec.dense, **facts)
+            episode.note(agent=sandbox.spec.name)
             yield sandbox, driver
 
 
@@ -170,7 +171,8 @@ async def set_up(start: Start) -> AgentSandbox:
                     episode=episode.public_id, task=episode.spec.task_name, why=prepared.preprocess_failure
                 ),
             )
-            episode.history.note_preprocess_failure(prepared.preprocess_failure)
+            episode.trajectory.add("preprocess_failed", failure=prepared.preprocess_failure)
+            episode.records.note_facts(preprocess_failure=prepared.preprocess_failure)
         tools = await start.offer.complete(prepared)
         sandbox, driver = prepared.sandbox, prepared.driver
         session = await start.offer.tool_session(sandbox, driver, running=prepared.servers)
@@ -182,8 +184,9 @@ async def _prepare(start: Start) -> PreparedTask:
     episode, factory = start.episode, start.episode.sandbox_factory
 
     def note_revision() -> None:
-        episode.history.note_revision(
-            SuiteRevision.read(factory.suite, episode.spec.task, factory.common_digest)
+        read = SuiteRevision.read(factory.suite, episode.spec.task, factory.common_digest)
+        episode.records.note_facts(
+            suite_revision=read.revision, suite_release=read.release, suite_changed=read.changed
         )
 
     work = SetUp(

@@ -135,7 +135,7 @@ class EpisodeCalls:
         close: Callable[[TruncationCause], bool],
     ) -> None:
         """`close` closes the attempt for a limit that was reached, and returns whether it will be graded."""
-        self.log = CallLog(trajectory, first=0 if spec.branch is None else spec.branch.at)
+        self.log = CallLog(trajectory, first=spec.calls_before)
         self.gate: CallGate | None = None
         self._public_id = spec.public_id
         self._metrics = metrics

@@ -32,7 +32,7 @@ from decathlon_mcp.sandboxes.usage import fills_disk
 from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.storage.kept_files import SERVER_LOGS_FILE, indented
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, Network, as_object
+from decathlon_mcp.types import Network
 
 log = logging.getLogger("decathlon.rewards")
 ROOM_SECONDS = 3600.0
@@ -125,7 +125,7 @@ async def capture_workspace(
 async def _keep_server_logs(episode: Episode, logs: Mapping[str, str]) -> None:
     """Keep what the task's servers wrote to stderr, for people. A server that has a secret may print it."""
     if logs and not episode.sandbox_factory.suite.token_names(episode.spec.task):
-        files, content = episode.history.files, indented(dict(logs))
+        files, content = episode.files, indented(dict(logs))
         await anyio.to_thread.run_sync(files.write_log, SERVER_LOGS_FILE, (content,))
 
 
@@ -147,7 +147,7 @@ def attempt_of(episode: Episode) -> Attempt:
     network = factory.network_for(spec.task)
     # Grading reads evaluators and rubrics now, unless preprocess may have written them.
     revision = factory.suite.revision_of(spec.task)
-    facts = progress.facts.with_(**branch_members(episode))
+    facts = episode.facts
     if claim is not None and revision != facts.suite_revision:
         facts = facts.with_(suite_changed=True)
     return Attempt(
@@ -173,15 +173,6 @@ def attempt_of(episode: Episode) -> Attempt:
         claimed_at=claim.at if claim else None,
         seconds=_seconds(progress, claim, spec.limits),
     )
-
-
-def branch_members(episode: Episode) -> JsonObject:
-    """Where an episode branched from another, as the verdict's member `branch`; empty for other episodes."""
-    branch, facts = episode.spec.branch, episode.records.progress.facts
-    if branch is None:
-        return {}
-    noted = as_object((facts.model_extra or {}).get("branch")) or {}
-    return {"branch": {"episode": branch.episode, "at": branch.at, "differences": 0, **noted}}
 
 
 def require_whole_record(episode: Episode) -> None:
@@ -223,11 +214,10 @@ class EpisodeGrader:
                 next(names),
                 network,
                 image=episode.records.progress.facts.image_digest,
-                forwards=self.resources.services.targets,
+                attached=self.resources.attached,
                 records=episode.sandbox_records,
                 role="grader",
                 opening=self.admission.opening_graders,
-                web=self.resources.web if factory.uses_web(episode.spec.task, "grader") else None,
             ) as opened:
                 yield opened
 
@@ -285,4 +275,4 @@ class EpisodeGrader:
         """Write what the suite's plug-in adds to the folder of a graded episode. Blocks."""
         hooks, task = self.episode.sandbox_factory.suite_hooks, self.episode.spec.task
         for name, chunks in hooks.files(attempt, task, verdict).items():
-            self.episode.history.files.write_log(name, chunks)
+            self.episode.files.write_log(name, chunks)

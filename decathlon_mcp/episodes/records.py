@@ -18,8 +18,7 @@ from decathlon_sandbox import wire
 from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.episodes.clock import Instant
-from decathlon_mcp.episodes.specification import Branch, Claim, EpisodeLimits, EpisodeSpec, Principal
+from decathlon_mcp.episodes.specification import Claim, EpisodeLimits, EpisodeSpec, Instant, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError, SuiteError, UnknownTaskError
 from decathlon_mcp.grading.attempt import Facts
@@ -72,7 +71,6 @@ class Progress:
 _PROGRESS = TypeAdapter(Progress)
 _PRINCIPAL = TypeAdapter(Principal)
 _LIMITS = TypeAdapter(EpisodeLimits)
-_BRANCH = TypeAdapter(Branch)
 _SANDBOX = TypeAdapter(SandboxSpec)
 
 
@@ -97,7 +95,7 @@ class StoredEpisode:
     sandboxes: tuple[SandboxRow, ...] = ()
     """The rows of the episode's sandboxes."""
     obstacle: str | None = None
-    """Why this server cannot continue the episode: its task is gone, or see `SandboxFactory.obstacle`."""
+    """Why this server cannot continue the episode: its task or its sandbox is not here."""
 
     @property
     def is_closed(self) -> bool:
@@ -114,11 +112,6 @@ class StoredEpisode:
             for row in self.sandboxes
             if row.role == "service" or (row.name == self.progress.agent and not self.progress.captured)
         ]
-
-    @property
-    def surviving_sandboxes(self) -> set[str]:
-        """Names of the sandboxes with which the episode continues."""
-        return set() if self.obstacle is not None else {row.name for row in self.needed_sandboxes}
 
 
 def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: Catalogue) -> StoredEpisode:
@@ -148,9 +141,10 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 operation=row.operation,
                 ends_with_response=bool(spec["ends_with_response"]),
                 labels=row.labels,
-                branch=_BRANCH.validate_python(branch) if (branch := spec.get("branch")) else None,
                 shares_launch_time=bool(spec.get("shares_launch_time")),
+                calls_before=int(spec.get("calls_before", 0)),
                 plugins=spec.get("plugins", {}),
+                reported=spec.get("reported", {}),
             ),
             suite=suite_name,
             phase=Phase(row.phase),
@@ -179,17 +173,12 @@ def sandbox_spec(row: SandboxRow) -> SandboxSpec:
 class EpisodeRecords:
     """Writes the row of one episode. `progress` is what the store has of it.
 
-    `archive`: a store for episodes that end with this process. It gets their rows when they have ended, so
-    that no later server finds one to continue.
+    Changes before the episode is ready reach the row when it is ready: until then, the set-up starts over if
+    the server dies. `archive`: a store for episodes that end with this process. It gets their rows when they
+    have ended, so that no later server finds one to continue.
     """
 
-    def __init__(
-        self,
-        store: Store | None,
-        episode_id: str,
-        *,
-        archive: Store | None = None,
-    ) -> None:
+    def __init__(self, store: Store | None, episode_id: str, *, archive: Store | None = None) -> None:
         self._store = store
         self._archive = archive
         self._row: EpisodeRow | None = None
@@ -198,6 +187,12 @@ class EpisodeRecords:
 
     def insert(self, spec: EpisodeSpec, suite: str, started_at: float) -> None:
         """Write a new episode. Raises AtCapacityError if the disk is full."""
+        optional = {
+            "shares_launch_time": spec.shares_launch_time,
+            "calls_before": spec.calls_before,
+            "plugins": dict(spec.plugins),
+            "reported": spec.reported,
+        }
         self._row = EpisodeRow(
             id=spec.id,
             agent_id=spec.agent_id,
@@ -214,9 +209,7 @@ class EpisodeRecords:
                 "policy": spec.policy,
                 "limits": asdict(spec.limits),
                 "ends_with_response": spec.ends_with_response,
-                **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
-                **({"shares_launch_time": True} if spec.shares_launch_time else {}),
-                **({"plugins": dict(spec.plugins)} if spec.plugins else {}),
+                **{name: value for name, value in optional.items() if value},
             },
             progress={},
             labels=spec.labels,
@@ -251,17 +244,12 @@ class EpisodeRecords:
         """
         self.progress = replace(self.progress, plugins={**self.progress.plugins, name: member})
 
-    def set_labels(self, labels: Mapping[str, str]) -> None:
+    def write(self, **values: Any) -> None:
+        """Write the labels or the verdict."""
         if self._store is not None:
-            self._store.update_episode(self._id, labels=labels)
+            self._store.update_episode(self._id, **values)
         elif self._row is not None:
-            self._row = replace(self._row, labels=labels)
-
-    def set_verdict(self, verdict: JsonObject) -> None:
-        if self._store is not None:
-            self._store.update_episode(self._id, verdict=verdict)
-        elif self._row is not None:
-            self._row = replace(self._row, verdict=verdict)
+            self._row = replace(self._row, **values)
 
     def end(self, ending: Ending, *, cause: str | None, calls: int) -> None:
         if self._store is not None:

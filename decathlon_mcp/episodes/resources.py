@@ -16,12 +16,13 @@ from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.extensions import EpisodeWeb
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import SetUpError
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.hooks import load, plugins
+from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.suites.tasks import Task
 
 
@@ -82,9 +83,38 @@ class EpisodeResources:
     web.
     """
 
-    services: Services
-    credentials: Sequence[tuple[PurePosixPath, bytes]]
+    factory: SandboxFactory
+    task: Task
+    services: Services = field(default_factory=Services)
+    credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
     web: EpisodeWeb | None = None
+
+    @asynccontextmanager
+    async def attached(
+        self, sandbox: Sandbox, driver: DriverClient, role: str, taken_back: bool
+    ) -> AsyncGenerator[None]:
+        """Give a sandbox the services, and the web if it uses it, in the body.
+
+        `taken_back`: an earlier server process has done that. Raises SetUpError.
+        """
+        provider, web = self.factory.provider, self.web
+        shares_loopback = provider.shares_loopback(sandbox.spec)
+        if self.services.targets and not shares_loopback:
+            await driver.forward(self.services.targets)
+        if web is None or not self.factory.uses_web(self.task, role):
+            yield
+            return
+        assert role in ("agent", "preprocess", "grader"), "no other role uses the web"
+        async with web.connected(
+            sandbox,
+            driver,
+            role,
+            shares_loopback=shares_loopback,
+            # Elsewhere the files belong to the machine, or to an image that other sandboxes use too.
+            has_own_files=provider.isolation == "container",
+            taken_back=taken_back,
+        ):
+            yield
 
     async def with_web(self, verdict: Verdict) -> Verdict:
         """The verdict with how the requests to the recorded web were answered."""
@@ -109,7 +139,7 @@ async def open_resources(episode: Episode, admission: Admission) -> AsyncGenerat
             web = await stack.enter_async_context(
                 factory.web.episode(factory.suite, task, public_id, episode.spec.launch_time)
             )
-        yield EpisodeResources(services, credentials, web)
+        yield EpisodeResources(factory, task, services, credentials, web)
 
 
 def _open_services(episode: Episode) -> AbstractAsyncContextManager[Services]:

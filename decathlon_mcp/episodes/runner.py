@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
 
-from decathlon_mcp.background import background_tasks, in_any_case, run_alone
+from decathlon_mcp.background import in_any_case, run_alone
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Start, acting, begin
 from decathlon_mcp.episodes.episode import Episode
@@ -50,8 +49,6 @@ log = logging.getLogger("decathlon.episodes")
 
 REMOVAL_SECONDS = 10.0
 """How long the end of an episode waits for the removal of its archives, which usually takes milliseconds."""
-END_SECONDS = 15.0
-"""How long a server that stops waits for the ends of episodes whose gradings it has cancelled."""
 STATUS_WITHOUT_GRADING: dict[Ending, Status] = {
     Ending.SANDBOX_LOST: "sandbox_lost",
     Ending.SET_UP_FAILED: "set_up_failed",
@@ -177,7 +174,15 @@ class EpisodeRunner:
         else:
             # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
             async with resources.services.watched(), AsyncExitStack() as agent_stack:
-                start = self._start(agent_stack, resources)
+                start = Start(
+                    episode=episode,
+                    resources=resources,
+                    admission=self._admission,
+                    offer=self._offer,
+                    scratch=self._scratch,
+                    folder_of=self._folder_of,
+                    stack=agent_stack,
+                )
                 agent = await self._begin(start)
                 if agent.driver is not None:
                     async with acting(self._hooks, start, agent), self._fault_finder.deciding(agent.sandbox):
@@ -190,17 +195,6 @@ class EpisodeRunner:
         require_whole_record(episode)
         async with resources.services.watched():
             return await grader.grade_in_fresh_sandbox(captured)
-
-    def _start(self, stack: AsyncExitStack, resources: EpisodeResources) -> Start:
-        return Start(
-            episode=self._episode,
-            resources=resources,
-            admission=self._admission,
-            offer=self._offer,
-            scratch=self._scratch,
-            folder_of=self._folder_of,
-            stack=stack,
-        )
 
     async def _begin(self, start: Start) -> AgentSandbox:
         """Begin the episode, which is READY afterwards, unless its attempt is closed."""
@@ -306,7 +300,7 @@ class EpisodeRunner:
                     self._episode, agent.sandbox, driver, self._scratch, self._sealed
                 )
             self._fault_finder.health.note_success(self._episode.public_id)
-            self._episode.history.note_captured()
+            self._episode.note(captured=True)
             await agent_stack.aclose()
         return captured
 
@@ -318,53 +312,3 @@ class EpisodeRunner:
     def _sealed(self) -> Path | None:
         """Archive of the task's folder as preprocess left it, once the episode is ready."""
         return self._scratch / SEALED_FILE if self._episode.records.progress.sealed else None
-
-
-class RunnerGroup:
-    """The runners of one server, which run inside `running`."""
-
-    def __init__(self) -> None:
-        self._tasks: TaskGroup | None = None
-        self._scopes: set[anyio.CancelScope] = set()
-        self._deadline: float | None = None
-        self._drain_scope: anyio.CancelScope | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self._tasks is not None
-
-    @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
-        async with background_tasks() as self._tasks:
-            yield
-
-    def start(self, runner: EpisodeRunner) -> None:
-        """Run an episode in the background."""
-
-        async def run() -> None:
-            with anyio.CancelScope() as scope:
-                self._scopes.add(scope)
-                try:
-                    await run_alone(runner.run)
-                finally:
-                    self._scopes.discard(scope)
-
-        assert self._tasks is not None, "the registry is not running"
-        self._tasks.start_soon(run)
-
-    async def drain(self, all_ended: Callable[[], Awaitable[None]], seconds: float) -> None:
-        """Wait so long, or until `hurry`, for episodes that end by themselves; then cancel the others."""
-        # A second call, at the end of `running`, must not extend the time.
-        self._deadline = self._deadline or anyio.current_time() + seconds
-        with anyio.CancelScope(deadline=self._deadline) as self._drain_scope:
-            await all_ended()
-        for scope in self._scopes:
-            scope.cancel()
-        with anyio.move_on_after(END_SECONDS):
-            await all_ended()
-
-    def hurry(self) -> None:
-        """Let `drain` wait no longer for episodes to end."""
-        self._deadline = anyio.current_time()
-        if self._drain_scope is not None:
-            self._drain_scope.deadline = self._deadline

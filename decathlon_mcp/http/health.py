@@ -56,7 +56,7 @@ def server_state(registry: EpisodeRegistry) -> tuple[ServerState, float | None]:
         return ServerState.STARTING, RECOVERY_RETRY_SECONDS
     if registry.recovering:
         return ServerState.RECOVERING, RECOVERY_RETRY_SECONDS
-    if not all(factory.provider.is_available for factory in registry.directory.factories.values()):
+    if not all(factory.provider.is_available for factory in registry.factories.values()):
         return ServerState.NO_ENGINE, RECOVERY_RETRY_SECONDS
     if registry.options.disk.is_low():
         return ServerState.DISK_LOW, DISK_RETRY_SECONDS
@@ -185,8 +185,8 @@ def current_values(registry: EpisodeRegistry) -> Iterator[Metric]:
             "`--max-sandboxes`, or what the limit of open files has room for.",
             admission.max_sandboxes,
         ),
-        ("pool_idle", "Sandboxes that were opened ahead and are not used yet.", registry.sources.idle),
-        ("pool_opening", "Sandboxes that are being opened ahead.", registry.sources.opening),
+        ("pool_idle", "Sandboxes that were opened ahead and are not used yet.", registry.source.idle),
+        ("pool_opening", "Sandboxes that are being opened ahead.", registry.source.opening),
         ("queue_length", "Episodes that wait until they may open their sandbox.", admission.queued),
         ("memory_available_bytes", "Available memory of the machine.", _available_bytes()),
         ("memory_floor_bytes", "Available memory below which openings wait.", admission.memory.floor_bytes),

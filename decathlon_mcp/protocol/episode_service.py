@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from decathlon_mcp.episodes.access import EpisodeAccess
+from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools

@@ -12,9 +12,7 @@ import anyio.to_thread
 from decathlon_mcp.catalogue.draws import filter_tasks
 from decathlon_mcp.catalogue.listing import list_tasks
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes.access import EpisodeAccess, may_evaluate
-from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.grading import branch_members
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
@@ -120,7 +118,7 @@ class Lobby(Service):
         return {"tools": [*lobby_tools, *self._current_tools(request)]}
 
     def _can_evaluate(self, context: RequestContext) -> bool:
-        return may_evaluate(self._registry.options.reward_policy, context.principal)
+        return context.principal.may_evaluate(self._registry.options.reward_policy)
 
     def _instructions(self, context: RequestContext) -> str:
         return EVALUATOR_INSTRUCTIONS if self._can_evaluate(context) else PLAYER_INSTRUCTIONS
@@ -164,7 +162,7 @@ class Lobby(Service):
             case StartEpisode():
                 return await self._start(request, call)
             case ListEpisodes():
-                episodes = self._registry.directory.owned_by(self._principal(request))
+                episodes = self._registry.owned_by(self._principal(request))
                 listed = [
                     {**_status(episode), "labels": dict(episode.spec.labels)}
                     for episode in episodes
@@ -255,7 +253,7 @@ class Lobby(Service):
                 access.episode.close()
             raise
         # The number of differences is known now.
-        return {**tools, "phase": str(access.episode.state.phase), **branch_members(access.episode)}
+        return {**tools, "phase": str(access.episode.state.phase), **access.episode.reported}
 
     async def _claim(self, request: Request, access: EpisodeAccess, call: ClaimDone) -> JsonObject:
         if call.truncated or call.turns is not None:
@@ -328,7 +326,7 @@ def _status(episode: Episode) -> JsonObject:
         "language": episode.sandbox_factory.suite.language,
         "names": episode.sandbox_factory.tool_names,
         "suite_revision": episode.records.progress.facts.suite_revision or None,
-        **branch_members(episode),
+        **episode.reported,
         **_waits_for(episode),
     }
     if state.phase is Phase.ENDED:

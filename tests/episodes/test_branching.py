@@ -103,7 +103,7 @@ async def branch(
 def lines(registry: EpisodeRegistry, episode: Episode) -> list[dict[str, Any]]:
     return [
         json.loads(line)
-        for line in (registry.directory.folder(episode.id) / "trajectory.jsonl").read_text().splitlines()
+        for line in (registry.folder(episode.id) / "trajectory.jsonl").read_text().splitlines()
     ]
 
 
@@ -322,7 +322,7 @@ async def test_a_branch_whose_source_is_gone_fails_with_that_reason(tmp_path: Pa
     async with playing(tmp_path) as (registry, source):
         await call(source, "count")
         made = await branch(registry, source.id, 1)
-        (registry.directory.folder(source.id) / "trajectory.jsonl").unlink()
+        (registry.folder(source.id) / "trajectory.jsonl").unlink()
         with pytest.raises(SetUpError, match=f"the record of episode {source.public_id}"):
             await made.ready()
 
@@ -422,7 +422,7 @@ async def test_states_are_saved_after_every_so_many_calls(tmp_path: Path) -> Non
         for number in range(7):
             await call(source, "write", text=str(number))
         await branches_of(registry).settled(source)
-        folder = registry.directory.folder(source.id) / "snapshots"
+        folder = registry.folder(source.id) / "snapshots"
         # The newest two are kept.
         assert sorted(path.name for path in folder.glob("*.json")) == ["4.json", "6.json"]
         made = await branch(registry, source.id, 6)

@@ -10,7 +10,7 @@ import pytest
 
 from decathlon_mcp.catalogue.draws import Draw
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes import directory as directory_module
+from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
@@ -206,15 +206,15 @@ async def test_an_agent_id_gives_access_without_a_token_but_is_no_handle(tmp_pat
 async def test_a_principal_lists_its_own_episodes_newest_first(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         first, other, second = (registry.start("find-answer", owner) for owner in (ADA, BOB, ADA))
-        assert registry.directory.owned_by(ADA) == [second, first]
-        assert registry.directory.owned_by(ADMIN) == [second, other, first]
-        assert registry.directory.owned_by(NOBODY) == []
+        assert registry.owned_by(ADA) == [second, first]
+        assert registry.owned_by(ADMIN) == [second, other, first]
+        assert registry.owned_by(NOBODY) == []
 
 
 async def test_the_oldest_ended_episodes_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_module, "MAX_ENDED_EPISODES", 1)
+    monkeypatch.setattr(registry_module, "MAX_ENDED_EPISODES", 1)
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         live = registry.start("find-answer", ADA)
         first, second = (registry.start("find-answer", ADA) for _ in range(2))

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
-from decathlon_mcp.episodes.suite_hooks import suite_hooks
+from decathlon_mcp.episodes.extensions import suite_hooks
 from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord, Facts
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.job import CapturedWorkspace, GradingJob, OpenSandbox

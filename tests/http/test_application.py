@@ -49,7 +49,7 @@ def connection_fails(message: str) -> pytest.RaisesGroup[MCPError]:
 
 
 async def wait_until_ended(served: Served, episode_id: str) -> None:
-    await served.episodes.directory._episodes[episode_id].state.reach(Phase.ENDED)  # pyright: ignore[reportPrivateUsage]
+    await served.episodes._episodes[episode_id].state.reach(Phase.ENDED)  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_refused_request_gets_an_error_under_its_id(served: Served, http: httpx2.AsyncClient) -> None:

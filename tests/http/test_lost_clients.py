@@ -58,7 +58,7 @@ async def served_by_fake(
     provider = provider or FakeProvider(tools=TOOLS)
     async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
         ready, stop, stopped = anyio.Event(), anyio.Event(), anyio.Event()
-        registry.spans = registry.directory.spans = spans
+        registry.spans = spans
 
         async def serve() -> None:
             app = http_app(registry)

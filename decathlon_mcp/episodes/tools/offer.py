@@ -170,7 +170,7 @@ class ToolOffer:
     def _list(self, tools: OfferedTools) -> None:
         """List these tools from now on to the end, unless the episode lists some already."""
         if self._episode.tools.offered is None:
-            self._episode.history.note_tools(tools)
+            self._episode.note(tools=tools.to_json())
             self._episode.tools.offer(tools)
 
     def _note_change(self, server: str, what: str = "announces that its tools have changed") -> None:
@@ -179,7 +179,8 @@ class ToolOffer:
             return
         if change not in self._changes[-1:]:
             self._changes.append(change)
-            self._episode.history.note_change(f"the server {server} {what}", self._episode.calls.sent)
+            text = f"the server {server} {what}; this episode's list stays as it is"
+            self._episode.trajectory.add("note", calls=change[1], role="server", text=text)
 
     async def _find_tools(
         self, sandbox: Sandbox, driver: DriverClient, servers: Mapping[str, ServerInfo]

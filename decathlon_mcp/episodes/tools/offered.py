@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 
 from decathlon_mcp.background import Flag
 from decathlon_mcp.driver.mcp_repair import valid_definition
+from decathlon_mcp.episodes.extensions import ToolDescriptions
 from decathlon_mcp.episodes.state import State
-from decathlon_mcp.episodes.suite_hooks import ToolDescriptions
 from decathlon_mcp.errors import SetUpError, UnknownToolError
 from decathlon_mcp.foreign_names import quoted, similar
 from decathlon_mcp.suites.tool_names import CLAIM, LOCAL, spell

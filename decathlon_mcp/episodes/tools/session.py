@@ -20,7 +20,7 @@ from decathlon_mcp.driver.client import DriverClient, ServerInfo
 from decathlon_mcp.driver.messages import Notification
 from decathlon_mcp.driver.pending import Request
 from decathlon_mcp.driver.replies import CallParams, Cut, Reply
-from decathlon_mcp.episodes.suite_hooks import CallFilter
+from decathlon_mcp.episodes.extensions import CallFilter
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import (
     AtCapacityError,

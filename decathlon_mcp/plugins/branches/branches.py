@@ -17,7 +17,7 @@ from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.errors import NotRunnableError, SettingsError
 from decathlon_mcp.plugins.branches.copies import begin_as_copy
-from decathlon_mcp.plugins.branches.options import BranchOptions
+from decathlon_mcp.plugins.branches.options import Branch, BranchOptions, note_branch
 from decathlon_mcp.plugins.branches.prepared import PREPARED_FOLDER, PreparedTasks
 from decathlon_mcp.plugins.branches.replay import check_source, play_again, refuse_shared
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, why_not_saved
@@ -40,7 +40,7 @@ class Branches(EpisodeHooks):
     def check(self, factory: SandboxFactory, spec: EpisodeSpec) -> None:
         """Refuse calls that are made again and reach what episodes share, and states that are not saved."""
         options = BranchOptions.of(spec)
-        if (REPLAY_LABEL in spec.labels or spec.branch is not None) and not options.outside:
+        if (REPLAY_LABEL in spec.labels or Branch.of(spec) is not None) and not options.outside:
             refuse_shared(factory, spec.task, spec.task_name)
         if options.snapshots is not None and (reason := why_not_saved(factory, self._states, spec.task)):
             raise NotRunnableError(
@@ -49,9 +49,10 @@ class Branches(EpisodeHooks):
 
     async def begin(self, start: Start, following: Following) -> AgentSandbox:
         """A branch begins with the nearest state that was saved, and makes the calls after it again."""
-        branch = start.episode.spec.branch
+        branch = Branch.of(start.episode.spec)
         if branch is None:
             return await self._prepared.begin(start, following)
+        note_branch(start.episode)
         source, agent, copied = start.folder_of(branch.episode), None, 0
         if source is not None:
             state = await anyio.to_thread.run_sync(nearest_state, source, branch.at)

@@ -14,9 +14,10 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
+from decathlon_mcp.episodes.extensions import Opened
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.sandbox_sources import Opened
 from decathlon_mcp.errors import CallTimeoutError, DecathlonError, SandboxLostError, SnapshotError
+from decathlon_mcp.plugins.branches.options import note_branch
 from decathlon_mcp.plugins.branches.states import SavedState, discard
 from decathlon_mcp.plugins.regrade.keeping import keep_sealed, read_original
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -50,8 +51,9 @@ async def begin_as_copy(
             tools = await start.offer.copy(state.tools)
             # It is a branch, if at all, of another episode than the one that was saved.
             facts = {name: fact for name, fact in state.progress.items() if name != "branch"}
-            exact_branch = {"branch": {"exact": True}} if exact else {}
-            episode.records.note_facts(**{"prepared": prepared, **facts, **exact_branch})
+            episode.records.note_facts(**{"prepared": prepared, **facts})
+            if exact:
+                note_branch(episode, exact=True)
             await start.stack.enter_async_context(opened.pop_all())
     except (SnapshotError, SandboxLostError, CallTimeoutError, OSError, ValueError, KeyError) as error:
         why = error.message if isinstance(error, DecathlonError) else str(error)

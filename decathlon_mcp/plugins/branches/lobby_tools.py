@@ -8,15 +8,14 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from decathlon_mcp.catalogue.draws import Draw
-from decathlon_mcp.episodes.access import EpisodeAccess
-from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.specification import Branch, Principal
+from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AccessDeniedError
 from decathlon_mcp.grading.attempt import MAX_COUNT
 from decathlon_mcp.labels import check_labels, merge_labels
 from decathlon_mcp.plugins.branches.branches import branches_of
-from decathlon_mcp.plugins.branches.options import BranchOptions, OnDifference
+from decathlon_mcp.plugins.branches.options import Branch, BranchOptions, OnDifference
 from decathlon_mcp.protocol.lobby_tools import EvaluatorTool, StartEpisode
 from decathlon_mcp.types import JsonObject
 
@@ -102,7 +101,7 @@ class StartOrBranchEpisode(StartEpisode):
         own_labels = merge_labels(labels or {}, self.labels)
         await branches.settled(source)
         if registry.task_started_by(operation, principal) is None:
-            folder = registry.directory.folder(source.id)
+            folder = registry.folder(source.id)
             await branches.check_source(folder, self.at, registry.admission.readers)
         return registry.start(
             source.spec.task_name,
@@ -113,8 +112,9 @@ class StartOrBranchEpisode(StartEpisode):
             operation=operation,
             ends_with_response=ends_with_response,
             labels=check_labels({**source.spec.labels, **own_labels}),
-            branch=Branch(source.public_id, self.at),
+            calls_before=self.at,
             plugins=self.asked_of_plugins(),
+            reported=Branch(source.public_id, self.at).reported,
         )
 
 

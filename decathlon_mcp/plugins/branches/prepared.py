@@ -153,7 +153,7 @@ class PreparedTasks:
                 if sealed is not None:
                     # Only with `--keep` there is one.
                     with suppress(FileNotFoundError):
-                        shutil.copyfile(episode.history.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
+                        shutil.copyfile(episode.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
                 self._states.add(state, sealed)
 
             await anyio.to_thread.run_sync(keep)

@@ -184,7 +184,7 @@ class EpisodeSnapshots:
         if source is None or episode.state.phase is not Phase.READY:
             raise BadRequestError("the attempt is not open: its state cannot be saved")
         try:
-            folder = await anyio.to_thread.run_sync(self._states.prepare, episode.history.files.folder, at)
+            folder = await anyio.to_thread.run_sync(self._states.prepare, episode.files.folder, at)
             if (known := await anyio.to_thread.run_sync(SavedState.read, folder)) is not None:
                 return known
             async with self._states.room(source.sandbox.max_snapshot_bytes):

@@ -21,7 +21,7 @@ from typing import Protocol
 import anyio
 from starlette.requests import HTTPConnection
 
-from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.episode import Principal
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.storage.keys import create_secret, read_secret
 

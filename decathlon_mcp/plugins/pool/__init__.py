@@ -5,5 +5,5 @@ from decathlon_mcp.hooks import Plugin
 PLUGIN = Plugin(
     name="pool",
     settings="decathlon_mcp.plugins.pool.settings:PoolSettings",
-    sandbox_sources=("decathlon_mcp.plugins.pool.pool:create",),
+    sandbox_source="decathlon_mcp.plugins.pool.pool:create",
 )

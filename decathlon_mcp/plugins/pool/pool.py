@@ -35,13 +35,12 @@ from anyio.abc import TaskGroup
 from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew
+from decathlon_mcp.episodes.extensions import Opened, OpenNew, SandboxSource
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.plugins.pool.settings import PoolSettings
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.telemetry.metrics import Opening
 
 REFILLS_AT_ONCE = 2
 """Sandboxes that are opened ahead at a time, at most. More would only slow down the episodes."""
@@ -139,14 +138,12 @@ class PooledSandbox:
             self.end()
 
 
-class SandboxPool:
+class SandboxPool(SandboxSource):
     """Opens `size` sandboxes ahead of each kind that has been needed.
 
     It works inside `running`; before, and after `close`, nothing is opened ahead. `admission` bounds the
     sandboxes of the pool and of the episodes together.
     """
-
-    counted_as: Opening = "warm"
 
     def __init__(self, size: int, admission: Admission) -> None:
         self._size = size

@@ -21,7 +21,7 @@ from typing import Any, cast
 import anyio
 
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.episodes.suite_hooks import ToolDescriptions
+from decathlon_mcp.episodes.extensions import ToolDescriptions
 from decathlon_mcp.errors import DriverError, SetUpError
 from decathlon_mcp.payloads import source
 from decathlon_mcp.suites.profile import SuiteProfile

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.episodes.suite_hooks import CallFilter, SuiteHooks, ToolDescriptions
+from decathlon_mcp.episodes.extensions import CallFilter, SuiteHooks, ToolDescriptions
 from decathlon_mcp.grading.attempt import Attempt, Facts
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.plugins.toolathlon.coercion import coerced_arguments
