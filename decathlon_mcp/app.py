@@ -28,7 +28,7 @@ from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
 from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.driver.client import Survival
-from decathlon_mcp.episodes.admission import DENSE_FLOOR_MIB, Admission, MemoryFloor
+from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.extensions import SandboxSource, create_web, suite_hooks
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
@@ -43,6 +43,7 @@ from decathlon_mcp.grading.verdict import Status
 from decathlon_mcp.hooks import load, own_provider, plugins
 from decathlon_mcp.sandboxes.base import Limits, Provider
 from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside, require_descriptors
+from decathlon_mcp.sandboxes.memory import DENSE_FLOOR_MIB, MemoryFloor
 from decathlon_mcp.sandboxes.plugins import (
     Offer,
     ProviderPlugin,

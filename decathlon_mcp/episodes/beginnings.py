@@ -7,32 +7,27 @@ episode of a dead server has one before them, which reattaches to its sandbox (`
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from decathlon_mcp.catalogue.catalogue import SuiteRevision
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.extensions import Opened, OpenNew
-from decathlon_mcp.episodes.grading import require_whole_record
 from decathlon_mcp.episodes.resources import EpisodeResources
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, agent_sandbox
-from decathlon_mcp.episodes.set_up import SEALED_FILE, PreparedTask, SetUp
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools.offer import ToolOffer
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.job import CapturedWorkspace
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.telemetry.logs import fields
 
-log = logging.getLogger("decathlon.episodes")
+SEALED_FILE = "sealed.tar"
+"""Archive of the task's folder after preprocess, in the episode's scratch folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ class Start:
     async def open_sandbox(
         self, name: str, image: str | None, open_new: OpenNew | None = None
     ) -> AsyncGenerator[Opened]:
-        """Open the sandbox of preprocess or of the agent, as `SetUp.run` asks for it.
+        """Open the sandbox of preprocess or of the agent: of this image, by default the suite's.
 
         `open_new`: what opens it, see `SandboxFactory.open`.
         """
@@ -135,79 +130,3 @@ class EpisodeHooks:
         self, episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool
     ) -> None:
         """The attempt is closed and captured, and its grading begins. Raises nothing but cancellation."""
-
-
-async def begin(hooks: Sequence[EpisodeHooks], start: Start) -> AgentSandbox:
-    """Begin the episode by the first link that can."""
-    if not start.episode.was_ready:
-        require_whole_record(start.episode)
-
-    async def after(count: int) -> AgentSandbox:
-        if count == len(hooks):
-            return await set_up(start)
-        return await hooks[count].begin(start, partial(after, count + 1))
-
-    return await after(0)
-
-
-@asynccontextmanager
-async def acting(hooks: Sequence[EpisodeHooks], start: Start, agent: AgentSandbox) -> AsyncGenerator[None]:
-    """Enter what all hooks have around the time in which the agent acts."""
-    async with AsyncExitStack() as stack:
-        for one in hooks:
-            await stack.enter_async_context(one.acting(start, agent))
-        yield
-
-
-async def set_up(start: Start) -> AgentSandbox:
-    """Set the task up in a new sandbox, and offer its tools."""
-    episode = start.episode
-    async with start.admission.set_ups:
-        prepared = await _prepare(start)
-        if prepared.preprocess_failure:
-            log.warning(
-                "preprocess failed, which its suite ignores",
-                extra=fields(
-                    episode=episode.public_id, task=episode.spec.task_name, why=prepared.preprocess_failure
-                ),
-            )
-            episode.trajectory.add("preprocess_failed", failure=prepared.preprocess_failure)
-            episode.records.note_facts(preprocess_failure=prepared.preprocess_failure)
-        tools = await start.offer.complete(prepared)
-        sandbox, driver = prepared.sandbox, prepared.driver
-        session = await start.offer.tool_session(sandbox, driver, running=prepared.servers)
-    return AgentSandbox(sandbox, driver, session, tools, sealed=prepared.sealed is not None)
-
-
-async def _prepare(start: Start) -> PreparedTask:
-    """Open the agent's sandbox, after the sandbox of preprocess if there is one, and set the task up."""
-    episode, factory = start.episode, start.episode.sandbox_factory
-
-    def note_revision() -> None:
-        read = SuiteRevision.read(factory.suite, episode.spec.task, factory.common_digest)
-        episode.records.note_facts(
-            suite_revision=read.revision, suite_release=read.release, suite_changed=read.changed
-        )
-
-    work = SetUp(
-        suite=factory.suite,
-        task=episode.spec.task,
-        launch_time=episode.spec.launch_time,
-        common=factory.common,
-        scratch=start.scratch,
-        limits=episode.spec.limits,
-        credentials=start.resources.credentials,
-        isolated=factory.provider.isolation != "none",
-        before_reading=note_revision,
-    )
-    first = f"{episode.public_id}-preprocess" if work.has_two_sandboxes else start.agent_name
-    if factory.root(first) != factory.root(start.agent_name):
-        # Files that preprocess writes may contain absolute paths, so both sandboxes need the same root.
-        # They can have the same name, as the first is removed before the second opens.
-        first = start.agent_name
-    return await work.run(
-        start.stack,
-        partial(start.open_sandbox, first),
-        partial(start.open_sandbox, start.agent_name),
-        start.offer.servers_to_start,
-    )

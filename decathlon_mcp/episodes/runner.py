@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from decathlon_mcp.background import in_any_case, run_alone
 from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Start, acting, begin
+from decathlon_mcp.episodes.beginnings import SEALED_FILE, AgentSandbox, EpisodeHooks, Start
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import (
     WORKSPACE_FILE,
@@ -27,7 +27,7 @@ from decathlon_mcp.episodes.grading import (
     with_room,
 )
 from decathlon_mcp.episodes.resources import EpisodeResources, open_resources
-from decathlon_mcp.episodes.set_up import SEALED_FILE
+from decathlon_mcp.episodes.set_up import set_up
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offer import ToolOffer
 from decathlon_mcp.errors import (
@@ -185,8 +185,11 @@ class EpisodeRunner:
                 )
                 agent = await self._begin(start)
                 if agent.driver is not None:
-                    async with acting(self._hooks, start, agent), self._fault_finder.deciding(agent.sandbox):
-                        await self._wait_for_claim(agent)
+                    async with AsyncExitStack() as acting:
+                        for hooks in self._hooks:
+                            await acting.enter_async_context(hooks.acting(start, agent))
+                        async with self._fault_finder.deciding(agent.sandbox):
+                            await self._wait_for_claim(agent)
                     require_whole_record(episode)
                     if episode.spec.task.in_place:
                         return await grader.grade_in_place(agent.sandbox, agent.driver, self._sealed)
@@ -197,9 +200,17 @@ class EpisodeRunner:
             return await grader.grade_in_fresh_sandbox(captured)
 
     async def _begin(self, start: Start) -> AgentSandbox:
-        """Begin the episode, which is READY afterwards, unless its attempt is closed."""
-        episode = self._episode
-        agent = await begin(self._hooks, start)
+        """Begin the episode by the first link that can. It is READY then, unless its attempt is closed."""
+        episode, hooks = self._episode, self._hooks
+        if not episode.was_ready:
+            require_whole_record(episode)
+
+        async def after(count: int) -> AgentSandbox:
+            if count == len(hooks):
+                return await set_up(start)
+            return await hooks[count].begin(start, partial(after, count + 1))
+
+        agent = await after(0)
         if not episode.was_ready:
             episode.mark_ready(agent.open_session, sealed=agent.sealed, tools=agent.tools)
             log.info(

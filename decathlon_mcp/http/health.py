@@ -16,12 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from decathlon_mcp import __version__
-from decathlon_mcp.episodes.admission import available_bytes
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError, AtCapacityError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.lines import JsonLine
+from decathlon_mcp.sandboxes.memory import available_bytes
 from decathlon_mcp.storage.disk import RETRY_SECONDS as DISK_RETRY_SECONDS
 
 RECOVERY_RETRY_SECONDS = 2.0

@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from decathlon_mcp.app import create_sandbox_factory
-from decathlon_mcp.episodes.admission import Admission, MemoryFloor
+from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
 from decathlon_mcp.episodes.specification import Principal
@@ -27,6 +27,7 @@ from decathlon_mcp.plugins.pool import pool as warm_pool
 from decathlon_mcp.plugins.pool.pool import SandboxPool
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
+from decathlon_mcp.sandboxes.memory import MemoryFloor
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.storage.store import Store

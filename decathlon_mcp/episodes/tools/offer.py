@@ -16,7 +16,6 @@ from pathlib import PurePosixPath
 from decathlon_mcp.driver.client import DriverClient, ServerInfo
 from decathlon_mcp.driver.replies import OVERLONG_FOLDER, Cut
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.set_up import PreparedTask
 from decathlon_mcp.episodes.tools.offered import OfferedTools, offered_tools, same_tools
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
@@ -78,25 +77,29 @@ class ToolOffer:
         self._key = key
         return self._task.needs.servers if self._known is None else self._task.eager_servers
 
-    async def complete(self, prepared: PreparedTask) -> str:
+    async def complete(
+        self, sandbox: Sandbox, driver: DriverClient, servers: Mapping[str, ServerInfo]
+    ) -> str:
         """Offer the tools of a sandbox that is set up, unless the episode offers some already.
+
+        `servers`: what each server reported that the set-up has started.
 
         Returns the digest by which `KeptTools` has them. Caches the lists of servers that were started.
         Raises SetUpError if the suite's local tools cannot be described, or two tools have the same name.
         """
-        sandbox, tools = prepared.sandbox, self._known
+        tools = self._known
         if tools is None:
-            tools = await self._find_tools(sandbox, prepared.driver, prepared.servers)
+            tools = await self._find_tools(sandbox, driver, servers)
             if self._lists is not None and self._key is not None:
                 # No tool has been called in this sandbox yet.
                 await self._lists.keep(self._key, tools, sandbox.root)
         offered, digest = await self._offer(tools)
         if self._known is not None or tools is not offered:
-            for name, info in prepared.servers.items():
+            for name, info in servers.items():
                 await self._compare(self._key, sandbox.root, name, info)
         if offered.local:
             server = self._factory.suite_hooks.local_server(offered.local, sandbox.root)
-            await prepared.driver.define([] if server is None else [server])
+            await driver.define([] if server is None else [server])
         return digest
 
     async def copy(self, tools: JsonObject) -> str:

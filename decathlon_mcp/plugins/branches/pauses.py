@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from decathlon_mcp.episodes.calls import EpisodeCalls
+from decathlon_mcp.episodes.calls import CallGate, EpisodeCalls
 from decathlon_mcp.episodes.operations import Call
 
 
-class CallPauses:
+class CallPauses(CallGate):
     """Times in which no call of an episode runs: new calls wait, those that were accepted before may end."""
 
     def __init__(self, calls: EpisodeCalls) -> None:
