@@ -35,7 +35,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
 from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.episodes.tools.cache import ToolLists
+from decathlon_mcp.episodes.tools.offered import ToolLists
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.grading.fault import ProviderHealth
 from decathlon_mcp.grading.signing import Signer

@@ -154,7 +154,7 @@ class Episode:
         self.lease.mark_used()
         if self.spec.ends_with_response:
             self.lease.lose_client()
-        self.state.restore(Phase.OPENING if stored.phase is Phase.READY else stored.phase)
+        self.state.phase = Phase.OPENING if stored.phase is Phase.READY else stored.phase
 
     @property
     def id(self) -> str:

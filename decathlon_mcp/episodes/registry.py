@@ -162,20 +162,6 @@ class EpisodeRegistry:
             factory = replace(other, suite=replace(other.suite, name=suite, tasks={}), tool_lists=None)
         return factory
 
-    async def known_tools(self, task_id: str) -> list[JsonObject] | None:
-        """What a task's episodes offer an agent, from the cache; None if it has no list of the task.
-
-        Paths are as in the listed prompts; where prompts are provisional, an episode can have other paths.
-        Raises UnknownTaskError, and SuiteError if the task has errors.
-        """
-        suite, task = self.catalogue.find(task_id)
-        lists = self.factory(suite.name).tool_lists
-        key = None if lists is None else await lists.expected_key(task)
-        if lists is None or key is None:
-            return None
-        known = await lists.find(key, suite.profile.root)
-        return None if known is None else [*known.tools]
-
     # starting
 
     def start(

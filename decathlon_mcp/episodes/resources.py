@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Protocol
 
 import anyio
 import anyio.to_thread
 
-from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.extensions import EpisodeWeb
-from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import SetUpError
 from decathlon_mcp.grading.verdict import Verdict
@@ -40,39 +37,16 @@ class Services:
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
         """Cancel the body and raise SandboxLostError as soon as the sandbox of a service is lost."""
-        lost: list[DriverClient] = []
         with anyio.CancelScope() as body:
-            async with background_tasks() as tasks:
-
-                async def watch(driver: DriverClient) -> None:
-                    await driver.closed.wait()
-                    lost.append(driver)
-                    body.cancel()
-
-                for driver in self.drivers:
-                    tasks.start_soon(watch, driver)
+            for driver in self.drivers:
+                driver.closed.on_set(body.cancel)
+            try:
                 yield
-        if lost:
-            raise await lost[0].closed_error()
-
-
-class OpenServices(Protocol):
-    """Opens the services of a task, `Plugin.services`; they end with the context."""
-
-    def __call__(
-        self,
-        factory: SandboxFactory,
-        task: Task,
-        episode: str,
-        *,
-        start_seconds: float,
-        records: SandboxRecords,
-        reattaches: bool = False,
-    ) -> AbstractAsyncContextManager[Services]:
-        """`episode`: its public id. `records`: of the episode's sandboxes. `reattaches`: the services run, in
-        sandboxes that `records` has from a dead server. Raises SetUpError and SandboxLostError.
-        """
-        ...
+            finally:
+                for driver in self.drivers:
+                    driver.closed.forget(body.cancel)
+        if body.cancelled_caught:
+            raise await next(driver for driver in self.drivers if driver.closed.is_set()).closed_error()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,32 +106,26 @@ async def open_resources(episode: Episode, admission: Admission) -> AsyncGenerat
     async with AsyncExitStack() as stack:
         services = Services()
         if factory.suite.services(task):
+            part = next((plugin.services for plugin in plugins() if plugin.services), None)
+            if part is None:
+                names = ", ".join(factory.suite.services(task))
+                raise SetUpError(f"the task needs {names}, and this server has no plug-in for services")
             async with admission.set_ups:
-                services = await stack.enter_async_context(_open_services(episode))
+                opened = load(part)(
+                    factory,
+                    task,
+                    public_id,
+                    start_seconds=episode.spec.limits.servers_seconds,
+                    records=episode.sandbox_records,
+                    reattaches=episode.was_ready,
+                )
+                services = await stack.enter_async_context(opened)
         web: EpisodeWeb | None = None
         if factory.web is not None and factory.uses_web(task):
             web = await stack.enter_async_context(
                 factory.web.episode(factory.suite, task, public_id, episode.spec.launch_time)
             )
         yield EpisodeResources(factory, task, services, credentials, web)
-
-
-def _open_services(episode: Episode) -> AbstractAsyncContextManager[Services]:
-    """The services of the task, by the plug-in that has them. Raises SetUpError if there is none."""
-    parts = [plugin.services for plugin in plugins() if plugin.services]
-    factory, task = episode.sandbox_factory, episode.spec.task
-    if not parts:
-        names = ", ".join(factory.suite.services(task))
-        raise SetUpError(f"the task needs {names}, and this server has no plug-in for services")
-    open_services: OpenServices = load(parts[0])
-    return open_services(
-        factory,
-        task,
-        episode.public_id,
-        start_seconds=episode.spec.limits.servers_seconds,
-        records=episode.sandbox_records,
-        reattaches=episode.was_ready,
-    )
 
 
 async def read_credentials(

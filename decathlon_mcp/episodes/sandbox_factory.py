@@ -22,7 +22,7 @@ from decathlon_sandbox import wire
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, Survival, connect
 from decathlon_mcp.episodes.extensions import Opened, OpenNew, SandboxSource, SuiteHooks, Web
 from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, sandbox_spec
-from decathlon_mcp.episodes.tools.cache import ToolLists
+from decathlon_mcp.episodes.tools.offered import ToolLists
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.fault import FaultFinder, ProviderHealth

@@ -173,7 +173,9 @@ class Lobby(Service):
                 with (access := self._find(request, call.episode)).episode.lease.hold():
                     return structured_result(_status(access.episode))
             case ListTools(task=str(task)):
-                tools = await self._registry.known_tools(task)
+                suite, known = self._registry.catalogue.find(task)
+                lists = self._registry.factory(suite.name).tool_lists
+                tools = None if lists is None else await lists.known(known)
                 return structured_result({"tools": tools})
             case ListTools():
                 with (access := self._find(request, call.episode)).episode.lease.hold():

@@ -205,7 +205,7 @@ async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     counts = [episode.calls.sent]
     replies: list[str] = []
     if kind == "claim":
-        episode.state.restore(Phase.CLAIMED)
+        episode.state.phase = Phase.CLAIMED
         episode.calls.end()
     else:
         episode.mark_opening()

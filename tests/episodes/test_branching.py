@@ -14,7 +14,6 @@ import pytest
 from msgspec import Raw
 
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes.admission import MAX_READERS
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -22,7 +21,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
 from decathlon_mcp.plugins.branches import replay as branching
-from decathlon_mcp.plugins.branches.branches import branches_of
+from decathlon_mcp.plugins.branches.branches import MAX_READERS, branches_of
 from decathlon_mcp.plugins.history.recorded_calls import raw_members
 from decathlon_mcp.protocol.lobby_tools import start_tool
 from decathlon_mcp.storage.trajectory import Trajectory

@@ -182,35 +182,27 @@ class ServerStarts:
             raise SandboxLostError(f"sandbox lost: {self.failure.message}")
 
 
+@dataclass(frozen=True, slots=True)
 class ToolSession:
-    """The tools of one ready episode and the driver that calls them.
+    """The tools of one ready episode and the driver that calls them."""
 
-    `starts` starts the servers that do not run yet. `cut`: how overlong replies of the task's servers are
-    shortened; None passes every reply on whole. `call_filter`: changes the arguments of their tools.
-    """
-
-    def __init__(
-        self,
-        driver: DriverClient,
-        starts: ServerStarts,
-        *,
-        cut: Cut | None = None,
-        call_filter: CallFilter | None = None,
-    ) -> None:
-        self.starts = starts
-        self.driver = driver
-        self._cut = cut
-        self._call_filter = call_filter
+    driver: DriverClient
+    starts: ServerStarts
+    """Starts the servers that do not run yet."""
+    cut: Cut | None = None
+    """How overlong replies of the task's servers are shortened; None passes every reply on whole."""
+    call_filter: CallFilter | None = None
+    """Changes the arguments of their tools. The suite's local tools are called as they are."""
 
     def filters(self, route: ToolRoute) -> bool:
-        """Whether a tool gets what `filtered` returns. The suite's local tools are called as they are."""
-        return self._call_filter is not None and route.server not in self.starts.optional
+        """Whether a tool gets what `filtered` returns."""
+        return self.call_filter is not None and route.server not in self.starts.optional
 
     async def filtered(self, route: ToolRoute, params: CallParams) -> CallParams:
         """The parameters of a call with the arguments that the call filter makes of them."""
-        if self._call_filter is None or params.arguments is None or not self.filters(route):
+        if self.call_filter is None or params.arguments is None or not self.filters(route):
             return params
-        return CallParams(await self._call_filter(params.arguments, route.schema), params.meta)
+        return CallParams(await self.call_filter(params.arguments, route.schema), params.meta)
 
     def request(
         self,
@@ -226,7 +218,7 @@ class ToolSession:
             request_id,
             route.server,
             params.for_tool(route.tool),
-            cut=None if route.server in self.starts.optional else self._cut,
+            cut=None if route.server in self.starts.optional else self.cut,
             on_outcome=on_outcome,
             on_notification=on_notification,
         )

@@ -28,6 +28,9 @@ from decathlon_mcp.sandboxes.snapshots import snapshots_of
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.store import REPLAY_LABEL
 
+MAX_READERS = 2
+"""A trajectory of 256 MiB takes half a second of Python's lock. With more of them at once, others wait."""
+
 
 class Branches(EpisodeHooks):
     """Saves the states of a server's episodes, and begins its branches."""
@@ -35,6 +38,7 @@ class Branches(EpisodeHooks):
     def __init__(self, states: SavedStates, prepared: PreparedTasks) -> None:
         self._states = states
         self._prepared = prepared
+        self._readers = anyio.CapacityLimiter(MAX_READERS)
         self._snapshots: WeakKeyDictionary[Episode, EpisodeSnapshots] = WeakKeyDictionary()
 
     def check(self, factory: SandboxFactory, spec: EpisodeSpec) -> None:
@@ -85,9 +89,9 @@ class Branches(EpisodeHooks):
         """Wait for a state that is being saved, so that a branch finds it."""
         await self.snapshots(episode).settled()
 
-    async def check_source(self, source: Path, at: int, readers: anyio.CapacityLimiter) -> None:
+    async def check_source(self, source: Path, at: int) -> None:
         """Check that an episode can be branched from after call `at`. Raises BadRequestError."""
-        await check_source(source, at, readers)
+        await check_source(source, at, self._readers)
 
 
 def branches_of(registry: EpisodeRegistry) -> Branches:

@@ -102,7 +102,7 @@ class StartOrBranchEpisode(StartEpisode):
         await branches.settled(source)
         if registry.task_started_by(operation, principal) is None:
             folder = registry.folder(source.id)
-            await branches.check_source(folder, self.at, registry.admission.readers)
+            await branches.check_source(folder, self.at)
         return registry.start(
             source.spec.task_name,
             principal,

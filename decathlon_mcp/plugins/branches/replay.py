@@ -78,7 +78,8 @@ def refuse_shared(factory: SandboxFactory, task: Task, task_name: str) -> None:
 async def check_source(source: Path, at: int, readers: anyio.CapacityLimiter) -> None:
     """Check that an episode can be branched from after call `at`. Raises BadRequestError.
 
-    `source`: its folder. `readers`: limits how many trajectories are read at once.
+    `source`: its folder. `readers`: limits how many trajectories are read at once, before the branch has a
+    place in the queue.
     """
 
     def check() -> None:
