@@ -27,8 +27,8 @@ from decathlon_mcp.protocol.lobby_tools import start_tool
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.storage.trajectory_lines import RequestKeys
 from decathlon_mcp.types import as_json_with_raw
+from tests.branches.starting import is_exact, start_with
 from tests.driver.peer import until
-from tests.episodes.branches import is_exact, start_with
 from tests.episodes.calling import make_call
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
