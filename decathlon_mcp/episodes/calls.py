@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.background import Flag, background_tasks
@@ -162,7 +163,7 @@ class EpisodeCalls:
         comes back.
         """
         await call.wait(waiter)
-        outcome = call.outcome or await self.log.read_outcome(call.seq)
+        outcome = call.outcome or await anyio.to_thread.run_sync(self.log.read_outcome, call.seq)
         if outcome is None:
             raise LimitExceededError("the call has run, but its reply could not be kept")
         if isinstance(outcome, DecathlonError):

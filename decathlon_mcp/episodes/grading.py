@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -17,6 +17,7 @@ from anyio import CancelScope
 
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.beginnings import EpisodeHooks
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import Progress
 from decathlon_mcp.episodes.resources import EpisodeResources
@@ -103,22 +104,21 @@ async def capture_workspace(
         with anyio.fail_after(COPY_SECONDS):
             await sandbox.get(folder, archive, allowed_bytes)
     except TimeoutError:
-        raise LimitExceededError(
-            f"the workspace could not be copied within {COPY_SECONDS:g} s", budget="seconds"
-        ) from None
+        message = f"the workspace could not be copied within {COPY_SECONDS:g} s"
+        raise LimitExceededError(message, budget="seconds") from None
     except LimitExceededError as error:
         if allowed_bytes < limit_bytes and error.data.get("budget") == "bytes":
             # Not the agent's fault, so the attempt must not be forfeited.
-            raise DiskFullError(
-                "the server's disk is nearly full: there is no room for the workspace"
-            ) from None
+            message = "the server's disk is nearly full: there is no room for the workspace"
+            raise DiskFullError(message) from None
         raise
     except OSError as error:
-        if is_full(error):
-            raise DiskFullError(
-                f"the server's disk cannot be written ({error.strerror}): there is no room for the workspace"
-            ) from error
-        raise
+        if not is_full(error):
+            raise
+        message = (
+            f"the server's disk cannot be written ({error.strerror}): there is no room for the workspace"
+        )
+        raise DiskFullError(message) from error
     return CapturedWorkspace(archive, sealed, location=folder)
 
 
@@ -184,16 +184,6 @@ def require_whole_record(episode: Episode) -> None:
         raise SandboxLostError(f"the episode's record, its trajectory, is damaged: {damage}")
 
 
-class CaptureHook(Protocol):
-    """What hangs on the end of an attempt, one of `beginnings.EpisodeHooks`."""
-
-    async def captured(
-        self, episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool
-    ) -> None:
-        """The attempt is closed and captured, and its grading begins. Raises nothing but cancellation."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class EpisodeGrader:
     """Grades the attempt of one claimed episode."""
@@ -201,7 +191,7 @@ class EpisodeGrader:
     episode: Episode
     resources: EpisodeResources
     admission: Admission
-    hooks: Sequence[CaptureHook] = ()
+    hooks: Sequence[EpisodeHooks] = ()
 
     async def grade_in_fresh_sandbox(self, captured: CapturedWorkspace) -> Verdict:
         """Grade in new sandboxes of the image that the agent had."""

@@ -7,8 +7,7 @@ both write nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -54,8 +53,6 @@ class Progress:
     """Whether the scratch folder has the archive of the agent's workspace."""
     facts: Facts = field(default_factory=Facts)
     """Facts for the verdict."""
-    plugins: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
-    """What each plug-in keeps of the episode, by the plug-in's name; see `EpisodeRecords.note_plugin`."""
     claim: Claim | None = None
     """How the attempt was closed; None before."""
     requested_ending: Ending | None = None
@@ -68,6 +65,10 @@ class Progress:
         return {name: value for name, value in values.items() if value}
 
 
+_SPEC_MEMBERS = frozenset({"owner", "launch_time", "policy", "limits", "ends_with_response"}) | {
+    *("shares_launch_time", "calls_before", "plugins")
+}
+"""What a row's `spec` has beside the members of `EpisodeSpec.reported`."""
 _PROGRESS = TypeAdapter(Progress)
 _PRINCIPAL = TypeAdapter(Principal)
 _LIMITS = TypeAdapter(EpisodeLimits)
@@ -144,7 +145,7 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 shares_launch_time=bool(spec.get("shares_launch_time")),
                 calls_before=int(spec.get("calls_before", 0)),
                 plugins=spec.get("plugins", {}),
-                reported=spec.get("reported", {}),
+                reported={name: value for name, value in spec.items() if name not in _SPEC_MEMBERS},
             ),
             suite=suite_name,
             phase=Phase(row.phase),
@@ -191,7 +192,6 @@ class EpisodeRecords:
             "shares_launch_time": spec.shares_launch_time,
             "calls_before": spec.calls_before,
             "plugins": dict(spec.plugins),
-            "reported": spec.reported,
         }
         self._row = EpisodeRow(
             id=spec.id,
@@ -210,6 +210,7 @@ class EpisodeRecords:
                 "limits": asdict(spec.limits),
                 "ends_with_response": spec.ends_with_response,
                 **{name: value for name, value in optional.items() if value},
+                **spec.reported,
             },
             progress={},
             labels=spec.labels,
@@ -236,13 +237,6 @@ class EpisodeRecords:
         It is written with the next `update`. Raises ValueError for a member that is not valid.
         """
         self.progress = replace(self.progress, facts=self.progress.facts.with_(**facts))
-
-    def note_plugin(self, name: str, member: JsonObject) -> None:
-        """Replace what a plug-in keeps of the episode; written with the next `update`, and never looked at.
-
-        A set-up that starts over, because its server died, begins without it.
-        """
-        self.progress = replace(self.progress, plugins={**self.progress.plugins, name: member})
 
     def write(self, **values: Any) -> None:
         """Write the labels or the verdict."""
@@ -276,14 +270,10 @@ class SandboxRecords:
         self._id = episode_id
         self.former: Mapping[str, SandboxRow] = {}
 
-    @contextmanager
-    def sandbox(self, spec: SandboxSpec, provider: Provider, role: SandboxRole) -> Generator[None]:
-        """The store has a row of the sandbox while the body opens it, uses it and removes it."""
-        if self._store is None:
-            yield
-            return
-        self._store.insert_sandbox(
-            SandboxRow(
+    def insert(self, spec: SandboxSpec, provider: Provider, role: SandboxRole) -> None:
+        """Write the row of a sandbox before it opens; it stays until `forget`."""
+        if self._store is not None:
+            row = SandboxRow(
                 name=spec.name,
                 owner=self._store.server,
                 episode=self._id,
@@ -294,17 +284,9 @@ class SandboxRecords:
                 # The whole of it, 2 KB: a state that is saved after a restart says what it is a state of.
                 spec=_SANDBOX.dump_python(spec, mode="json") | {"kernel": kernel_of(provider)},
             )
-        )
-        try:
-            yield
-        finally:
-            self._store.delete_sandbox(spec.name)
+            self._store.insert_sandbox(row)
 
-    @contextmanager
-    def reattached(self, row: SandboxRow) -> Generator[None]:
-        """As `sandbox`, for one that an earlier server opened."""
-        try:
-            yield
-        finally:
-            if self._store is not None:
-                self._store.delete_sandbox(row.name)
+    def forget(self, name: str) -> None:
+        """The sandbox is gone."""
+        if self._store is not None:
+            self._store.delete_sandbox(name)

@@ -155,7 +155,8 @@ class SandboxFactory:
             elif may_be_ready or open_new is not None:
                 self.source.give_way()
             if records is not None:
-                rows.enter_context(records.sandbox(spec, self.provider, role))
+                records.insert(spec, self.provider, role)
+                rows.callback(records.forget, spec.name)
             if ready is not None:
                 sandbox, driver = ready.opened
             else:
@@ -212,17 +213,17 @@ class SandboxFactory:
         another wire version. Raises SandboxLostError.
         """
         spec = sandbox_spec(row)
-        with records.reattached(row):
-            async with AsyncExitStack() as stack:
-                sandbox = await stack.enter_async_context(self.provider.take_back(row.owner, spec))
-                if row.wire_version != wire.VERSION or not await sandbox.is_running():
-                    yield sandbox, None
-                    return
-                taken_back = connect(sandbox, survival=self.survival, taken_back=True, unanswered=unanswered)
-                driver = await stack.enter_async_context(taken_back)
-                if attached is not None:
-                    await stack.enter_async_context(attached(sandbox, driver, row.role, True))
-                yield sandbox, driver
+        async with AsyncExitStack() as stack:
+            stack.callback(records.forget, row.name)
+            sandbox = await stack.enter_async_context(self.provider.take_back(row.owner, spec))
+            if row.wire_version != wire.VERSION or not await sandbox.is_running():
+                yield sandbox, None
+                return
+            taken_back = connect(sandbox, survival=self.survival, taken_back=True, unanswered=unanswered)
+            driver = await stack.enter_async_context(taken_back)
+            if attached is not None:
+                await stack.enter_async_context(attached(sandbox, driver, row.role, True))
+            yield sandbox, driver
 
     def spec(
         self,

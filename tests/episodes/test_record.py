@@ -60,7 +60,7 @@ async def test_the_first_line_has_what_is_fixed_at_the_start_and_no_secret(serve
         assert secret not in json.dumps([head, ready])
 
 
-async def test_what_a_plug_in_keeps_of_an_episode_is_in_its_row_and_its_fact_in_the_verdict(
+async def test_a_fact_that_a_plug_in_notes_is_in_the_row_and_in_the_verdict(
     tmp_path: Path, anyio_backend: object
 ) -> None:
     async with serving(tmp_path / "state", provider="host", survives=True) as served:
@@ -68,13 +68,12 @@ async def test_what_a_plug_in_keeps_of_an_episode_is_in_its_row_and_its_fact_in_
             await player.call("probe__read", path="notes.txt")
             episode, store = served.find(player.episode_id), served.episodes.store
             assert store is not None
-            episode.records.note_plugin("moon", {"phase": "full"})
             episode.records.note_facts(moon=True)
             await player.client.call_tool("claim_done", {})
             row = store.episode(episode.id)
             assert row is not None
             stored = read_episode(row, (), served.episodes.catalogue)
-            assert stored.progress.plugins == {"moon": {"phase": "full"}}
+            assert stored.progress.facts.noted()["moon"] is True
             result = await player.client.call_tool("evaluate", {})
         assert result.structured_content is not None
         assert result.structured_content["moon"] is True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import PurePosixPath
 
 from decathlon_mcp.driver.client import DriverClient, ServerInfo
@@ -96,7 +97,7 @@ class ToolOffer:
         offered, digest = await self._offer(tools)
         if self._known is not None or tools is not offered:
             for name, info in servers.items():
-                await self._compare(self._key, sandbox.root, name, info)
+                await self._compare(sandbox.root, name, info)
         if offered.local:
             server = self._factory.suite_hooks.local_server(offered.local, sandbox.root)
             await driver.define([] if server is None else [server])
@@ -121,39 +122,27 @@ class ToolOffer:
         self, sandbox: Sandbox, driver: DriverClient, *, running: Collection[str] = ()
     ) -> ToolSession:
         """The session that calls the offered tools. `running`: the servers that are known to run."""
-        episode, key = self._episode, self._key
+        episode, facts = self._episode, self._episode.records.progress.facts
         assert episode.tools.offered is not None
-        if key is None and self._lists is not None:
+        if self._key is None and self._lists is not None:
             # Taken back from a dead server.
-            facts = episode.records.progress.facts
-            key = await self._lists.key(self._task, facts.suite_revision, facts.image_digest)
-
-        async def compare(name: str, info: ServerInfo | None) -> None:
-            await self._compare(key, sandbox.root, name, info)
-
+            self._key = await self._lists.key(self._task, facts.suite_revision, facts.image_digest)
         driver.on_tools_changed(self._note_change)
         starts = ServerStarts(
             driver,
             start_seconds=episode.spec.limits.servers_seconds,
             running=running,
             optional=[LOCAL] if episode.tools.offered.local else [],
-            report=compare,
+            report=partial(self._compare, sandbox.root),
             turn=self._turn,
         )
-        call_filter = self._factory.suite_hooks.call_filter(episode.records.progress.facts)
-        return ToolSession(driver, starts, cut=self._cut(sandbox.root), call_filter=call_filter)
+        cut, profile = None, self._factory.suite.profile
+        if self._factory.cuts_overlong:
+            folder = sandbox.root / profile.workspace / OVERLONG_FOLDER
+            cut = Cut(profile.overlong_characters, folder if profile.saves_overlong else None)
+        return ToolSession(driver, starts, cut, self._factory.suite_hooks.call_filter(facts))
 
-    def _cut(self, root: PurePosixPath) -> Cut | None:
-        """How overlong replies are shortened in a sandbox with that root; None if they are not."""
-        profile = self._factory.suite.profile
-        if not self._factory.cuts_overlong:
-            return None
-        folder = root / profile.workspace / OVERLONG_FOLDER if profile.saves_overlong else None
-        return Cut(profile.overlong_characters, folder)
-
-    async def _compare(
-        self, key: str | None, root: PurePosixPath, name: str, info: ServerInfo | None
-    ) -> None:
+    async def _compare(self, root: PurePosixPath, name: str, info: ServerInfo | None) -> None:
         """Compare the tools of a server that has started with the offered ones. `info`: see `Report`.
 
         An agent may have changed them, which costs the next episode a set-up that starts all servers.
@@ -167,8 +156,8 @@ class ToolOffer:
             "a server does not have the tools that its episode offers",
             extra=fields(episode=self._episode.public_id, task=self._episode.spec.task_name, server=name),
         )
-        if self._lists is not None and key is not None:
-            await self._lists.forget(key, offered, root)
+        if self._lists is not None and self._key is not None:
+            await self._lists.forget(self._key, offered, root)
 
     def _list(self, tools: OfferedTools) -> None:
         """List these tools from now on to the end, unless the episode lists some already."""
