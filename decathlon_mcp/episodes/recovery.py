@@ -68,7 +68,10 @@ class Recovery:
         done: an episode that had been continued would end with this server.
         """
         store = self.registry.store
-        rows = [] if store is None else self._unfinished(store)
+        # Those that an earlier `serve` left, except episodes that wait for another provider.
+        others = self.lock.others()
+        unfinished = [] if store is None else store.unfinished_episodes()
+        rows = [row for row in unfinished if row.server not in others]
         if not (rows or self.lock.dead):
             return
         for provider in self.providers:
@@ -78,10 +81,9 @@ class Recovery:
             stored = [] if store is None else self._adopt(store, rows)
             await anyio.to_thread.run_sync(self._move_scratch, stored)
             # Episodes in play come first: removing the sandboxes and files of the others can take seconds.
-            ready = [episode for episode in stored if episode.phase is Phase.READY]
-            others = [episode for episode in stored if episode.phase is not Phase.READY]
-            for episode in ready:
-                self._recover(episode)
+            for episode in stored:
+                if episode.phase is Phase.READY:
+                    self._recover(episode)
             await anyio.to_thread.run_sync(self._remove_scratch)
             sandboxes = [row for episode in stored for row in episode.sandboxes]
             continued = (episode for episode in stored if episode.obstacle is None)
@@ -93,8 +95,9 @@ class Recovery:
                 for row in sandboxes:
                     if store is not None and row.name not in keep:
                         store.delete_sandbox(row.name)
-            for episode in others:
-                self._recover(episode)
+            for episode in stored:
+                if episode.phase is not Phase.READY:
+                    self._recover(episode)
         finally:
             self.registry.recovering = False
 
@@ -134,11 +137,6 @@ class Recovery:
         for owner in self._owners.difference(in_use).intersection(self.lock.dead):
             self.lock.forget(owner)
         self._owners.intersection_update(in_use)
-
-    def _unfinished(self, store: Store) -> list[EpisodeRow]:
-        """The episodes that an earlier `serve` left, except episodes that wait for another provider."""
-        others = self.lock.others()
-        return [row for row in store.unfinished_episodes() if row.server not in others]
 
     def _adopt(self, store: Store, rows: Sequence[EpisodeRow]) -> list[StoredEpisode]:
         """Make the episodes of these rows this server's own; end episodes whose rows cannot be read."""

@@ -99,7 +99,10 @@ class EpisodeRunner:
             async with episode.calls.running(), self._around:
                 ending = await self._run()
         except DecathlonError as error:
-            ending, cause = self._ending_for(error), error
+            cause = error
+            ending = Ending.NO_VERDICT if episode.was_ready else Ending.SET_UP_FAILED
+            if isinstance(error, SandboxLostError):
+                ending = Ending.SANDBOX_LOST
         except Exception:
             ending = Ending.FAULT
             log.exception(
@@ -124,7 +127,7 @@ class EpisodeRunner:
             with episode.lease.limit() if episode.claim is None else nullcontext():
                 await self._offer.offer_early()
                 async with self._admission.admit(episode.ticket):
-                    self._record_verdict(await self._play())
+                    episode.record_verdict(self._signer.sign(await self._play()))
         if episode.verdict is None:
             return episode.records.progress.requested_ending or episode.lease.ending
         if episode.claim is None:
@@ -245,14 +248,6 @@ class EpisodeRunner:
             raise DriverError(starts.failure.message, **starts.failure.data)
         raise SandboxLostError(starts.failure.message)
 
-    def _record_verdict(self, verdict: Verdict) -> None:
-        self._episode.record_verdict(self._signer.sign(verdict))
-
-    def _ending_for(self, error: DecathlonError) -> Ending:
-        if isinstance(error, SandboxLostError):
-            return Ending.SANDBOX_LOST
-        return Ending.NO_VERDICT if self._episode.was_ready else Ending.SET_UP_FAILED
-
     async def _make_scratch(self) -> None:
         try:
             self._scratch.mkdir(mode=0o700, exist_ok=True)
@@ -262,9 +257,8 @@ class EpisodeRunner:
             raise
 
     async def _remove_scratch(self) -> None:
-        await anyio.to_thread.run_sync(
-            lambda: shutil.rmtree(self._scratch, ignore_errors=True), abandon_on_cancel=True
-        )
+        remove = partial(shutil.rmtree, self._scratch, ignore_errors=True)
+        await anyio.to_thread.run_sync(remove, abandon_on_cancel=True)
 
     def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
         episode = self._episode
@@ -280,15 +274,15 @@ class EpisodeRunner:
                 attempt = attempt_of(episode)
                 if ending is Ending.TIME_OVER:
                     attempt = replace(attempt, truncated_by="time")
-                self._record_verdict(verdict_without_grading(attempt, status=status, detail=detail))
+                verdict = verdict_without_grading(attempt, status=status, detail=detail)
+                episode.record_verdict(self._signer.sign(verdict))
         except Exception:
             log.exception("no verdict could be made", extra=fields(episode=episode.public_id))
         finally:
             episode.mark_ended(ending, cause)
         # On stdio the client's user reads this log, so that it must not reveal a hidden reward.
-        reward = (
-            {"reward": episode.verdict.reward} if episode.verdict and episode.spec.policy == "visible" else {}
-        )
+        is_shown = episode.verdict is not None and episode.spec.policy == "visible"
+        reward = {"reward": episode.verdict.reward} if is_shown and episode.verdict else {}
         log.info(
             "episode ended",
             extra=fields(

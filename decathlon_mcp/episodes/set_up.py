@@ -133,7 +133,11 @@ class _SetUp:
         # answers are gone.
         archive = self._start.scratch / "task.tar"
         await anyio.to_thread.run_sync(self._pack, archive)
-        await self._fill(sandbox, driver, archive, self._initial_workspace_steps(sandbox))
+        initial, steps = self._task.files.initial_workspace, list[JsonObject]()
+        if initial:
+            source = sandbox.root / self._task.folder / initial
+            steps += [{"copy": str(source), "to": str(sandbox.root / self._suite.profile.workspace)}]
+        await self._fill(sandbox, driver, archive, steps)
         if not self._task.has_preprocess:
             values = await self._read_values(sandbox, driver)
             await self._seal(sandbox, driver, values)
@@ -164,13 +168,6 @@ class _SetUp:
         return self._task.has_preprocess and (way == "own" or (way == "auto" and not self._task.in_place))
 
     @property
-    def _needs_answers(self) -> bool:
-        # A preprocess may read or write the answers, and a token file may read them.
-        return self._task.has_preprocess or (
-            self._task.has_token_file and bool(self._suite.token_names(self._task))
-        )
-
-    @property
     def _keeps_processes(self) -> bool:
         return self._task.leaves_running and self._task.preprocess_sandbox != "own"
 
@@ -198,12 +195,6 @@ class _SetUp:
             if folder.is_absolute():
                 await put_archive(sandbox, driver, folder, credentials)
 
-    def _initial_workspace_steps(self, sandbox: Sandbox) -> list[JsonObject]:
-        if not self._task.files.initial_workspace:
-            return []
-        initial = sandbox.root / self._task.folder / self._task.files.initial_workspace
-        return [{"copy": str(initial), "to": str(sandbox.root / self._suite.profile.workspace)}]
-
     def _pack(self, archive: Path) -> None:
         # While the sandbox boots: in a checkout of git it runs git.
         read = SuiteRevision.read(self._suite, self._task, self._factory.common_digest)
@@ -212,7 +203,9 @@ class _SetUp:
         )
         # One archive and not two: each `put` into a container takes about 40 ms.
         shutil.copyfile(self._factory.common, archive)
-        self._suite.task_archive(self._task, archive, sealed=self._needs_answers)
+        # A preprocess may read or write the answers, and a token file may read them.
+        has_tokens = self._task.has_token_file and bool(self._suite.token_names(self._task))
+        self._suite.task_archive(self._task, archive, sealed=self._task.has_preprocess or has_tokens)
 
     async def _carry(
         self, sandbox: Sandbox, driver: DriverClient, values: Mapping[str, str], sealed: Path
