@@ -356,10 +356,11 @@ class EpisodeCalls:
             call.request = request
         call.route, call.sent_at = route, time.perf_counter()
         session.starts.begin_call()
-        sending = session.request(
-            route,
-            call.params if params is None else params,
+        sending = session.driver.tool_call(
             call.request,
+            route.server,
+            (call.params if params is None else params).for_tool(route.tool),
+            cut=session.cut_for(route),
             on_outcome=partial(self._on_outcome, session, call),
             on_notification=call.on_notification,
         )

@@ -67,9 +67,15 @@ async def call_tool(session: ToolSession, route: ToolRoute, params: CallParams) 
 
     number = session.driver.new_request_id()
     try:
-        await session.driver.send(
-            session.request(route, params, number, on_outcome=end, on_notification=ignore)
+        request = session.driver.tool_call(
+            number,
+            route.server,
+            params.for_tool(route.tool),
+            cut=session.cut_for(route),
+            on_outcome=end,
+            on_notification=ignore,
         )
+        await session.driver.send(request)
         await ended.wait()
         if isinstance(outcome := outcomes[0], Reply):
             return outcome

@@ -17,15 +17,12 @@ import anyio
 
 from decathlon_mcp.background import Flag
 from decathlon_mcp.driver.client import DriverClient, ServerInfo
-from decathlon_mcp.driver.messages import Notification
-from decathlon_mcp.driver.pending import Request
-from decathlon_mcp.driver.replies import CallParams, Cut, Reply
+from decathlon_mcp.driver.replies import CallParams, Cut
 from decathlon_mcp.episodes.extensions import CallFilter
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import (
     AtCapacityError,
     CallTimeoutError,
-    DecathlonError,
     DriverError,
     LimitExceededError,
     SandboxLostError,
@@ -190,9 +187,13 @@ class ToolSession:
     starts: ServerStarts
     """Starts the servers that do not run yet."""
     cut: Cut | None = None
-    """How overlong replies of the task's servers are shortened; None passes every reply on whole."""
+    """How overlong replies are shortened, except those of the suite's local tools; None: they are not."""
     call_filter: CallFilter | None = None
     """Changes the arguments of their tools. The suite's local tools are called as they are."""
+
+    def cut_for(self, route: ToolRoute) -> Cut | None:
+        """How overlong replies of a tool are shortened."""
+        return None if route.server in self.starts.optional else self.cut
 
     def filters(self, route: ToolRoute) -> bool:
         """Whether a tool gets what `filtered` returns."""
@@ -203,22 +204,3 @@ class ToolSession:
         if self.call_filter is None or params.arguments is None or not self.filters(route):
             return params
         return CallParams(await self.call_filter(params.arguments, route.schema), params.meta)
-
-    def request(
-        self,
-        route: ToolRoute,
-        params: CallParams,
-        request_id: int,
-        *,
-        on_outcome: Callable[[Reply | DecathlonError | None], object],
-        on_notification: Callable[[Notification], object],
-    ) -> Request:
-        """The driver's request for a call, see `DriverClient.tool_call`."""
-        return self.driver.tool_call(
-            request_id,
-            route.server,
-            params.for_tool(route.tool),
-            cut=None if route.server in self.starts.optional else self.cut,
-            on_outcome=on_outcome,
-            on_notification=on_notification,
-        )
