@@ -46,7 +46,7 @@ class Plugin:
     settings: str = ""
     """Its own settings: a model, `settings.PluginSettings`, in a module that is cheap to import."""
     services: str = ""
-    """A function that makes a context of a task's `episodes.resources.Services`. It gets the factory of its
+    """A function that makes a context of a task's `episodes.beginnings.Services`. It gets the factory of its
     sandboxes, the task, the episode's public id and, by name, `start_seconds`, the `records` of the episode's
     sandboxes, and `reattaches`: the services run, in sandboxes that `records` has from a dead server. It
     raises SetUpError and SandboxLostError."""

@@ -28,19 +28,6 @@ OpenNew: TypeAlias = Callable[[SandboxSpec], AbstractAsyncContextManager[Opened]
 """Opens a new sandbox and connects to its driver; both are gone on exit."""
 
 
-class ReadySandbox(Protocol):
-    """A sandbox that a source has opened, for one taker. `spec` has a name of its own."""
-
-    spec: SandboxSpec
-
-    @property
-    def opened(self) -> Opened: ...
-
-    async def remove(self) -> None:
-        """Remove it and wait until it is gone, even if the caller is cancelled."""
-        ...
-
-
 class SandboxSource:
     """What has sandboxes ready, inside `running`. The one of a server without a plug-in for it has none."""
 
@@ -63,9 +50,10 @@ class SandboxSource:
 
     async def take(
         self, provider: Provider, spec: SandboxSpec, open_new: OpenNew, *, image: str | None = None
-    ) -> ReadySandbox | None:
-        """Take a sandbox of this specification; None if there is none. It has another name.
+    ) -> tuple[Opened, Callable[[], Awaitable[None]]] | None:
+        """Take a sandbox of this specification, and what removes it; None if there is none.
 
+        It has another name. The removal is waited for, even if the caller is cancelled.
         `open_new` opens more of this kind. `image`: the digest that the image of `spec` must have, if not the
         one that it has now.
         """

@@ -17,10 +17,9 @@ from anyio import CancelScope
 
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.beginnings import EpisodeHooks
+from decathlon_mcp.episodes.beginnings import EpisodeHooks, EpisodeResources
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import Progress
-from decathlon_mcp.episodes.resources import EpisodeResources
 from decathlon_mcp.episodes.specification import Claim, EpisodeLimits
 from decathlon_mcp.errors import DiskFullError, LimitExceededError, SandboxLostError
 from decathlon_mcp.grading.attempt import Attempt

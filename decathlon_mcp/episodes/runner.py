@@ -16,7 +16,14 @@ import anyio.to_thread
 
 from decathlon_mcp.background import in_any_case, run_alone
 from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.beginnings import SEALED_FILE, AgentSandbox, EpisodeHooks, Start
+from decathlon_mcp.episodes.beginnings import (
+    SEALED_FILE,
+    AgentSandbox,
+    EpisodeHooks,
+    EpisodeResources,
+    Start,
+    open_resources,
+)
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import (
     WORKSPACE_FILE,
@@ -26,7 +33,6 @@ from decathlon_mcp.episodes.grading import (
     require_whole_record,
     with_room,
 )
-from decathlon_mcp.episodes.resources import EpisodeResources, open_resources
 from decathlon_mcp.episodes.set_up import set_up
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offer import ToolOffer

@@ -142,27 +142,27 @@ class SandboxFactory:
         async with AsyncExitStack() as stack:
             # Rows are written before a sandbox can be used, and deleted after it is gone.
             rows = stack.enter_context(ExitStack())
-            ready = None
+            opened = taken = None
             may_be_ready = open_new is None and records is not None and role != "service"
             if may_be_ready:
                 wanted = replace(spec, image=self.image)
-                ready = await self.source.take(self.provider, wanted, self.open_new, image=image)
+                taken = await self.source.take(self.provider, wanted, self.open_new, image=image)
                 if self.metrics is not None:
-                    self.metrics.sandbox_taken("cold" if ready is None else "warm")
-            if ready is not None:
-                stack.push_async_callback(ready.remove)
-                spec = ready.spec
+                    self.metrics.sandbox_taken("cold" if taken is None else "warm")
+            if taken is not None:
+                opened, remove = taken
+                stack.push_async_callback(remove)
+                spec = opened[0].spec
             elif may_be_ready or open_new is not None:
                 self.source.give_way()
             if records is not None:
                 records.insert(spec, self.provider, role)
                 rows.callback(records.forget, spec.name)
-            if ready is not None:
-                sandbox, driver = ready.opened
-            else:
+            if opened is None:
                 cold = self.open_new(spec, opening) if open_new is None else open_new(spec)
-                sandbox, driver = await stack.enter_async_context(cold)
+                opened = await stack.enter_async_context(cold)
                 self.health.note_success(name.partition("-")[0])
+            sandbox, driver = opened
             if attached is not None:
                 await stack.enter_async_context(attached(sandbox, driver, role, False))
             yield sandbox, driver

@@ -12,8 +12,8 @@ import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.cli.suite_probe import probe_suite
+from decathlon_mcp.episodes.beginnings import EpisodeResources, Services, read_credentials
 from decathlon_mcp.episodes.records import SandboxRecords
-from decathlon_mcp.episodes.resources import EpisodeResources, Services, read_credentials
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending

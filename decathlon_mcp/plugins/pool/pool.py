@@ -22,7 +22,7 @@ import logging
 import math
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -203,14 +203,15 @@ class SandboxPool(SandboxSource):
 
     async def take(
         self, provider: Provider, spec: SandboxSpec, open_new: OpenNew, *, image: str | None = None
-    ) -> PooledSandbox | None:
+    ) -> tuple[Opened, Callable[[], Awaitable[None]]] | None:
         """Take a sandbox of this specification; None if there is none.
 
         It has another name. `open_new` opens more of this kind. `image`: the digest that the image of `spec`
         must have, if not the one that it has now.
         """
         if self.is_open and (kind := await self._need(provider, spec, open_new)) is not None:
-            return await self._take(kind, image or kind.spec.image)
+            pooled = await self._take(kind, image or kind.spec.image)
+            return None if pooled is None else (pooled.opened, pooled.remove)
         return None
 
     async def _need(self, provider: Provider, spec: SandboxSpec, open_new: OpenNew) -> _Kind | None:
