@@ -27,16 +27,13 @@ from decathlon_mcp.catalogue.draws import TaskSampler
 from decathlon_mcp.catalogue.pass_rates import read_pass_rates
 from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.driver.stream import ReconnectPolicy
-from decathlon_mcp.episodes.admission import MERGING_FLOOR_MIB, Admission, MemoryFloor
-from decathlon_mcp.episodes.directory import RegistryOptions
+from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.extensions import SandboxSource, create_web, suite_hooks
 from decathlon_mcp.episodes.recovery import Recovery
-from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
-from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import EpisodeLimits
-from decathlon_mcp.episodes.suite_hooks import suite_hooks
-from decathlon_mcp.episodes.tools.cache import ToolLists
-from decathlon_mcp.episodes.web import create_web
+from decathlon_mcp.episodes.tools.offered import ToolLists
 from decathlon_mcp.errors import DecathlonError, SettingsError
 from decathlon_mcp.events import Events, Spans
 from decathlon_mcp.grading.fault import ProviderHealth
@@ -44,6 +41,7 @@ from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.hooks import load, own_provider, plugins
 from decathlon_mcp.sandboxes.base import Limits, Provider
 from decathlon_mcp.sandboxes.kernel_limits import max_sandboxes_beside, require_descriptors
+from decathlon_mcp.sandboxes.memory import MERGING_FLOOR_MIB, MemoryFloor
 from decathlon_mcp.sandboxes.plugins import (
     Offer,
     ProviderPlugin,
@@ -222,7 +220,7 @@ async def bootstrap(
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start_soon(run_for_ever, recovery.reconcile)
         # Not earlier: the episodes of a dead server come first.
-        tasks.start_soon(run_alone, open_ahead, registry.directory.factories)
+        tasks.start_soon(run_alone, open_ahead, registry.factories)
         tasks.start_soon(run_for_ever, database.maintain)
         if settings.keep_days is not None:
             delete_old = partial(_delete_old_episodes, database, settings.state, settings.keep_days)
@@ -374,15 +372,15 @@ def create_registry(
         scratch=scratch,
         disk=DiskSpace(settings.state, settings.min_free_mib << 20),
     )
-    made = [load(part)(settings, admission) for plugin in found for part in plugin.sandbox_sources]
-    sources = SandboxSources([source for source in made if source is not None], events)
+    made = (load(plugin.sandbox_source)(settings, admission) for plugin in found if plugin.sandbox_source)
+    source = next((source for source in made if source is not None), SandboxSource())
     hooks = [load(part)(settings, options, factories) for plugin in found for part in plugin.episodes]
     return EpisodeRegistry(
         catalogue,
         TaskSampler(catalogue),
-        {name: replace(factory, sources=sources) for name, factory in factories.items()},
+        {name: replace(factory, source=source, events=events) for name, factory in factories.items()},
         admission=admission,
-        sources=sources,
+        source=source,
         signer=Signer.at(settings.state),
         options=replace(options, hooks=[hook for hook in hooks if hook is not None]),
         events=events,

@@ -45,9 +45,12 @@ class Plugin:
     settings: str = ""
     """Its own settings: a model, `settings.PluginSettings`, in a module that is cheap to import."""
     services: str = ""
-    """A function that opens the services of an episode's task (`episodes.resources.OpenServices`)."""
+    """A function that makes a context of a task's `episodes.beginnings.Services`. It gets the factory of its
+    sandboxes, the task, the episode's public id and, by name, `start_seconds`, the `records` of the episode's
+    sandboxes, and `reattaches`: the services run, in sandboxes that `records` has from a dead server. It
+    raises SetUpError and SandboxLostError."""
     web: str = ""
-    """A function that makes the `episodes.web.Web` of a server, of its settings; None without it."""
+    """A function that makes the `episodes.extensions.Web` of a server, of its settings; None without it."""
     findings: Sequence[str] = ()
     """Functions that yield the findings of `doctor` about settings, which they get. They block."""
     task_notes: Sequence[str] = ()
@@ -66,9 +69,8 @@ class Plugin:
     """A function that makes a context of a server's `events.Spans`, of its settings; None without them."""
     listeners: Sequence[str] = ()
     """Functions that make an `events.Listener` of one server, of its settings and catalogue."""
-    sandbox_sources: Sequence[str] = ()
-    """Functions that make a `SandboxSource` of one server, of its settings and its `Admission`; None without
-    one."""
+    sandbox_source: str = ""
+    """A function that makes the `SandboxSource` of a server, of its settings and its `Admission`, or None."""
     episodes: Sequence[str] = ()
     """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
     sandbox factories; None without any. The first is around those that follow."""

@@ -188,7 +188,7 @@ async def test_the_state_folder_is_private_and_scratch_is_empty_afterwards(tmp_p
         assert registry.options.limits.idle_seconds == 77
         assert registry.options.reward_policy == "visible"
         (suite,) = registry.catalogue.suites
-        assert registry.directory.factory(suite.name).common.is_file()
+        assert registry.factory(suite.name).common.is_file()
         assert [len(list((state / name).iterdir())) for name in ("servers", "scratch")] == [1, 1]
     for folder in (state, state / "episodes"):
         assert folder.stat().st_mode & 0o777 == 0o700

@@ -93,7 +93,7 @@ async def require_ready(registry: EpisodeRegistry, max_sandboxes: int, *, contin
 
     Raises ProviderUnavailableError if no server can work here, unless the server `continues` in any case.
     """
-    factories = {suite.name: registry.directory.factory(suite.name) for suite in registry.catalogue.suites}
+    factories = {suite.name: registry.factory(suite.name) for suite in registry.catalogue.suites}
     async with aclosing(check_readiness(registry.catalogue, factories, max_sandboxes)) as results:
         async for result in results:
             if result.required and not (result.ok or continues):

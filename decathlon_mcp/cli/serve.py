@@ -299,8 +299,7 @@ def _banner(episodes: EpisodeRegistry, url: str, page: str | None) -> str:
     catalogue = episodes.catalogue
     runnable = [name for name, suite, task in catalogue if catalogue.is_runnable(suite, task)]
     providers = {
-        suite.name: episodes.directory.factory(suite.name).provider.name
-        for suite in episodes.catalogue.suites
+        suite.name: episodes.factory(suite.name).provider.name for suite in episodes.catalogue.suites
     }
     suites = ", ".join(f"{suite} ({provider})" for suite, provider in providers.items())
     example = runnable[0] if runnable else "TASK"

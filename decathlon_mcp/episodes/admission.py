@@ -1,9 +1,5 @@
 """Admission: a limit on sandboxes, a bounded queue, and tasks that share an account one at a time.
 
-No agent's sandbox opens while the machine has little memory left (`MemoryFloor`). With
-`--merge-pages` memory comes back by itself, some time after it was taken. So an episode that needs more
-waits, instead of being refused or bringing the machine down.
-
 Decided 2026-11-22: with several tokens, each may take a fixed part of the sandboxes and of the queue, and a
 free place goes to the token that has the fewest. Fairness in the queue alone is not enough: episodes are
 never interrupted, so that a token that takes all places while nobody else asks would keep them for hours.
@@ -14,29 +10,20 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import anyio
 
 from decathlon_mcp.background import Flag, LazyTimer
 from decathlon_mcp.errors import AtCapacityError
+from decathlon_mcp.sandboxes.memory import MemoryFloor
 from decathlon_mcp.suites.suite import SharedResource
 
 SHARE_PER_TOKEN = 0.75
 """The largest part of the sandboxes, of the queue and of the sessions that one of several tokens may take."""
-MERGING_FLOOR_MIB = 1024
-"""Floor with `--merge-pages`: four set-ups at once, of four servers with 60 MiB each."""
-STALLED_SECONDS = 300.0
-"""Time without an admission after which waiting episodes are refused. Merging looks at every page twice,
-which takes a minute or two with a thousand sandboxes."""
-MEMORY_INTERVAL_SECONDS = 0.5
-"""How often memory is looked at while it is low, and the time between two that pass then: what the first one
-takes must be seen before the second."""
-MEMORY_FILE = Path("/proc/meminfo")
 RETRY_SECONDS = (5.0, 15.0)
 """Range of the retry time; each refusal draws from it, so that refused clients do not retry together."""
 SET_UPS_PER_OPENING = 2
@@ -46,8 +33,6 @@ LOOK_SECONDS = 1.0
 """How often the queue looks for descriptors while it waits for them."""
 CAPTURES_PER_OPENING = 8
 """A capture mostly waits, for servers to end. But hundreds at once take longer than one of them may."""
-MAX_READERS = 2
-"""A trajectory of 256 MiB takes half a second of Python's lock. With more of them at once, others wait."""
 
 
 @dataclass(eq=False)
@@ -119,8 +104,6 @@ class Admission:
         self.set_ups = anyio.CapacityLimiter(SET_UPS_PER_OPENING * max_opening)
         """Hold it while an episode is set up, `opening` included. It bounds how many scripts of tasks run and
         how many of their servers start at once."""
-        self.readers = anyio.CapacityLimiter(MAX_READERS)
-        """Hold it while the trajectory of a branch's source is checked, before the branch has a ticket."""
         self._server_starts = anyio.CapacityLimiter(SET_UPS_PER_OPENING * max_opening)
 
     @asynccontextmanager
@@ -155,9 +138,7 @@ class Admission:
 
         Raises AtCapacityError if it had to wait and the queue, or the token's share of it, is full.
         """
-        ticket = Ticket(self, task, shared, token)
-        self._queue.append(ticket)
-        self._admit()
+        ticket = self.restore(task, shared, token, None)
         queued = sum(other.token == token for other in self._queue)
         if not ticket.admitted.is_set() and (
             len(self._queue) > self._max_queue or queued > self._share(token, self._max_queue)
@@ -166,10 +147,12 @@ class Admission:
             self._queue.remove(ticket)
             seconds = round(random.uniform(*RETRY_SECONDS), 1)
             details = f" ({task} for {reason})" if shared and reason else ""
+            used, share = self._used_by(token), self._share(token, self.max_sandboxes)
+            own = "" if token is None else f"; your token uses {used} of the {share} sandboxes of its share"
             raise AtCapacityError(
                 f"the server is full: {len(self._active)} of {self.max_sandboxes} sandboxes in use"
                 f"{self._describe_room()}, {len(self._queue)} episodes waiting{details}"
-                f"{self._describe_share(token)}; ask again in {seconds:.0f} s",
+                f"{own}; ask again in {seconds:.0f} s",
                 retryAfterSeconds=seconds,
                 sandboxes=self.max_sandboxes,
                 active=len(self._active),
@@ -228,8 +211,10 @@ class Admission:
             users = [other for other in self._active if shared.key in other.slots]
             ahead = [other for other in earlier if any(shared.key == its.key for its in other.shared)]
             if users and len(users) + len(ahead) >= len(shared.slots):
+                names = sorted({user.task for user in users})
                 waiting = f", and {len(ahead)} more before this one" if ahead else ""
-                return f"{shared.name}, which {_task_names(users)} {_have(users)}{waiting}"
+                has = "have" if len(names) > 1 else "has"
+                return f"{shared.name}, which {' and '.join(names)} {has}{waiting}"
         used, share = self._used_by(ticket.token), self._share(ticket.token, self.max_sandboxes)
         if used >= share and len(self._active) < self.max_sandboxes:
             own = sum(other.token == ticket.token for other in earlier)
@@ -262,10 +247,10 @@ class Admission:
         # A ticket that waits for a shared resource does not block tickets behind it that do not use the
         # resource. But it keeps the slots that are free for it: otherwise a ticket that needs two resources
         # could be overtaken for ever by tickets that need one.
-        slots_in_use: dict[str, set[str]] = {}
+        slots_in_use = defaultdict[str, set[str]](set)
         for ticket in self._active:
             for key, slot in ticket.slots.items():
-                slots_in_use.setdefault(key, set()).add(slot)
+                slots_in_use[key].add(slot)
         active_by_token = Counter(ticket.token for ticket in self._active)
         for ticket in self._fair_order():
             if active_by_token[ticket.token] >= self._share(ticket.token, self.max_sandboxes):
@@ -273,7 +258,7 @@ class Admission:
             free = {shared.key: _free_slot(shared, slots_in_use) for shared in ticket.shared}
             slots = {key: slot for key, slot in free.items() if slot is not None}
             for key, slot in slots.items():
-                slots_in_use.setdefault(key, set()).add(slot)
+                slots_in_use[key].add(slot)
             if len(slots) == len(free):
                 ticket.slots = slots
                 return ticket
@@ -296,97 +281,11 @@ class Admission:
         """How many of `total` a token may take: at least one, if there is one."""
         return total if token is None else share_of(total, self.share_per_token)
 
-    def _describe_share(self, token: str | None) -> str:
-        if token is None:
-            return ""
-        return (
-            f"; your token uses {self._used_by(token)} of the {self._share(token, self.max_sandboxes)} "
-            "sandboxes of its share"
-        )
-
 
 def share_of(total: int, share: float) -> int:
     """A token's share of `total`, rounded down, but at least one if there is one."""
     return min(total, max(1, int(total * share)))
 
 
-def _free_slot(shared: SharedResource, slots_in_use: dict[str, set[str]]) -> str | None:
-    return next((slot for slot in shared.slots if slot not in slots_in_use.get(shared.key, ())), None)
-
-
-def _task_names(tickets: Iterable[Ticket]) -> str:
-    return " and ".join(sorted({ticket.task for ticket in tickets}))
-
-
-def _have(tickets: Sequence[Ticket]) -> str:
-    return "have" if len({ticket.task for ticket in tickets}) > 1 else "has"
-
-
-class MemoryFloor:
-    """Lets callers wait for available memory, in order, while there is less than `floor_bytes`.
-
-    With 0 nobody waits. `read` returns the machine's available memory in bytes, or None if it is unknown,
-    which counts as enough.
-    """
-
-    def __init__(self, floor_bytes: int = 0, read: Callable[[], int | None] | None = None) -> None:
-        self.floor_bytes = floor_bytes
-        self.waiting = 0
-        """Number of callers that wait."""
-        self._read = read or available_bytes
-        self._turn = anyio.Lock()
-        self._passed_at = 0.0
-
-    @property
-    def is_low(self) -> bool:
-        """Whether a caller would have to wait now."""
-        return self.waiting > 0 or not self._is_enough()
-
-    async def wait(self) -> None:
-        """Return when there is enough memory.
-
-        Raises AtCapacityError if nobody could pass for STALLED_SECONDS.
-        """
-        if not self.is_low:
-            return
-        if not self.waiting:
-            self._passed_at = anyio.current_time()
-        self.waiting += 1
-        try:
-            # The others wait for the lock, so that one of them looks at the memory.
-            async with self._turn:
-                await self._wait_until_enough()
-        finally:
-            self.waiting -= 1
-
-    async def _wait_until_enough(self) -> None:
-        while True:
-            await anyio.sleep(MEMORY_INTERVAL_SECONDS)
-            if self._is_enough():
-                self._passed_at = anyio.current_time()
-                return
-            if anyio.current_time() - self._passed_at > STALLED_SECONDS:
-                raise AtCapacityError(
-                    f"this machine has {(self._read() or 0) >> 20} MiB of memory available, and needs "
-                    f"{self.floor_bytes >> 20} MiB for another sandbox; "
-                    "end episodes, or start fewer at once",
-                    retryAfterSeconds=30.0,  # an episode has to end first
-                )
-
-    def _is_enough(self) -> bool:
-        if not self.floor_bytes:
-            return True
-        available = self._read()
-        return available is None or available >= self.floor_bytes
-
-
-def available_bytes(file: Path = MEMORY_FILE) -> int | None:
-    """The memory that new processes of this machine can have without swapping (MemAvailable of proc(5))."""
-    try:
-        lines = file.read_text("ascii").splitlines()
-    except (OSError, ValueError):
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return None
+def _free_slot(shared: SharedResource, slots_in_use: Mapping[str, set[str]]) -> str | None:
+    return next((slot for slot in shared.slots if slot not in slots_in_use[shared.key]), None)

@@ -2,37 +2,162 @@
 
 A link begins the episode itself, or asks the link that follows it. So it can hold others back meanwhile, and
 it knows when the set-up is done, before the episode is READY. The links of a server are its plug-ins'; an
-episode of a dead server has one before them, which reattaches to its sandbox (`reattach`).
+episode of a dead server has one before them, which reattaches to its sandbox (`recovery`).
+
+Here is also what all sandboxes of an episode share: credentials, and the services and the web that plug-ins
+open.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from decathlon_mcp.catalogue.catalogue import SuiteRevision
+import anyio
+import anyio.to_thread
+
 from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.grading import require_whole_record
-from decathlon_mcp.episodes.resources import EpisodeResources
+from decathlon_mcp.episodes.extensions import EpisodeWeb, Opened, OpenNew
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, agent_sandbox
-from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew
-from decathlon_mcp.episodes.set_up import SEALED_FILE, PreparedTask, SetUp
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools.offer import ToolOffer
 from decathlon_mcp.episodes.tools.session import ToolSession
+from decathlon_mcp.errors import SetUpError
 from decathlon_mcp.grading.attempt import Attempt
 from decathlon_mcp.grading.inputs import CapturedWorkspace
+from decathlon_mcp.grading.verdict import Verdict
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Sandbox
-from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.suites.tasks import Task
 
-log = logging.getLogger("decathlon.episodes")
+SEALED_FILE = "sealed.tar"
+"""Archive of the task's folder after preprocess, in the episode's scratch folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The running services of an episode.
+
+    `targets`: the ports of a sandbox's `localhost` and how to connect to the service behind each. `drivers`:
+    the drivers of the services that run in sandboxes.
+    """
+
+    targets: Mapping[int, Dialer] = field(default_factory=dict[int, Dialer])
+    drivers: Sequence[DriverClient] = ()
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        """Cancel the body and raise SandboxLostError as soon as the sandbox of a service is lost."""
+        with anyio.CancelScope() as body:
+            for driver in self.drivers:
+                driver.closed.on_set(body.cancel)
+            try:
+                yield
+            finally:
+                for driver in self.drivers:
+                    driver.closed.forget(body.cancel)
+        if body.cancelled_caught:
+            raise await next(driver for driver in self.drivers if driver.closed.is_set()).closed_error()
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResources:
+    """What all sandboxes of an episode share.
+
+    `credentials`: archives, each with its target folder. `web`: None if the task does not use the recorded
+    web.
+    """
+
+    factory: SandboxFactory
+    task: Task
+    services: Services = field(default_factory=Services)
+    credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
+    web: EpisodeWeb | None = None
+
+    @asynccontextmanager
+    async def attached(
+        self, sandbox: Sandbox, driver: DriverClient, role: str, taken_back: bool
+    ) -> AsyncGenerator[None]:
+        """Give a sandbox the services, and the web if it uses it, in the body.
+
+        `taken_back`: an earlier server process has done that. Raises SetUpError.
+        """
+        provider, web = self.factory.provider, self.web
+        shares_loopback = provider.shares_loopback(sandbox.spec)
+        if self.services.targets and not shares_loopback:
+            await driver.forward(self.services.targets)
+        if web is None or not self.factory.uses_web(self.task, role):
+            yield
+            return
+        assert role in ("agent", "preprocess", "grader"), "no other role uses the web"
+        async with web.connected(
+            sandbox,
+            driver,
+            role,
+            shares_loopback=shares_loopback,
+            # Elsewhere the files belong to the machine, or to an image that other sandboxes use too.
+            has_own_files=provider.isolation == "container",
+            taken_back=taken_back,
+        ):
+            yield
+
+    async def with_web(self, verdict: Verdict) -> Verdict:
+        """The verdict with how the requests to the recorded web were answered."""
+        return verdict if self.web is None else verdict.model_copy(update={"web": await self.web.use()})
+
+
+@asynccontextmanager
+async def open_resources(episode: Episode, admission: Admission) -> AsyncGenerator[EpisodeResources]:
+    """Open what all sandboxes of an episode share; it is gone on exit.
+
+    Raises SetUpError, and SandboxLostError for a service of a dead server's episode that is gone.
+    """
+    factory, task, public_id = episode.sandbox_factory, episode.spec.task, episode.public_id
+    credentials = await read_credentials(factory, task, episode.ticket.accounts)
+    async with AsyncExitStack() as stack:
+        services = Services()
+        if factory.suite.services(task):
+            part = next((plugin.services for plugin in plugins() if plugin.services), None)
+            if part is None:
+                names = ", ".join(factory.suite.services(task))
+                raise SetUpError(f"the task needs {names}, and this server has no plug-in for services")
+            async with admission.set_ups:
+                opened = load(part)(
+                    factory,
+                    task,
+                    public_id,
+                    start_seconds=episode.spec.limits.servers_seconds,
+                    records=episode.sandbox_records,
+                    reattaches=episode.was_ready,
+                )
+                services = await stack.enter_async_context(opened)
+        web: EpisodeWeb | None = None
+        if factory.web is not None and factory.uses_web(task):
+            web = await stack.enter_async_context(
+                factory.web.episode(factory.suite, task, public_id, episode.spec.launch_time)
+            )
+        yield EpisodeResources(factory, task, services, credentials, web)
+
+
+async def read_credentials(
+    factory: SandboxFactory, task: Task, accounts: Mapping[str, str]
+) -> Sequence[tuple[PurePosixPath, bytes]]:
+    """The archives of a task's credentials. `accounts`: the slot that the episode has of each account.
+
+    Raises SetUpError if a file belongs outside the suite's root and the provider has no containers.
+    """
+    credentials = await anyio.to_thread.run_sync(factory.suite.resources.credential_archives, task, accounts)
+    if factory.provider.isolation == "none" and any(folder.is_absolute() for folder, _ in credentials):
+        raise SetUpError(
+            "the task's credentials go to paths outside of the suite, which only a container has"
+        )
+    return credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +212,7 @@ class Start:
     async def open_sandbox(
         self, name: str, image: str | None, open_new: OpenNew | None = None
     ) -> AsyncGenerator[Opened]:
-        """Open the sandbox of preprocess or of the agent, as `SetUp.run` asks for it.
+        """Open the sandbox of preprocess or of the agent: of this image, by default the suite's.
 
         `open_new`: what opens it, see `SandboxFactory.open`.
         """
@@ -99,18 +224,18 @@ class Start:
             name,
             factory.network_for(task),
             image=image,
-            forwards=self.resources.services.targets,
+            attached=self.resources.attached,
             records=episode.sandbox_records,
             role="agent" if is_agents else "preprocess",
             # A task that is graded in place is graded in this sandbox.
             merge_pages=is_agents and not task.in_place,
             opening=self.admission.opening,
-            web=self.resources.web if factory.uses_web(task, "agent") else None,
             open_new=open_new,
         ) as (sandbox, driver):
-            episode.history.note_opened(
-                sandbox.spec.name, sandbox.image_digest, merge_pages=sandbox.spec.merge_pages
-            )
+            facts = factory.suite_hooks.facts()
+            merged = sandbox.spec.merge_pages
+            episode.records.note_facts(image_digest=sandbox.image_digest, dense=merged, **facts)
+            episode.note(agent=sandbox.spec.name)
             yield sandbox, driver
 
 
@@ -136,77 +261,3 @@ class EpisodeHooks:
         self, episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool
     ) -> None:
         """The attempt is closed and captured, and its grading begins. Raises nothing but cancellation."""
-
-
-async def begin(hooks: Sequence[EpisodeHooks], start: Start) -> AgentSandbox:
-    """Begin the episode by the first link that can."""
-    if not start.episode.was_ready:
-        require_whole_record(start.episode)
-
-    async def after(count: int) -> AgentSandbox:
-        if count == len(hooks):
-            return await set_up(start)
-        return await hooks[count].begin(start, partial(after, count + 1))
-
-    return await after(0)
-
-
-@asynccontextmanager
-async def acting(hooks: Sequence[EpisodeHooks], start: Start, agent: AgentSandbox) -> AsyncGenerator[None]:
-    """Enter what all hooks have around the time in which the agent acts."""
-    async with AsyncExitStack() as stack:
-        for one in hooks:
-            await stack.enter_async_context(one.acting(start, agent))
-        yield
-
-
-async def set_up(start: Start) -> AgentSandbox:
-    """Set the task up in a new sandbox, and offer its tools."""
-    episode = start.episode
-    async with start.admission.set_ups:
-        prepared = await _prepare(start)
-        if prepared.preprocess_failure:
-            log.warning(
-                "preprocess failed, which its suite ignores",
-                extra=fields(
-                    episode=episode.public_id, task=episode.spec.task_name, why=prepared.preprocess_failure
-                ),
-            )
-            episode.history.note_preprocess_failure(prepared.preprocess_failure)
-        tools = await start.offer.complete(prepared)
-        sandbox, driver = prepared.sandbox, prepared.driver
-        session = await start.offer.tool_session(sandbox, driver, running=prepared.servers)
-    return AgentSandbox(sandbox, driver, session, tools, sealed=prepared.task_folder_archive is not None)
-
-
-async def _prepare(start: Start) -> PreparedTask:
-    """Open the agent's sandbox, after the sandbox of preprocess if there is one, and set the task up."""
-    episode, factory = start.episode, start.episode.sandbox_factory
-
-    def note_revision() -> None:
-        episode.history.note_revision(
-            SuiteRevision.read(factory.suite, episode.spec.task, factory.common_digest)
-        )
-
-    work = SetUp(
-        suite=factory.suite,
-        task=episode.spec.task,
-        launch_time=episode.spec.launch_time,
-        common=factory.common,
-        scratch=start.scratch,
-        limits=episode.spec.limits,
-        credentials=start.resources.credentials,
-        isolated=factory.provider.isolation != "none",
-        before_reading=note_revision,
-    )
-    first = f"{episode.public_id}-preprocess" if work.has_two_sandboxes else start.agent_name
-    if factory.root(first) != factory.root(start.agent_name):
-        # Files that preprocess writes may contain absolute paths, so both sandboxes need the same root.
-        # They can have the same name, as the first is removed before the second opens.
-        first = start.agent_name
-    return await work.run(
-        start.stack,
-        partial(start.open_sandbox, first),
-        partial(start.open_sandbox, start.agent_name),
-        start.offer.servers_to_start,
-    )

@@ -32,10 +32,7 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedCalls:
-    """The calls of an attempt, read from its trajectory one by one each time it is iterated.
-
-    Calls whose line cannot be read are skipped.
-    """
+    """The calls of an attempt, read one by one each time; those whose line cannot be read are skipped."""
 
     sent: SentCalls
 
@@ -119,11 +116,8 @@ class CallLog:
             self.trajectory.index.count_reply(call.seq, failed=bool(line["failed"]))
         return False
 
-    async def read_outcome(self, seq: int) -> Outcome | None:
-        """The reply of a call that has ended; None if it was not kept."""
-        return await anyio.to_thread.run_sync(self._read_outcome, seq)
-
-    def _read_outcome(self, seq: int) -> Outcome | None:
+    def read_outcome(self, seq: int) -> Outcome | None:
+        """The reply of a call that has ended; None if it was not kept. Blocks."""
         try:
             line = self.trajectory.line(self.trajectory.index.places(seq)[1])
         except OSError as error:

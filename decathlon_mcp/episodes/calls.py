@@ -12,9 +12,9 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Protocol
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.background import Flag, background_tasks
@@ -56,68 +56,18 @@ LOG_FULL = (
 )
 
 
-class CallGate(Protocol):
-    """Decides when the calls of an episode may be sent."""
+class CallGate:
+    """Decides when the calls of an episode may be sent. This one holds none back."""
 
     def holds(self, call: Call) -> bool:
         """Whether the call has to wait now."""
-        ...
+        return False
 
     async def passed(self, call: Call) -> None:
         """Wait until the call may be sent."""
-        ...
 
     def call_ended(self) -> None:
         """A call has its outcome."""
-        ...
-
-
-class _Attempt:
-    """Whether the attempt to which calls belong is open, and why a call failed that its end has ended."""
-
-    def __init__(self, state: State, max_calls: int | None, close: Callable[[TruncationCause], bool]) -> None:
-        self._state = state
-        self._max_calls = max_calls
-        self._close = close
-        self._is_log_full = False
-
-    def require_open(self, sent: int) -> None:
-        """Raise the reason why no call may be sent, when so many were; at the limit, close the attempt."""
-        if self._state.phase is Phase.ENDED:
-            raise self._state.end_error()
-        if self._state.phase is not Phase.READY:
-            if self._is_log_full:
-                raise EpisodeClaimedError(LOG_FULL, truncated=True)
-            raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
-        if self._max_calls is not None and sent >= self._max_calls:
-            consequence = "will be graded as it is" if self._close("calls") else "counts as failed"
-            raise EpisodeClaimedError(
-                f"the limit of {self._max_calls} tool calls is reached: this attempt is closed and "
-                f"{consequence}",
-                truncated=True,
-            )
-
-    def close_full(self) -> EpisodeClaimedError:
-        """Close an attempt whose calls cannot be kept any more; returns the error for further calls."""
-        # An evaluator must not judge a log that lacks calls in its middle, so the attempt ends here.
-        if self._state.phase is Phase.READY:
-            self._is_log_full = True
-            self._close("log")
-        message = LOG_FULL if self._is_log_full else "this attempt was closed before the call was sent"
-        return EpisodeClaimedError(message, truncated=True)
-
-    async def explain(self, error: DecathlonError) -> DecathlonError:
-        """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
-        if isinstance(error, EpisodeClaimedError | UnknownToolError):
-            return error
-        state = self._state
-        if error.code == "sandbox_lost":
-            with anyio.move_on_after(LOST_SECONDS):
-                await state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
-        if state.phase in (Phase.CLAIMED, Phase.SCORED):
-            why = f": {error.message}" if error.code == "sandbox_lost" else ""
-            return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
-        return state.end_error() if state.phase is Phase.ENDED else error
 
 
 class EpisodeCalls:
@@ -134,14 +84,16 @@ class EpisodeCalls:
         close: Callable[[TruncationCause], bool],
     ) -> None:
         """`close` closes the attempt for a limit that was reached, and returns whether it will be graded."""
-        self.log = CallLog(trajectory, first=0 if spec.branch is None else spec.branch.at)
-        self.gate: CallGate | None = None
+        self.log = CallLog(trajectory, first=spec.calls_before)
+        self.gate = CallGate()
+        self.operations = Operations()
         self._public_id = spec.public_id
+        self._max_calls = spec.limits.max_calls
         self._emit = emit
         self._state = state
         self._tools = tools
-        self._attempt = _Attempt(state, spec.limits.max_calls, close)
-        self.operations = Operations()
+        self._close = close
+        self._is_log_full = False
         self._tasks: TaskGroup | None = None
         self._session: ToolSession | None = None
         """What calls the tools: from READY on, or earlier for the calls of another episode."""
@@ -190,15 +142,14 @@ class EpisodeCalls:
             call = self._begin(name, params, keys, digest)
         elif not call.is_ended and self.operations.remember(call.seq, digest, keys.texts):
             self.log.add_joined(call, keys)
-        if not call.is_ended:
-            call.add(waiter)
+        call.add(waiter)
         return call
 
     async def find(self, waiter: Waiter) -> Call | None:
         """The call of a request that has come before, for `reply_of`; None if it was not accepted."""
         await self.restored.wait()
         call = self.operations.known(waiter.keys)
-        if call is not None and not call.is_ended:
+        if call is not None:
             call.add(waiter)
         return call
 
@@ -211,7 +162,7 @@ class EpisodeCalls:
         comes back.
         """
         await call.wait(waiter)
-        outcome = call.outcome or await self.log.read_outcome(call.seq)
+        outcome = call.outcome or await anyio.to_thread.run_sync(self.log.read_outcome, call.seq)
         if outcome is None:
             raise LimitExceededError("the call has run, but its reply could not be kept")
         if isinstance(outcome, DecathlonError):
@@ -219,7 +170,7 @@ class EpisodeCalls:
             error = type(outcome)(outcome.message, **outcome.data)
             was_read = call.outcome is None
             is_end = isinstance(error, SandboxLostError) or error.data.get("reason") == "frozen"
-            raise error if was_read and not is_end else await self._attempt.explain(error)
+            raise error if was_read and not is_end else await self._explain(error)
         return outcome
 
     def cancel(self, operation: str) -> None:
@@ -294,7 +245,7 @@ class EpisodeCalls:
         route = None if self._tools.offered is None else self._tools.route(name)
         is_ready = self._state.phase not in NOT_READY
         if is_ready:
-            self._attempt.require_open(self.sent)
+            self._require_open()
         call = Call(
             seq=self.log.last + 1 if replayed is None else replayed,
             name=name,
@@ -313,11 +264,13 @@ class EpisodeCalls:
                 and route is not None
                 and session.starts.is_running(route.server)
                 and not session.filters(route)
-                and (self.gate is None or not self.gate.holds(call))
+                and not self.gate.holds(call)
             ):
                 self._send(session, call, route)
             else:
-                self._keep_waiting(session, call)
+                self._write(call)
+                if session is not None:
+                    self._start(call, partial(self._bring, session, call))
         except BaseException as error:
             self.operations.forget(call)
             if isinstance(error, DiskFullError):
@@ -325,12 +278,10 @@ class EpisodeCalls:
             raise
         return call
 
-    def _keep_waiting(self, session: ToolSession | None, call: Call) -> None:
-        """Write the line of a call that has to wait. `session`: None before the tools can be called."""
-        if not self.log.add(call):
-            raise self._attempt.close_full()
-        if session is not None:
-            self._start(call, partial(self._bring, session, call))
+    def _write(self, call: Call, route: ToolRoute | None = None, request: int = 0) -> None:
+        """Write a call's line, see `CallLog.add`. Raises EpisodeClaimedError if the log is full."""
+        if not self.log.add(call, route, request):
+            raise self._close_full()
 
     def _use(self, session: ToolSession) -> None:
         if self._session is not session:
@@ -376,8 +327,7 @@ class EpisodeCalls:
         """
         is_new = call.request is None
         if is_new:
-            if self.gate is not None:
-                await self.gate.passed(call)
+            await self.gate.passed(call)
             route = self._tools.route(call.name)
             await session.starts.ensure(route.server)
         else:
@@ -388,7 +338,7 @@ class EpisodeCalls:
         params = await session.filtered(route, call.params)
         if not call.is_ended:
             if is_new and not call.replayed:
-                self._attempt.require_open(self.sent)  # the attempt may have been closed meanwhile
+                self._require_open()  # the attempt may have been closed meanwhile
             self._send(session, call, route, params)
 
     def _send(
@@ -401,18 +351,58 @@ class EpisodeCalls:
         """
         if call.request is None:
             request = session.driver.new_request_id()
-            if not self.log.add(call, route, request):
-                raise self._attempt.close_full()
+            self._write(call, route, request)
             call.request = request
         call.route, call.sent_at = route, time.perf_counter()
         session.starts.begin_call()
-        session.send(
-            route,
-            call.params if params is None else params,
+        session.driver.call(
             call.request,
+            route.server,
+            (call.params if params is None else params).for_tool(route.tool),
+            truncation=session.truncation_for(route),
             on_outcome=partial(self._on_outcome, session, call),
             on_notification=call.on_notification,
         )
+
+    # the attempt to which calls belong
+
+    def _require_open(self) -> None:
+        """Raise the reason why no call may be sent; at the limit of calls, close the attempt."""
+        if self._state.phase is Phase.ENDED:
+            raise self._state.end_error()
+        if self._state.phase is not Phase.READY:
+            if self._is_log_full:
+                raise EpisodeClaimedError(LOG_FULL, truncated=True)
+            raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
+        if self._max_calls is not None and self.sent >= self._max_calls:
+            consequence = "will be graded as it is" if self._close("calls") else "counts as failed"
+            raise EpisodeClaimedError(
+                f"the limit of {self._max_calls} tool calls is reached: this attempt is closed and "
+                f"{consequence}",
+                truncated=True,
+            )
+
+    def _close_full(self) -> EpisodeClaimedError:
+        """Close an attempt whose calls cannot be kept any more; returns the error for further calls."""
+        # An evaluator must not judge a log that lacks calls in its middle, so the attempt ends here.
+        if self._state.phase is Phase.READY:
+            self._is_log_full = True
+            self._close("log")
+        message = LOG_FULL if self._is_log_full else "this attempt was closed before the call was sent"
+        return EpisodeClaimedError(message, truncated=True)
+
+    async def _explain(self, error: DecathlonError) -> DecathlonError:
+        """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
+        if isinstance(error, EpisodeClaimedError | UnknownToolError):
+            return error
+        state = self._state
+        if error.code == "sandbox_lost":
+            with anyio.move_on_after(LOST_SECONDS):
+                await state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+        if state.phase in (Phase.CLAIMED, Phase.SCORED):
+            why = f": {error.message}" if error.code == "sandbox_lost" else ""
+            return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
+        return state.end_error() if state.phase is Phase.ENDED else error
 
     # from the driver to the waiting requests
 
@@ -474,8 +464,7 @@ class EpisodeCalls:
             log.exception("the end of a call could not be recorded", extra=fields(episode=self._public_id))
             outcome = _fault(error)
         self.operations.end(call, outcome)
-        if self.gate is not None:
-            self.gate.call_ended()
+        self.gate.call_ended()
 
     def _record_end(self, call: Call, outcome: Outcome) -> None:
         """Raises DiskFullError; then nothing has happened."""
@@ -485,7 +474,7 @@ class EpisodeCalls:
             failure = outcome if isinstance(outcome, DriverError) else None
             self._session.starts.end_call(call.route.server, failure)
         if not is_kept:
-            self._attempt.close_full()
+            self._close_full()
 
 
 def _episode_ended() -> SandboxLostError:

@@ -6,41 +6,47 @@ in a request, so that any connection can reach it, or none.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
 
+import msgspec
+
+from decathlon_mcp import __version__
 from decathlon_mcp.background import Flag, in_any_case
 from decathlon_mcp.episodes.admission import Ticket
 from decathlon_mcp.episodes.calls import EpisodeCalls
-from decathlon_mcp.episodes.clock import Instant
-from decathlon_mcp.episodes.history import EpisodeHistory
 from decathlon_mcp.episodes.lease import Lease
-from decathlon_mcp.episodes.records import (
-    EpisodeRecords,
-    Progress,
-    SandboxRecords,
-    StoredEpisode,
-)
+from decathlon_mcp.episodes.records import EpisodeRecords, Progress, SandboxRecords, StoredEpisode
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.specification import Claim, EpisodeSpec
+from decathlon_mcp.episodes.specification import Claim, EpisodeSpec, Instant, Principal
 from decathlon_mcp.episodes.state import Ending, Phase, State
 from decathlon_mcp.episodes.tools.offered import EpisodeTools, offered_tools
 from decathlon_mcp.episodes.tools.session import ToolSession
-from decathlon_mcp.errors import DecathlonError, LimitExceededError
+from decathlon_mcp.errors import AtCapacityError, DecathlonError, LimitExceededError
 from decathlon_mcp.events import Admitted, Claimed, Emit, Ended, Judged, Ready
-from decathlon_mcp.grading.attempt import TruncationCause
+from decathlon_mcp.grading.attempt import Facts, TruncationCause
 from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.labels import check_labels
+from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full
+from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import MAX_NOTE_LINE_BYTES, MAX_NOTES, Trajectory
 from decathlon_mcp.suites.prompts import Prompt
-from decathlon_mcp.types import NoteRole, as_json
+from decathlon_mcp.types import JsonObject, NoteRole, as_json
 
 MAX_ANSWER_BYTES = 1 << 20
 """Longest answer of a claim, in UTF-8."""
+MAX_LOG_BYTES = 256 << 20
+"""Limit on the calls in one episode's trajectory; evaluators get about the same again as `traj_log.json`."""
+TRAJECTORY_VERSION = 1
+"""The version in the first line of a trajectory."""
 
 
 class Episode:
@@ -52,16 +58,18 @@ class Episode:
         *,
         sandbox_factory: SandboxFactory,
         ticket: Ticket,
-        trajectory: Trajectory,
+        folder: Path,
+        disk: DiskSpace | None,
         emit: Emit,
         store: Store | None = None,
         archive: Store | None = None,
     ) -> None:
-        """A new episode. Raises AtCapacityError if the store cannot be written."""
+        """`folder`: for its files, which do not exist before `create`."""
         self.spec = spec
         self.sandbox_factory = sandbox_factory
         self.ticket = ticket
-        self.trajectory = trajectory
+        self.trajectory = Trajectory(folder, max_calls_bytes=MAX_LOG_BYTES, disk=disk)
+        self.files = KeptFiles(folder, disk)
         self.emit = emit
         self.lease = Lease(spec.limits)
         self.state = State(spec.public_id)
@@ -69,13 +77,52 @@ class Episode:
         self.records = EpisodeRecords(store, spec.id, archive=archive)
         self.sandbox_records = SandboxRecords(store, spec.id)
         self.verdict: Verdict | None = None
-        self.history = EpisodeHistory(spec, sandbox_factory, trajectory, self.records, self.state)
         self.tools = EpisodeTools(self.state)
         self.calls = EpisodeCalls(
-            spec, trajectory, emit, state=self.state, tools=self.tools, close=self._close_for_limit
+            spec, self.trajectory, emit, state=self.state, tools=self.tools, close=self._close_for_limit
         )
         self.waits_for_room = False
         """Whether the grading waits for space on the disk."""
+
+    def create(self) -> None:
+        """Begin its files and its row: what is fixed at the start, without secrets.
+
+        Room for the verdict is reserved, so that a full disk is found now. Raises AtCapacityError for that,
+        OSError, and SuiteError for a broken prompt; then nothing is left.
+        """
+        spec, factory = self.spec, self.sandbox_factory
+        with ExitStack() as on_error:
+            try:
+                self.trajectory.create()
+                on_error.callback(shutil.rmtree, self.files.folder, ignore_errors=True)
+                on_error.callback(self.trajectory.close)
+                self.files.reserve_verdict()
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                raise AtCapacityError(
+                    f"the state folder has no room for another episode: {error.strerror}",
+                    retryAfterSeconds=RETRY_SECONDS,
+                ) from None
+            _ = self.prompt
+            self.trajectory.add(
+                "start",
+                version=TRAJECTORY_VERSION,
+                suite=factory.suite.name,
+                task=spec.task_name,
+                **({"labels": dict(spec.labels)} if spec.labels else {}),
+                **spec.reported,
+                launch_time=spec.launch_time.isoformat(),
+                language=factory.suite.language,
+                names=factory.tool_names,
+                limits=asdict(spec.limits),
+                policy=spec.policy,
+                provider=factory.provider.name,
+                isolation=factory.provider.isolation,
+                release=__version__,
+            )
+            self.records.insert(spec, factory.suite.name, self.started_at)
+            on_error.pop_all()
 
     def restore(self, stored: StoredEpisode) -> None:
         """Continue an episode of a dead server, before a runner gets it.
@@ -84,11 +131,12 @@ class Episode:
         """
         self.started_at = stored.started_at
         self.sandbox_records.former = {row.name: row for row in stored.sandboxes}
-        if stored.phase is not Phase.ENDED:
+        is_over = stored.phase is Phase.ENDED
+        if not is_over:
             self.calls.restored = Flag()
         if stored.is_closed:
             self.lease.end()
-        if stored.tools is not None and stored.phase is not Phase.ENDED:
+        if stored.tools is not None and not is_over:
             names = self.sandbox_factory.tool_names
             self.tools.offer(offered_tools(as_json(stored.tools), names))
         if stored.phase in (Phase.QUEUED, Phase.OPENING) and stored.verdict is None:
@@ -96,7 +144,7 @@ class Episode:
             return
         self.records.progress = stored.progress
         self.verdict = stored.verdict
-        if stored.phase is Phase.ENDED:
+        if is_over:
             self.state.end(stored.ending or Ending.FAULT)
             self.tools.end()
             return
@@ -106,7 +154,7 @@ class Episode:
         self.lease.mark_used()
         if self.spec.ends_with_response:
             self.lease.lose_client()
-        self.state.restore(Phase.OPENING if stored.phase is Phase.READY else stored.phase)
+        self.state.phase = Phase.OPENING if stored.phase is Phase.READY else stored.phase
 
     @property
     def id(self) -> str:
@@ -130,6 +178,17 @@ class Episode:
     def is_graded(self) -> bool:
         """Whether its attempt, as it was closed, is graded; if not, its reward is 0."""
         return self.sandbox_factory.grades(self.claim and self.claim.truncated_by)
+
+    @property
+    def reported(self) -> JsonObject:
+        """The members of `EpisodeSpec.reported`, as they are now."""
+        noted = self.records.progress.facts.noted()
+        return {name: noted.get(name, value) for name, value in self.spec.reported.items()}
+
+    @property
+    def facts(self) -> Facts:
+        """What the verdict reports of the way to it, until now."""
+        return self.records.progress.facts.with_(**self.reported)
 
     @cached_property
     def prompt(self) -> Prompt:
@@ -203,31 +262,19 @@ class Episode:
             raise self.state.end_error()
         return self.verdict
 
-    def close_attempt(self) -> None:
-        """Close the attempt without a claim, if it is still open: no tool can be called any more.
-
-        An attempt that a dead server left open is open, also if its sandbox cannot be taken back.
-        """
-        if self.was_ready and self.state.phase is Phase.OPENING:
-            self.state.move(Phase.READY)
-        self._accept_claim(Claim(by_agent=False))
-
     def close(self, ending: Ending = Ending.CLOSED, *, reason: str = "") -> None:
         """End the episode without waiting: at once, or after grading if the attempt is claimed.
 
         `reason`: a client's words; the cause of the end, unless the attempt has a verdict then.
         """
         if self.records.progress.requested_ending is None:
-            self.records.update(self.state.phase, requested_ending=ending, closing_reason=reason)
+            self.note(requested_ending=ending, closing_reason=reason)
         if self.state.phase is not Phase.CLAIMED:
             self.lease.end()
 
-    def mark_opening(self) -> None:
-        """The episode was admitted: QUEUED to OPENING. The absolute time limit starts."""
-        self.records.update(Phase.OPENING, opened_at=time.time(), slots=self.ticket.slots)
-        self.lease.start()
-        self.state.move(Phase.OPENING)
-        self.emit(Admitted())
+    def note(self, **changes: Any) -> None:
+        """Write what has changed of the progress, in this phase; see `EpisodeRecords.update`."""
+        self.records.update(self.state.phase, **changes)
 
     def add_note(
         self,
@@ -267,7 +314,16 @@ class Episode:
         if self.state.phase is Phase.ENDED:
             raise self.state.end_error()
         self.spec = replace(self.spec, labels=check_labels({**self.spec.labels, name: value}))
-        self.records.set_labels(self.spec.labels)
+        self.records.write(labels=self.spec.labels)
+
+    # for the runner
+
+    def mark_opening(self) -> None:
+        """The episode was admitted: QUEUED to OPENING. The absolute time limit starts."""
+        self.records.update(Phase.OPENING, opened_at=time.time(), slots=self.ticket.slots)
+        self.lease.start()
+        self.state.move(Phase.OPENING)
+        self.emit(Admitted())
 
     def mark_ready(self, tool_session: ToolSession, *, sealed: bool, tools: str) -> None:
         """The set-up is done, and the tools are listed: OPENING to READY.
@@ -293,12 +349,21 @@ class Episode:
         self.emit(Ready())
         self.calls.open(tool_session)
 
+    def close_attempt(self) -> None:
+        """Close the attempt without a claim, if it is still open: no tool can be called any more.
+
+        An attempt that a dead server left open is open, also if its sandbox cannot be taken back.
+        """
+        if self.was_ready and self.state.phase is Phase.OPENING:
+            self.state.move(Phase.READY)
+        self._accept_claim(Claim(by_agent=False))
+
     def record_verdict(self, verdict: Verdict) -> None:
         """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
-        self.records.set_verdict(verdict.to_json())
+        self.records.write(verdict=verdict.to_json())
         self.verdict = verdict
         self.emit(Judged(verdict.status, verdict.reward, verdict.success))
-        self.history.files.write_verdict(verdict.to_json())
+        self.files.write_verdict(verdict.to_json())
         if self.claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.
             self.records.progress = replace(self.records.progress, claim=replace(self.claim, answer=None))
@@ -322,7 +387,7 @@ class Episode:
             lambda: self.__dict__.pop("prompt", None),
             lambda: self.trajectory.add("end", ending=str(ending), cause=message),
             self.trajectory.close,
-            self.history.files.release_verdict,
+            self.files.release_verdict,
         )
 
     def _accept_claim(self, claim: Claim) -> bool:
@@ -348,3 +413,43 @@ class Episode:
         """Close the attempt because a limit was reached; returns whether it will be graded."""
         self._accept_claim(Claim(by_agent=False, truncated_by=cause))
         return self.is_graded
+
+
+class EpisodeAccess(msgspec.Struct, frozen=True):
+    """What one client may do with an episode.
+
+    `id` is the capability that the client presented: the episode's handle or its agent id. `reports_turns`:
+    it is a controller, whose report of the agent's turns counts.
+
+    Decided 2026-11-21: an agent gets its own id and not a token. With a token it could start other episodes
+    of the same task and evaluate guesses there.
+    """
+
+    episode: Episode
+    id: str
+    can_evaluate: bool
+    reports_turns: bool = False
+
+    @classmethod
+    def by_handle(cls, episode: Episode, principal: Principal) -> Self:
+        """Access for a client that knows the handle.
+
+        With tokens configured and policy `controller`, evaluation also requires a controller's token.
+        """
+        can_evaluate = principal.may_evaluate(episode.spec.policy)
+        # With a more open policy, the agent itself may know the handle.
+        reports_turns = can_evaluate and (episode.spec.policy == "controller" or principal.controls)
+        return cls(episode, episode.id, can_evaluate, reports_turns)
+
+    @classmethod
+    def by_session(cls, episode: Episode, principal: Principal) -> Self:
+        """Access for a session or a stdio connection that is the episode."""
+        # Under policy `controller` such a client counts as an agent unless its token says otherwise, also on
+        # a server without tokens: it never had to know the handle.
+        can_evaluate = episode.spec.policy != "controller" or principal.controls
+        return cls(episode, episode.id if can_evaluate else episode.spec.agent_id, can_evaluate)
+
+    @classmethod
+    def by_agent_id(cls, episode: Episode) -> Self:
+        """Access for a client that knows only the agent id."""
+        return cls(episode, episode.spec.agent_id, can_evaluate=False)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -17,9 +17,9 @@ from anyio import CancelScope
 
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
+from decathlon_mcp.episodes.beginnings import EpisodeHooks, EpisodeResources
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import Progress
-from decathlon_mcp.episodes.resources import EpisodeResources
 from decathlon_mcp.episodes.specification import Claim, EpisodeLimits
 from decathlon_mcp.errors import DiskFullError, LimitExceededError, SandboxLostError
 from decathlon_mcp.grading.attempt import Attempt
@@ -32,7 +32,7 @@ from decathlon_mcp.sandboxes.capabilities import fills_disk
 from decathlon_mcp.storage.disk import is_full
 from decathlon_mcp.storage.kept_files import SERVER_LOGS_FILE, indented
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, Network, as_object
+from decathlon_mcp.types import Network
 
 log = logging.getLogger("decathlon.rewards")
 ROOM_SECONDS = 3600.0
@@ -107,29 +107,28 @@ async def capture_workspace(
         with anyio.fail_after(COPY_SECONDS):
             await sandbox.get(folder, archive, allowed_bytes)
     except TimeoutError:
-        raise LimitExceededError(
-            f"the workspace could not be copied within {COPY_SECONDS:g} s", budget="seconds"
-        ) from None
+        message = f"the workspace could not be copied within {COPY_SECONDS:g} s"
+        raise LimitExceededError(message, budget="seconds") from None
     except LimitExceededError as error:
         if allowed_bytes < limit_bytes and error.data.get("budget") == "bytes":
             # Not the agent's fault, so the attempt must not be forfeited.
-            raise DiskFullError(
-                "the server's disk is nearly full: there is no room for the workspace"
-            ) from None
+            message = "the server's disk is nearly full: there is no room for the workspace"
+            raise DiskFullError(message) from None
         raise
     except OSError as error:
-        if is_full(error):
-            raise DiskFullError(
-                f"the server's disk cannot be written ({error.strerror}): there is no room for the workspace"
-            ) from error
-        raise
+        if not is_full(error):
+            raise
+        message = (
+            f"the server's disk cannot be written ({error.strerror}): there is no room for the workspace"
+        )
+        raise DiskFullError(message) from error
     return CapturedWorkspace(archive, task_folder_archive, location=folder)
 
 
 async def _keep_server_logs(episode: Episode, logs: Mapping[str, str]) -> None:
     """Keep what the task's servers wrote to stderr, for people. A server that has a secret may print it."""
     if logs and not episode.sandbox_factory.suite.token_names(episode.spec.task):
-        files, content = episode.history.files, indented(dict(logs))
+        files, content = episode.files, indented(dict(logs))
         await anyio.to_thread.run_sync(files.write_log, SERVER_LOGS_FILE, (content,))
 
 
@@ -151,7 +150,7 @@ def attempt_of(episode: Episode) -> Attempt:
     network = factory.network_for(spec.task)
     # Grading reads evaluators and rubrics now, unless preprocess may have written them.
     revision = factory.suite.revision_of(spec.task)
-    facts = progress.facts.with_(**branch_members(episode))
+    facts = episode.facts
     if claim is not None and revision != facts.suite_revision:
         facts = facts.with_(suite_changed=True)
     return Attempt(
@@ -179,15 +178,6 @@ def attempt_of(episode: Episode) -> Attempt:
     )
 
 
-def branch_members(episode: Episode) -> JsonObject:
-    """Where an episode branched from another, as the verdict's member `branch`; empty for other episodes."""
-    branch, facts = episode.spec.branch, episode.records.progress.facts
-    if branch is None:
-        return {}
-    noted = as_object((facts.model_extra or {}).get("branch")) or {}
-    return {"branch": {"episode": branch.episode, "at": branch.at, "differences": 0, **noted}}
-
-
 def require_whole_record(episode: Episode) -> None:
     """Raise SandboxLostError if the trajectory, which evaluators may judge, is gone or lacks calls."""
     damage, claimed = episode.trajectory.why_unreadable(), 0 if episode.claim is None else episode.claim.calls
@@ -197,16 +187,6 @@ def require_whole_record(episode: Episode) -> None:
         raise SandboxLostError(f"the episode's record, its trajectory, is damaged: {damage}")
 
 
-class CaptureHook(Protocol):
-    """What hangs on the end of an attempt, one of `beginnings.EpisodeHooks`."""
-
-    async def captured(
-        self, episode: Episode, attempt: Attempt, captured: CapturedWorkspace, *, in_place: bool
-    ) -> None:
-        """The attempt is closed and captured, and its grading begins. Raises nothing but cancellation."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class EpisodeGrader:
     """Grades the attempt of one claimed episode."""
@@ -214,7 +194,7 @@ class EpisodeGrader:
     episode: Episode
     resources: EpisodeResources
     admission: Admission
-    hooks: Sequence[CaptureHook] = ()
+    hooks: Sequence[EpisodeHooks] = ()
 
     async def grade_in_fresh_sandbox(self, captured: CapturedWorkspace) -> Verdict:
         """Grade in new sandboxes of the image that the agent had."""
@@ -227,11 +207,10 @@ class EpisodeGrader:
                 next(names),
                 network,
                 image=episode.records.progress.facts.image_digest,
-                forwards=self.resources.services.targets,
+                attached=self.resources.attached,
                 records=episode.sandbox_records,
                 role="grader",
                 opening=self.admission.opening_graders,
-                web=self.resources.web if factory.uses_web(episode.spec.task, "grader") else None,
             ) as opened:
                 yield opened
 
@@ -291,4 +270,4 @@ class EpisodeGrader:
         """Write what the suite's plug-in adds to the folder of a graded episode. Blocks."""
         hooks, task = self.episode.sandbox_factory.suite_hooks, self.episode.spec.task
         for name, chunks in hooks.files(attempt, task, verdict).items():
-            self.episode.history.files.write_log(name, chunks)
+            self.episode.files.write_log(name, chunks)

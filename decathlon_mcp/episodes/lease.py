@@ -33,10 +33,9 @@ class Hold:
     def release(self, *, answered: bool = True) -> bool:
         """End the hold; False if it has ended before. `answered`: the client was there to the end."""
         lease, self._lease = self._lease, None
-        if lease is None:
-            return False
-        lease.end_hold(answered=answered)
-        return True
+        if lease is not None:
+            lease.end_hold(answered=answered)
+        return lease is not None
 
 
 class Lease:
@@ -47,25 +46,21 @@ class Lease:
         self._absolute_deadline = math.inf
         self._holders = 0
         self._renewed_at = time.monotonic()
-        self._ready_at: float | None = None
-        self._used = False
-        self._client_lost_at: float | None = None
-        self._lost_until_ready = False
+        # Infinite: has not happened.
+        self._ready_at = self._client_lost_at = math.inf
+        self._used = self._lost_until_ready = self._ended = False
         self._scope: anyio.CancelScope | None = None
         self._timer = LazyTimer(self._expire)
-        self._ended = False
 
     @property
     def deadline(self) -> float:
         """When the lease expires; infinite while it is held before `start`."""
-        if self._holders:
-            return self._absolute_deadline
-        return min(map(itemgetter(0), self._deadlines))
+        return self._absolute_deadline if self._holders else self._first[0]
 
     @property
     def ending(self) -> Ending:
         """The ending of an episode whose lease has expired, by the limit that passed first."""
-        return min(self._deadlines, key=itemgetter(0))[1]
+        return self._first[1]
 
     @property
     def expired(self) -> bool:
@@ -86,16 +81,15 @@ class Lease:
 
     def start(self, *, elapsed_seconds: float = 0.0) -> None:
         """Start the absolute time limit, of which so much has passed, and renew the idle one."""
-        remaining_seconds = self._limits.episode_seconds - elapsed_seconds
-        self._absolute_deadline = time.monotonic() + remaining_seconds
         self._renewed_at = time.monotonic()
+        self._absolute_deadline = self._renewed_at + self._limits.episode_seconds - elapsed_seconds
         self._set_deadline()
 
     def mark_ready(self) -> None:
         """Start the limit for the first use, if there was none yet."""
         self._ready_at = time.monotonic()
         if self._lost_until_ready:
-            self._client_lost_at = None
+            self._client_lost_at = math.inf
         self._set_deadline()
 
     def mark_used(self) -> None:
@@ -110,7 +104,7 @@ class Lease:
         # A request that arrives while the runner cleans up does not change why the lease expired.
         if not self.expired:
             self._used = self._used or use
-            self._client_lost_at = None
+            self._client_lost_at = math.inf
             self._set_deadline()
         return Hold(self)
 
@@ -130,8 +124,8 @@ class Lease:
             return
         self._renewed_at = time.monotonic()
         if answered:
-            self._client_lost_at = None
-        elif self._client_lost_at is not None:
+            self._client_lost_at = math.inf
+        elif self._client_lost_at != math.inf:
             self._client_lost_at = self._renewed_at
         self._set_deadline()
 
@@ -141,16 +135,14 @@ class Lease:
         `until_ready`: only while nobody can play the episode yet, so that a client that does not wait for it
         any more is gone. Later it may be thinking, and only a session whose own stream broke is lost.
         """
-        if until_ready and self._ready_at is not None:
-            return
-        self._client_lost_at, self._lost_until_ready = time.monotonic(), until_ready
-        self._set_deadline()
+        if not (until_ready and self._ready_at != math.inf):
+            self._client_lost_at, self._lost_until_ready = time.monotonic(), until_ready
+            self._set_deadline()
 
     def end(self) -> None:
         """Cancel the body of `limit`, now or as soon as it is entered."""
         self._ended = True
-        if self._scope is not None:
-            self._scope.cancel()
+        self._expire()
 
     def suspend(self) -> None:
         """Remove the deadline of the current `limit`: neither time nor `end` cancels its body any more."""
@@ -158,15 +150,16 @@ class Lease:
         self._timer.stop()
 
     @property
-    def _deadlines(self) -> tuple[tuple[float, Ending], ...]:
-        limits = self._limits
-        first_use_from = None if self._used else self._ready_at
-        return (
+    def _first(self) -> tuple[float, Ending]:
+        """The limit that passes first without a holder, and the ending for it."""
+        limits, first_use_from = self._limits, math.inf if self._used else self._ready_at
+        deadlines = (
             (self._absolute_deadline, Ending.TIME_OVER),
-            (_after(self._client_lost_at, limits.grace_seconds), Ending.CLIENT_LOST),
-            (_after(first_use_from, limits.first_use_seconds), Ending.NEVER_USED),
+            (self._client_lost_at + limits.grace_seconds, Ending.CLIENT_LOST),
+            (first_use_from + limits.first_use_seconds, Ending.NEVER_USED),
             (self._renewed_at + limits.idle_seconds, Ending.LEASE_EXPIRED),
         )
+        return min(deadlines, key=itemgetter(0))
 
     def _set_deadline(self) -> None:
         if self._scope is not None:
@@ -175,7 +168,3 @@ class Lease:
     def _expire(self) -> None:
         if self._scope is not None:
             self._scope.cancel()
-
-
-def _after(start: float | None, seconds: float) -> float:
-    return math.inf if start is None else start + seconds

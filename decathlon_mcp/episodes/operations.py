@@ -68,7 +68,13 @@ def call_digest(name: str, arguments: bytes | None) -> str:
         text = _encode_sorted([name, {} if arguments is None else _decode_arguments(arguments)])
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         # It refuses lone surrogates too, and integers of more than 64 bits.
-        text = _sorted_by_python(name, arguments or b"{}")
+        try:
+            value = as_object(json.loads(arguments or b"{}", parse_float=_finite, parse_constant=_finite))
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(f"the arguments are not valid JSON: {error}") from None
+        if value is None:
+            raise BadRequestError("the arguments must be an object") from None
+        text = json.dumps([name, value], sort_keys=True).encode()
     return blake2b(text, digest_size=DIGEST_BYTES).hexdigest()
 
 
@@ -77,16 +83,6 @@ async def call_digest_of_any_size(name: str, arguments: bytes | None) -> str:
     if arguments is None or len(arguments) < HASHED_IN_THREAD_BYTES:
         return call_digest(name, arguments)
     return await anyio.to_thread.run_sync(call_digest, name, arguments)
-
-
-def _sorted_by_python(name: str, arguments: bytes) -> bytes:
-    try:
-        value = as_object(json.loads(arguments, parse_float=_finite, parse_constant=_finite))
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the arguments are not valid JSON: {error}") from None
-    if value is None:
-        raise BadRequestError("the arguments must be an object")
-    return json.dumps([name, value], sort_keys=True).encode()
 
 
 def _finite(text: str) -> float:
@@ -104,11 +100,6 @@ def check_operation(operation: object) -> str:
     return operation
 
 
-async def never() -> bool:
-    """Return False, for a request whose connection cannot break without ending the server."""
-    return False
-
-
 class Waiter(msgspec.Struct, eq=False):
     """A request that waits for a call's reply, until its own response is over."""
 
@@ -116,8 +107,9 @@ class Waiter(msgspec.Struct, eq=False):
     """The keys by which a client that comes back finds the call."""
     detached: bool = False
     """Whether the call goes on for UNATTENDED_SECONDS when the request is cancelled."""
-    is_gone: Callable[[], Awaitable[bool]] = never
-    """Whether the connection to the client broke, so that nobody reads the response."""
+    is_gone: Callable[[], Awaitable[bool]] | None = None
+    """Whether the connection to the client broke, so that nobody reads the response. None: it cannot break
+    without ending the server."""
     on_progress: NotificationHandler | None = None
     on_message: NotificationHandler | None = None
     """Called, as is `on_progress`, with the call's notifications, in order."""
@@ -152,7 +144,11 @@ class Waiter(msgspec.Struct, eq=False):
             while self._queue:
                 notification = self._queue.popleft()
                 self._bytes -= len(notification.params)
-                await self._handle(notification)
+                if (relayed := relayed_notification(notification)) is not None:
+                    is_progress, params = relayed
+                    handler = self.on_progress if is_progress else self.on_message
+                    if handler is not None:
+                        await handler(params)
             if call.is_ended:
                 return
             if self._failure is not None:
@@ -162,13 +158,6 @@ class Waiter(msgspec.Struct, eq=False):
                 await self._waiting
             finally:
                 self._waiting = None
-
-    async def _handle(self, notification: Notification) -> None:
-        if (relayed := relayed_notification(notification)) is not None:
-            is_progress, params = relayed
-            handler = self.on_progress if is_progress else self.on_message
-            if handler is not None:
-                await handler(params)
 
 
 class Call(msgspec.Struct, eq=False, kw_only=True):
@@ -203,8 +192,8 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     _deadline: asyncio.TimerHandle | None = None
 
     def add(self, waiter: Waiter) -> None:
-        """A request waits for the call, until its response is over."""
-        if waiter not in self.waiters:
+        """A request waits for the call, until its response is over. No effect on a call that has ended."""
+        if not self.is_ended and waiter not in self.waiters:
             self.waiters.append(waiter)
             self._stop_deadline()
 
@@ -224,7 +213,14 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
         try:
             await waiter.follow(self)
         except BaseException:
-            self._leave(waiter)
+            self.remove(waiter)
+            if not self.waiters and not self.is_ended:
+                if waiter.detached:
+                    name_event_loop()
+                    loop = asyncio.get_running_loop()
+                    self._deadline = loop.call_later(UNATTENDED_SECONDS, self._cancel)
+                else:
+                    self._cancel()
             raise
 
     def abandon(self) -> None:
@@ -234,31 +230,9 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
         if not self.waiters:
             self._cancel()
 
-    def _leave(self, waiter: Waiter) -> None:
-        self.remove(waiter)
-        if self.waiters or self.is_ended:
-            return
-        if waiter.detached:
-            name_event_loop()
-            self._deadline = asyncio.get_running_loop().call_later(UNATTENDED_SECONDS, self._cancel)
-        else:
-            self._cancel()
-
-    def _stop_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _cancel(self) -> None:
-        # A call of a server that died, which may have run already, is not cancelled before it is sent again.
-        may_be_cancelled = self.request is None or self.sent_at is not None
-        if self.on_cancel is not None and may_be_cancelled and not self.is_ended:
-            self.is_cancelled = True
-            self.on_cancel(self)
-
     async def is_abandoned(self) -> bool:
         """Whether nobody can get the reply: all connections broke, or the server that had them died."""
-        return all([await waiter.is_gone() for waiter in tuple(self.waiters)])
+        return all([waiter.is_gone is not None and await waiter.is_gone() for waiter in tuple(self.waiters)])
 
     def on_notification(self, notification: Notification) -> None:
         """A notification of the call has arrived."""
@@ -271,6 +245,18 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
         self._stop_deadline()
         for waiter in self.waiters:
             waiter.wake()
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _cancel(self) -> None:
+        # A call of a server that died, which may have run already, is not cancelled before it is sent again.
+        may_be_cancelled = self.request is None or self.sent_at is not None
+        if self.on_cancel is not None and may_be_cancelled and not self.is_ended:
+            self.is_cancelled = True
+            self.on_cancel(self)
 
 
 class Operations:
@@ -366,6 +352,13 @@ class Operations:
         else:
             self._drop_outcome(call)
 
+    def restore(self, keys: Iterable[LoggedKey], unanswered: Iterable[Call]) -> None:
+        """Continue the calls of a server that died."""
+        for each in keys:
+            self.remember(each.seq, each.digest, (each.key,))
+        for call in unanswered:
+            self.add(call)
+
     def _keep_lost(self, call: Call) -> None:
         if call.keys.session is not None:
             self._lost[call.seq] = call
@@ -376,13 +369,6 @@ class Operations:
         """Keep of a call whose response was not handed over that it has ended."""
         if not call.waiters and call.outcome is not None and call.seq in self._lost:
             self._lost[call.seq] = Call(seq=call.seq, digest=call.digest, keys=call.keys, is_ended=True)
-
-    def restore(self, keys: Iterable[LoggedKey], unanswered: Iterable[Call]) -> None:
-        """Continue the calls of a server that died."""
-        for each in keys:
-            self.remember(each.seq, each.digest, (each.key,))
-        for call in unanswered:
-            self.add(call)
 
 
 def _key(text: str) -> bytes:

@@ -7,8 +7,7 @@ both write nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import PurePosixPath
@@ -18,8 +17,7 @@ from decathlon_sandbox import wire
 from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.episodes.clock import Instant
-from decathlon_mcp.episodes.specification import Branch, Claim, EpisodeLimits, EpisodeSpec, Principal
+from decathlon_mcp.episodes.specification import Claim, EpisodeLimits, EpisodeSpec, Instant, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError, SuiteError, UnknownTaskError
 from decathlon_mcp.grading.attempt import Facts
@@ -55,8 +53,6 @@ class Progress:
     """Whether the scratch folder has the archive of the agent's workspace."""
     facts: Facts = field(default_factory=Facts)
     """Facts for the verdict."""
-    plugins: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
-    """What each plug-in keeps of the episode, by the plug-in's name; see `EpisodeRecords.note_plugin`."""
     claim: Claim | None = None
     """How the attempt was closed; None before."""
     requested_ending: Ending | None = None
@@ -69,10 +65,13 @@ class Progress:
         return {name: value for name, value in values.items() if value}
 
 
+_SPEC_MEMBERS = frozenset({"owner", "launch_time", "policy", "limits", "ends_with_response"}) | {
+    *("shares_launch_time", "calls_before", "plugins")
+}
+"""What a row's `spec` has beside the members of `EpisodeSpec.reported`."""
 _PROGRESS = TypeAdapter(Progress)
 _PRINCIPAL = TypeAdapter(Principal)
 _LIMITS = TypeAdapter(EpisodeLimits)
-_BRANCH = TypeAdapter(Branch)
 _SANDBOX = TypeAdapter(SandboxSpec)
 
 
@@ -97,7 +96,7 @@ class StoredEpisode:
     sandboxes: tuple[SandboxRow, ...] = ()
     """The rows of the episode's sandboxes."""
     obstacle: str | None = None
-    """Why this server cannot continue the episode: its task is gone, or see `SandboxFactory.obstacle`."""
+    """Why this server cannot continue the episode: its task or its sandbox is not here."""
 
     @property
     def is_closed(self) -> bool:
@@ -114,11 +113,6 @@ class StoredEpisode:
             for row in self.sandboxes
             if row.role == "service" or (row.name == self.progress.agent and not self.progress.captured)
         ]
-
-    @property
-    def surviving_sandboxes(self) -> set[str]:
-        """Names of the sandboxes with which the episode continues."""
-        return set() if self.obstacle is not None else {row.name for row in self.needed_sandboxes}
 
 
 def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: Catalogue) -> StoredEpisode:
@@ -148,9 +142,10 @@ def read_episode(row: EpisodeRow, sandboxes: tuple[SandboxRow, ...], catalogue: 
                 operation=row.operation,
                 ends_with_response=bool(spec["ends_with_response"]),
                 labels=row.labels,
-                branch=_BRANCH.validate_python(branch) if (branch := spec.get("branch")) else None,
                 shares_launch_time=bool(spec.get("shares_launch_time")),
+                calls_before=int(spec.get("calls_before", 0)),
                 plugins=spec.get("plugins", {}),
+                reported={name: value for name, value in spec.items() if name not in _SPEC_MEMBERS},
             ),
             suite=suite_name,
             phase=Phase(row.phase),
@@ -179,17 +174,12 @@ def sandbox_spec(row: SandboxRow) -> SandboxSpec:
 class EpisodeRecords:
     """Writes the row of one episode. `progress` is what the store has of it.
 
-    `archive`: a store for episodes that end with this process. It gets their rows when they have ended, so
-    that no later server finds one to continue.
+    Changes before the episode is ready reach the row when it is ready: until then, the set-up starts over if
+    the server dies. `archive`: a store for episodes that end with this process. It gets their rows when they
+    have ended, so that no later server finds one to continue.
     """
 
-    def __init__(
-        self,
-        store: Store | None,
-        episode_id: str,
-        *,
-        archive: Store | None = None,
-    ) -> None:
+    def __init__(self, store: Store | None, episode_id: str, *, archive: Store | None = None) -> None:
         self._store = store
         self._archive = archive
         self._row: EpisodeRow | None = None
@@ -198,6 +188,11 @@ class EpisodeRecords:
 
     def insert(self, spec: EpisodeSpec, suite: str, started_at: float) -> None:
         """Write a new episode. Raises AtCapacityError if the disk is full."""
+        optional = {
+            "shares_launch_time": spec.shares_launch_time,
+            "calls_before": spec.calls_before,
+            "plugins": dict(spec.plugins),
+        }
         self._row = EpisodeRow(
             id=spec.id,
             agent_id=spec.agent_id,
@@ -214,9 +209,8 @@ class EpisodeRecords:
                 "policy": spec.policy,
                 "limits": asdict(spec.limits),
                 "ends_with_response": spec.ends_with_response,
-                **({} if spec.branch is None else {"branch": asdict(spec.branch)}),
-                **({"shares_launch_time": True} if spec.shares_launch_time else {}),
-                **({"plugins": dict(spec.plugins)} if spec.plugins else {}),
+                **{name: value for name, value in optional.items() if value},
+                **spec.reported,
             },
             progress={},
             labels=spec.labels,
@@ -244,24 +238,12 @@ class EpisodeRecords:
         """
         self.progress = replace(self.progress, facts=self.progress.facts.with_(**facts))
 
-    def note_plugin(self, name: str, member: JsonObject) -> None:
-        """Replace what a plug-in keeps of the episode; written with the next `update`, and never looked at.
-
-        A set-up that starts over, because its server died, begins without it.
-        """
-        self.progress = replace(self.progress, plugins={**self.progress.plugins, name: member})
-
-    def set_labels(self, labels: Mapping[str, str]) -> None:
+    def write(self, **values: Any) -> None:
+        """Write the labels or the verdict."""
         if self._store is not None:
-            self._store.update_episode(self._id, labels=labels)
+            self._store.update_episode(self._id, **values)
         elif self._row is not None:
-            self._row = replace(self._row, labels=labels)
-
-    def set_verdict(self, verdict: JsonObject) -> None:
-        if self._store is not None:
-            self._store.update_episode(self._id, verdict=verdict)
-        elif self._row is not None:
-            self._row = replace(self._row, verdict=verdict)
+            self._row = replace(self._row, **values)
 
     def end(self, ending: Ending, *, cause: str | None, calls: int) -> None:
         if self._store is not None:
@@ -288,14 +270,10 @@ class SandboxRecords:
         self._id = episode_id
         self.former: Mapping[str, SandboxRow] = {}
 
-    @contextmanager
-    def sandbox(self, spec: SandboxSpec, provider: Provider, role: SandboxRole) -> Generator[None]:
-        """The store has a row of the sandbox while the body opens it, uses it and removes it."""
-        if self._store is None:
-            yield
-            return
-        self._store.save(
-            SandboxRow(
+    def insert(self, spec: SandboxSpec, provider: Provider, role: SandboxRole) -> None:
+        """Write the row of a sandbox before it opens; it stays until `forget`."""
+        if self._store is not None:
+            row = SandboxRow(
                 name=spec.name,
                 owner=self._store.server,
                 episode=self._id,
@@ -306,17 +284,9 @@ class SandboxRecords:
                 # The whole of it, 2 KB: a state that is saved after a restart says what it is a state of.
                 spec=_SANDBOX.dump_python(spec, mode="json") | {"kernel": kernel_of(provider)},
             )
-        )
-        try:
-            yield
-        finally:
-            self._store.delete(SandboxRow, spec.name)
+            self._store.save(row)
 
-    @contextmanager
-    def reattached(self, row: SandboxRow) -> Generator[None]:
-        """As `sandbox`, for one that an earlier server opened."""
-        try:
-            yield
-        finally:
-            if self._store is not None:
-                self._store.delete(SandboxRow, row.name)
+    def forget(self, name: str) -> None:
+        """The sandbox is gone."""
+        if self._store is not None:
+            self._store.delete(SandboxRow, name)

@@ -9,20 +9,25 @@ from __future__ import annotations
 import itertools
 import logging
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from decathlon_sandbox import wire
 
+from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Following, Start
+from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.grading import require_whole_record
 from decathlon_mcp.episodes.records import StoredEpisode, read_episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.events import Recovered, Swept
+from decathlon_mcp.errors import DecathlonError, SandboxLostError
+from decathlon_mcp.events import Recovered, RecoveryResult, Swept
 from decathlon_mcp.grading.verdict import Verdict
-from decathlon_mcp.sandboxes.base import Provider
+from decathlon_mcp.sandboxes.base import Provider, kernel_of
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.kept_files import VERDICT_FILE
 from decathlon_mcp.storage.lock import InstanceLock
@@ -63,7 +68,10 @@ class Recovery:
         done: an episode that had been continued would end with this server.
         """
         store = self.registry.store
-        rows = [] if store is None else self._unfinished(store)
+        # Those that an earlier `serve` left, except episodes that wait for another provider.
+        others = self.lock.others()
+        unfinished = [] if store is None else store.unfinished_episodes()
+        rows = [row for row in unfinished if row.server not in others]
         if not (rows or self.lock.dead):
             return
         for provider in self.providers:
@@ -73,13 +81,13 @@ class Recovery:
             stored = [] if store is None else self._adopt(store, rows)
             await anyio.to_thread.run_sync(self._move_scratch, stored)
             # Episodes in play come first: removing the sandboxes and files of the others can take seconds.
-            ready = [episode for episode in stored if episode.phase is Phase.READY]
-            others = [episode for episode in stored if episode.phase is not Phase.READY]
-            for episode in ready:
-                self._recover(episode)
+            for episode in stored:
+                if episode.phase is Phase.READY:
+                    self._recover(episode)
             await anyio.to_thread.run_sync(self._remove_scratch)
             sandboxes = [row for episode in stored for row in episode.sandboxes]
-            keep = {name for episode in stored for name in episode.surviving_sandboxes}
+            continued = (episode for episode in stored if episode.obstacle is None)
+            keep = {row.name for episode in continued for row in episode.needed_sandboxes}
             self._owners.update(self.lock.dead, (row.owner for row in sandboxes))
             if await self._sweep(keep):
                 self._forget_owners({row.owner for row in sandboxes if row.name in keep})
@@ -87,8 +95,9 @@ class Recovery:
                 for row in sandboxes:
                     if store is not None and row.name not in keep:
                         store.delete(SandboxRow, row.name)
-            for episode in others:
-                self._recover(episode)
+            for episode in stored:
+                if episode.phase is not Phase.READY:
+                    self._recover(episode)
         finally:
             self.registry.recovering = False
 
@@ -129,11 +138,6 @@ class Recovery:
             self.lock.forget(owner)
         self._owners.intersection_update(in_use)
 
-    def _unfinished(self, store: Store) -> list[EpisodeRow]:
-        """The episodes that an earlier `serve` left, except episodes that wait for another provider."""
-        others = self.lock.others()
-        return [row for row in store.unfinished_episodes() if row.server not in others]
-
     def _adopt(self, store: Store, rows: Sequence[EpisodeRow]) -> list[StoredEpisode]:
         """Make the episodes of these rows this server's own; end episodes whose rows cannot be read."""
         stored: list[StoredEpisode] = []
@@ -168,21 +172,35 @@ class Recovery:
         if episode.verdict is None:
             # Its server could not write the store any more. Clients may have this verdict, and there must not
             # be a second one.
-            episode = replace(episode, verdict=_written_verdict(self.registry.directory.folder(row.id)))
-        if episode.obstacle is not None:
-            return episode
-        return replace(episode, obstacle=self.registry.directory.factory(episode.suite).obstacle(episode))
+            episode = replace(episode, verdict=_written_verdict(self.registry.folder(row.id)))
+        obstacle = episode.obstacle or _obstacle(self.registry.factory(episode.suite).provider, episode)
+        return replace(episode, obstacle=obstacle)
 
-    def _recover(self, episode: StoredEpisode) -> None:
-        """Give an episode a runner again, which ends one that cannot be continued."""
-        self.registry.recover(episode)
-        if episode.obstacle is None:
-            log.info(
-                "continuing an episode of a server that died",
-                extra=fields(
-                    episode=episode.spec.public_id, task=episode.spec.task_name, phase=episode.phase
-                ),
-            )
+    def _recover(self, stored: StoredEpisode) -> None:
+        """Continue an episode in the background; one that cannot be continued ends there."""
+        registry, spec, is_admitted = self.registry, stored.spec, stored.phase is not Phase.QUEUED
+        about = {"episode": spec.public_id, "task": spec.task_name}
+        ticket = registry.admission.restore(
+            spec.task_name,
+            registry.factory(stored.suite).suite.shared_resources(spec.task.id),
+            spec.owner.share_key,
+            stored.progress.slots if is_admitted else None,
+        )
+        if stored.verdict is not None:
+            registry.admission.release(ticket)
+        episode = registry.make(spec, stored.suite, ticket)
+        try:
+            episode.trajectory.reopen()
+            episode.files.reserve_again()
+        except OSError as error:
+            obstacle = f"its trajectory cannot be continued: {error.strerror}"
+            stored = replace(stored, obstacle=obstacle)
+            log.exception("an episode cannot be continued", extra=fields(**about, why=obstacle))
+        episode.restore(stored)
+        reattachment = Reattachment(episode, stored)
+        registry.run(episode, [reattachment], reattachment.recovering())
+        if stored.obstacle is None:
+            log.info("continuing an episode of a server that died", extra=fields(**about, phase=stored.phase))
 
     def _move_scratch(self, stored: Sequence[StoredEpisode]) -> None:
         """Move the archives of the episodes into this server's folder."""
@@ -237,3 +255,108 @@ def _written_verdict(folder: Path) -> Verdict | None:
             return Verdict.model_validate_json(file.read())
     except (OSError, ValueError):
         return None
+
+
+def _obstacle(provider: Provider, episode: StoredEpisode) -> str | None:
+    """Why a sandbox that a dead server's episode needs cannot be taken back here; None if it can be."""
+    here = (provider.name, provider.isolation, kernel_of(provider))
+    for row in episode.needed_sandboxes:
+        opened = (row.provider, row.isolation, row.spec.get("kernel"))
+        if opened != here:
+            return f"its sandbox has {_described(*opened)}, and this server has {_described(*here)}"
+        # The workspace of a closed attempt is copied without the driver.
+        is_copied = episode.phase is Phase.CLAIMED and row.role == "agent" and not episode.spec.task.in_place
+        if row.wire_version != wire.VERSION and not is_copied:
+            return (
+                f"its sandbox's driver has wire version {row.wire_version}, and this server has "
+                f"{wire.VERSION}"
+            )
+    return None
+
+
+def _described(provider: str, isolation: str, kernel: object) -> str:
+    return f"provider {provider} and isolation {isolation}" + (f" and kernel {kernel}" if kernel else "")
+
+
+class Reattachment(EpisodeHooks):
+    """The first link of the beginning of one episode, which `Episode.restore` has got too.
+
+    `stored`: what the store has of it.
+    """
+
+    def __init__(self, episode: Episode, stored: StoredEpisode) -> None:
+        self._episode = episode
+        self._stored = stored
+        self._is_counted = False
+
+    @asynccontextmanager
+    async def recovering(self) -> AsyncGenerator[None]:
+        """Read the calls of the dead server, and count what becomes of the episode in the body.
+
+        Raises SandboxLostError if the episode cannot be continued.
+        """
+        try:
+            await self._restore()
+            self._note_phase(self._episode.state.phase)
+            self._episode.state.on_move = self._note_phase
+            yield
+        finally:
+            self._episode.state.on_move = None
+            self._count("ended")
+
+    async def begin(self, start: Start, following: Following) -> AgentSandbox:
+        """Continue the agent's sandbox; an attempt that is open is READY afterwards. Raises SandboxLostError.
+
+        An episode that was not ready starts over.
+        """
+        episode, factory = start.episode, start.episode.sandbox_factory
+        if not episode.was_ready:
+            self._count("started_over")
+            return await following()
+        row = episode.sandbox_records.former.get(episode.records.progress.agent or "")
+        if row is None or self._stored.tools is None:
+            raise SandboxLostError("the agent's sandbox had been removed when its server died")
+        async with start.admission.opening:
+            sandbox, driver = await start.stack.enter_async_context(
+                factory.reattach(
+                    row,
+                    episode.sandbox_records,
+                    attached=start.resources.attached,
+                    unanswered={
+                        call.request for call in episode.calls.unanswered if call.request is not None
+                    },
+                )
+            )
+        # Now that the sandbox will be removed in any case, and before a call is sent to it.
+        require_whole_record(episode)
+        if episode.claim is not None:
+            return AgentSandbox(sandbox, driver, None)
+        if driver is None:
+            raise SandboxLostError("the agent's sandbox does not run any more")
+        session = await start.offer.tool_session(sandbox, driver)
+        episode.become_ready(session)
+        self._count("continued")
+        log.info("episode taken back", extra=fields(episode=episode.public_id))
+        return AgentSandbox(sandbox, driver, session)
+
+    async def _restore(self) -> None:
+        episode, stored = self._episode, self._stored
+        obstacle = stored.obstacle
+        try:
+            await episode.calls.restore(starts_over=not episode.was_ready)
+        except OSError as error:
+            obstacle = obstacle or f"its trajectory cannot be read: {error.strerror}"
+        if obstacle is not None and episode.verdict is None and not stored.is_closed:
+            raise SandboxLostError(f"the episode cannot be continued: {obstacle}")
+        if episode.claim is not None:
+            episode.calls.end()
+
+    def _note_phase(self, phase: Phase) -> None:
+        if phase is Phase.SCORED:
+            self._count("graded")
+
+    def _count(self, result: RecoveryResult) -> None:
+        """Count what has become of the episode, once."""
+        if not self._is_counted:
+            self._is_counted = True
+            self._episode.emit(Recovered(result))

@@ -4,41 +4,38 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import anyio
+from anyio.abc import TaskGroup
 
+from decathlon_mcp.background import background_tasks, run_alone
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.draws import TaskFilter, TaskSampler
-from decathlon_mcp.episodes.access import EpisodeAccess, choose_policy
-from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.directory import EpisodeDirectory, RegistryOptions
-from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.reattach import Reattachment
-from decathlon_mcp.episodes.records import StoredEpisode
-from decathlon_mcp.episodes.runner import EpisodeRunner, RunnerGroup
+from decathlon_mcp.episodes.admission import Admission, Ticket
+from decathlon_mcp.episodes.beginnings import EpisodeHooks
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
+from decathlon_mcp.episodes.extensions import SandboxSource
+from decathlon_mcp.episodes.records import read_episode
+from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.sandbox_sources import SandboxSources
-from decathlon_mcp.episodes.specification import Branch, EpisodeLimits, EpisodeSpec, Principal
+from decathlon_mcp.episodes.specification import EpisodeLimits, EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import (
-    AtCapacityError,
-    BadRequestError,
-    NotRunnableError,
-    UnknownEpisodeError,
-)
+from decathlon_mcp.errors import AtCapacityError, BadRequestError, NotRunnableError, UnknownEpisodeError
 from decathlon_mcp.events import Events, Spans, Started
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.settings import RewardPolicy
+from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.kept_tools import FOLDER as KEPT_TOOLS_FOLDER
 from decathlon_mcp.storage.kept_tools import KeptTools
-from decathlon_mcp.storage.store import Store
+from decathlon_mcp.storage.store import ENDED, EpisodeRow, Store
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.telemetry.logs import fields
@@ -48,13 +45,41 @@ log = logging.getLogger("decathlon.episodes")
 
 HAND_OVER_SECONDS = 5.0
 """How long a server that hands over removes the sandboxes of its pool; the next one removes the others."""
+END_SECONDS = 15.0
+"""How long a server that stops waits for the ends of episodes whose gradings it has cancelled."""
+MAX_ENDED_EPISODES = 2_000
+"""Ended episodes whose state and verdict can still be requested; the oldest are dropped."""
+MAX_ENDED_IN_MEMORY = 200
+"""The same on a server with a store, from which dropped episodes are read. One takes 20 KB of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryOptions:
+    """What applies to every episode of a server."""
+
+    reward_policy: RewardPolicy
+    """The policy of an episode that is started without one."""
+    limits: EpisodeLimits
+    """The defaults of the limits of an episode."""
+    drain_seconds: float
+    """How long a stopping server waits for gradings."""
+    journals: Path
+    """Folder in which each episode gets a folder named by its handle."""
+    scratch: Path
+    """Folder for the archives of running episodes."""
+    disk: DiskSpace
+    """The file system of `journals` and `scratch`."""
+    hooks: Sequence[EpisodeHooks] = ()
+    """The hooks that plug-ins add to every episode."""
 
 
 class EpisodeRegistry:
-    """All episodes of one server. They run inside `running`.
+    """The episodes of one server, which run inside `running`, and the ended ones of its store.
 
-    `sources`: what the factories take sandboxes of. `factories`, `store`, `archive`: see `EpisodeDirectory`.
-    `on_stop`: called when no episode can be started any more.
+    `factories`: sandbox factories by the names of the catalogue's suites. `source`: what has sandboxes ready
+    for them. `store`: keeps what the next server needs to continue; None if all episodes end with this
+    process. `archive`: without a store, gets the rows of ended episodes. `on_stop`: called when no episode
+    can be started any more.
     """
 
     def __init__(
@@ -64,7 +89,7 @@ class EpisodeRegistry:
         factories: Mapping[str, SandboxFactory],
         *,
         admission: Admission,
-        sources: SandboxSources,
+        source: SandboxSource,
         signer: Signer,
         options: RegistryOptions,
         events: Events,
@@ -74,24 +99,17 @@ class EpisodeRegistry:
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_stop = on_stop
-        self.directory = EpisodeDirectory(
-            catalogue,
-            factories,
-            options,
-            admission=admission,
-            events=events,
-            store=store,
-            archive=archive,
-        )
         self.catalogue = catalogue
         self.draws = draws
+        self.factories = factories
         self.admission = admission
-        self.sources = sources
+        self.source = source
         self.signer = signer
         self.options = options
         self.events = events
         self.spans = spans
         self.store = store
+        self._archive = archive
         self.recovering = False
         """Whether the episodes of a dead server are still being taken over."""
         self.closing = False
@@ -100,12 +118,18 @@ class EpisodeRegistry:
         """Whether this server ends and leaves its episodes and sessions to the next one."""
         self.drained = anyio.Event()
         """Set when a stopping server has no episode left to wait for."""
-        self._runners = RunnerGroup()
+        self._episodes: dict[str, Episode] = {}
+        self._by_agent_id: dict[str, Episode] = {}
+        self._by_operation: dict[str, Episode] = {}
+        self._tasks: TaskGroup | None = None
+        self._runners: set[anyio.CancelScope] = set()
+        self._drain_scope: anyio.CancelScope | None = None
+        self._drain_deadline: float | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Self]:
         """Episodes can be started in the body; on exit all of them have ended."""
-        async with self.sources.running(), self._runners.running():
+        async with self.source.running(), background_tasks() as self._tasks:
             try:
                 yield self
             finally:
@@ -115,12 +139,7 @@ class EpisodeRegistry:
     @property
     def is_running(self) -> bool:
         """Whether `running` has been entered; before that no episode can be started."""
-        return self._runners.is_running
-
-    @property
-    def live(self) -> list[Episode]:
-        """The episodes that have not ended."""
-        return self.directory.live
+        return self._tasks is not None
 
     def why_unwritable(self) -> str | None:
         """Why the state folder cannot be written now, for people; None if it can."""
@@ -129,19 +148,20 @@ class EpisodeRegistry:
         reason = None if self.store is None else self.store.why_unwritable()
         return None if reason is None else f"the store cannot be written: {reason}"
 
-    async def known_tools(self, task_id: str) -> list[JsonObject] | None:
-        """What a task's episodes offer an agent, from the cache; None if it has no list of the task.
+    def folder(self, handle: str) -> Path:
+        """The folder with the files of the episode with this handle."""
+        return self.options.journals / handle
 
-        Paths are as in the listed prompts; where prompts are provisional, an episode can have other paths.
-        Raises UnknownTaskError, and SuiteError if the task has errors.
-        """
-        suite, task = self.catalogue.find(task_id)
-        lists = self.directory.factory(suite.name).tool_lists
-        key = None if lists is None else await lists.expected_key(task)
-        if lists is None or key is None:
-            return None
-        known = await lists.find(key, suite.profile.root)
-        return None if known is None else [*known.tools]
+    def factory(self, suite: str) -> SandboxFactory:
+        """The factory for the sandboxes of that suite; one without tasks for a suite that is gone."""
+        factory = self.factories.get(suite)
+        if factory is None:
+            # An episode of it that ended, or that a dead server had, is still asked for.
+            other = next(iter(self.factories.values()))
+            factory = replace(other, suite=replace(other.suite, name=suite, tasks={}), tool_lists=None)
+        return factory
+
+    # starting
 
     def start(
         self,
@@ -155,22 +175,27 @@ class EpisodeRegistry:
         ends_with_response: bool = False,
         labels: Mapping[str, str] | None = None,
         limits: EpisodeLimits | None = None,
-        branch: Branch | None = None,
+        calls_before: int = 0,
         plugins: Mapping[str, JsonObject] | None = None,
+        reported: JsonObject | None = None,
     ) -> Episode:
         """Start an episode without waiting; its sandbox opens in the background.
 
         `operation`: id of the request. A repeated request gets the episode that the first one has started.
         `ends_with_response`: the episode ends with the response to the request. `labels`: checked ones.
-        `limits`: in place of the server's and the task's. `branch`, `plugins`: see `EpisodeSpec`.
+        `limits`: in place of the server's and the task's. For the others see `EpisodeSpec`.
 
         Raises UnknownTaskError, NotRunnableError (naming what is missing), AtCapacityError, AccessDeniedError
         for a policy that reveals more than the server's, SuiteError for a broken task, rubric or prompt,
-        BadRequestError for another launch time than the task's recording has, the error by which a hook
-        refuses the episode, and OSError.
+        BadRequestError for another launch time than the task's recording has, or for an operation id of
+        another request, the error by which a hook refuses the episode, and OSError.
         """
         operation = _operation_key(operation, principal)
-        if (episode := self._started_by(operation, task_id, principal)) is not None:
+        if (episode := self._of_operation(operation)) is not None:
+            if episode.spec.task_name != task_id or not principal.may_use(episode.spec.owner):
+                raise BadRequestError(
+                    "another request has used this operation id to start an episode; use a new id for each"
+                )
             return episode
         suite, task = self._runnable_task(task_id)
         spec = EpisodeSpec(
@@ -180,91 +205,98 @@ class EpisodeRegistry:
             task_name=task_id,
             owner=principal,
             launch_time=self.catalogue.launch_time(suite, task, launch_time),
-            policy=choose_policy(policy, self.options.reward_policy, principal),
+            policy=principal.choose_policy(policy, self.options.reward_policy),
             limits=limits or self.options.limits.for_task(task, max_calls),
             operation=operation,
             ends_with_response=ends_with_response,
             labels=labels or {},
-            branch=branch,
             shares_launch_time=launch_time is not None,
+            calls_before=calls_before,
             plugins=plugins or {},
+            reported=reported or {},
         )
-        return self._start(suite, spec)
-
-    def _start(self, suite: Suite, spec: EpisodeSpec) -> Episode:
         for hooks in self.options.hooks:
-            hooks.check(self.directory.factory(suite.name), spec)
+            hooks.check(self.factory(suite.name), spec)
         self.options.disk.refuse_if_low()
-        shared, principal = suite.shared_resources(spec.task.id), spec.owner
-        ticket = self.admission.reserve(spec.task_name, shared, principal.share_key)
-        with ExitStack() as on_error:
-            on_error.callback(self.admission.release, ticket)
-            trajectory = self.directory.create_trajectory(spec.id, on_error)
-            episode = self.directory.make(spec, suite.name, ticket, trajectory)
-            # Read here, so that a task with a broken prompt fails at its start.
-            _ = episode.prompt
-            episode.history.write_head()
-            episode.records.insert(spec, suite.name, episode.started_at)
-            on_error.pop_all()
+        shared = suite.shared_resources(task.id)
+        ticket = self.admission.reserve(task_id, shared, principal.share_key)
+        try:
+            episode = self.make(spec, suite.name, ticket)
+            episode.create()
+        except BaseException:
+            self.admission.release(ticket)
+            raise
         episode.emit(Started())
-        log.info("episode started", extra=fields(episode=episode.public_id, task=episode.spec.task_name))
-        self._run(episode)
+        log.info("episode started", extra=fields(episode=episode.public_id, task=task_id))
+        self.run(episode)
         return episode
 
-    def recover(self, stored: StoredEpisode) -> None:
-        """Continue an episode of a dead server in the background; one that cannot be continued ends there.
-
-        `stored.sandboxes` must be exactly the sandboxes that the episode needs to continue.
-        """
-        shared = self.directory.factory(stored.suite).suite.shared_resources(stored.spec.task.id)
-        was_admitted = stored.phase is not Phase.QUEUED
-        ticket = self.admission.restore(
-            stored.spec.task_name,
-            shared,
-            stored.spec.owner.share_key,
-            stored.progress.slots if was_admitted else None,
+    def make(self, spec: EpisodeSpec, suite: str, ticket: Ticket) -> Episode:
+        """An episode, which `run` keeps."""
+        return Episode(
+            spec,
+            sandbox_factory=self.factory(suite),
+            ticket=ticket,
+            folder=self.folder(spec.id),
+            disk=self.options.disk,
+            emit=self.events.episode(suite, spec.task_name, spec.public_id),
+            store=self.store,
+            archive=self._archive,
         )
-        if stored.verdict is not None:
-            self.admission.release(ticket)
-        try:
-            trajectory = self.directory.reopen_trajectory(stored.spec.id)
-        except OSError as error:
-            obstacle = f"its trajectory cannot be continued: {error.strerror}"
-            stored, trajectory = (
-                replace(stored, obstacle=obstacle),
-                self.directory.closed_trajectory(stored.spec.id),
-            )
-            log.exception(
-                "an episode cannot be continued",
-                extra=fields(episode=stored.spec.public_id, task=stored.spec.task_name, why=obstacle),
-            )
-        episode = self.directory.make(stored.spec, stored.suite, ticket, trajectory)
-        episode.restore(stored)
-        self._run(episode, Reattachment(episode, stored))
 
-    def _run(self, episode: Episode, reattachment: Reattachment | None = None) -> None:
+    def run(
+        self,
+        episode: Episode,
+        first: Sequence[EpisodeHooks] = (),
+        around: AbstractAsyncContextManager[None] | None = None,
+    ) -> None:
+        """Keep an episode and run it in the background. `first`: hooks before those of all episodes.
+
+        `around`: see `EpisodeRunner`.
+        """
+
         def folder_of(public_id: str) -> Path | None:
-            handle = self.directory.handle_of(public_id)
-            return None if handle is None else self.directory.folder(handle)
+            handle = self.handle_of(public_id)
+            return None if handle is None else self.folder(handle)
 
-        self.directory.add(episode)
-        options = self.options
+        self._keep(episode)
         runner = EpisodeRunner(
             episode,
             admission=self.admission,
             signer=self.signer,
-            scratch=options.scratch,
-            kept_tools=KeptTools(options.journals.parent / KEPT_TOOLS_FOLDER),
-            hooks=options.hooks if reattachment is None else [reattachment, *options.hooks],
+            scratch=self.options.scratch,
+            kept_tools=KeptTools(self.options.journals.parent / KEPT_TOOLS_FOLDER),
+            hooks=[*first, *self.options.hooks],
             folder_of=folder_of,
-            around=None if reattachment is None else reattachment.recovering(),
+            around=around,
         )
-        self._runners.start(runner)
 
-    def task_started_by(self, operation: str | None, principal: Principal) -> str | None:
-        """The task of which an earlier request with this operation id has started an episode."""
-        episode = self.directory.of_operation(_operation_key(operation, principal))
-        return None if episode is None else episode.spec.task_name
+        async def run() -> None:
+            with anyio.CancelScope() as scope:
+                self._runners.add(scope)
+                try:
+                    await run_alone(runner.run)
+                finally:
+                    self._runners.discard(scope)
+
+        assert self._tasks is not None, "the registry is not running"
+        self._tasks.start_soon(run)
+
+    def _keep(self, episode: Episode) -> None:
+        """Keep an episode in memory, and drop the oldest ended ones over their limit."""
+        ended = [other for other in self._episodes.values() if other.state.phase is Phase.ENDED]
+        limit = MAX_ENDED_EPISODES if self.store is None else MAX_ENDED_IN_MEMORY
+        while len(ended) > limit:
+            # The token with the most ended episodes loses one, so that no token can displace the episodes of
+            # another.
+            ((token, _),) = Counter(other.spec.owner.token for other in ended).most_common(1)
+            oldest = next(other for other in ended if other.spec.owner.token == token)
+            ended.remove(oldest)
+            del self._episodes[oldest.id], self._by_agent_id[oldest.spec.agent_id]
+            self._by_operation.pop(oldest.spec.operation or "", None)
+        self._episodes[episode.id] = self._by_agent_id[episode.spec.agent_id] = episode
+        if episode.spec.operation is not None:
+            self._by_operation[episode.spec.operation] = episode
 
     def draw(self, filters: TaskFilter, principal: Principal) -> str:
         """Draw a task for a new episode.
@@ -272,7 +304,6 @@ class EpisodeRegistry:
         Raises BadRequestError for filters that match nothing, AtCapacityError if no episode could start.
         """
         # Checked first, because a draw without a seed moves the order on.
-        self._require_open()
         self._refuse_if_full(principal)
         (name,) = self.draws.take(filters, token=principal.token)
         return name
@@ -282,13 +313,43 @@ class EpisodeRegistry:
         self._runnable_task(task_id)
         self._refuse_if_full(principal)
 
-    def find(self, episode_id: str, principal: Principal) -> Episode:
+    def _runnable_task(self, task_id: str) -> tuple[Suite, Task]:
+        self._require_open()
+        suite, task = self.catalogue.find(task_id)
+        if missing := self.catalogue.missing_sentences(suite, task):
+            raise NotRunnableError(f"task {task_id} cannot run here: {'; '.join(missing)}", missing=missing)
+        load_rubric(suite, task)
+        return suite, task
+
+    def _refuse_if_full(self, principal: Principal) -> None:
+        self._require_open()
+        self.options.disk.refuse_if_low()
+        self.admission.refuse_if_full(principal.share_key)
+
+    def _require_open(self) -> None:
+        if self.closing:
+            raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
+
+    # finding
+
+    @property
+    def live(self) -> list[Episode]:
+        """The episodes that have not ended."""
+        return [episode for episode in self._episodes.values() if episode.state.phase is not Phase.ENDED]
+
+    def owned_by(self, principal: Principal) -> list[Episode]:
+        """The principal's own episodes, newest first."""
+        return [
+            episode for episode in reversed(self._episodes.values()) if principal.owns(episode.spec.owner)
+        ]
+
+    def find(self, handle: str, principal: Principal) -> Episode:
         """The episode with this handle.
 
         Raises UnknownEpisodeError if there is none, and also if the principal may not use it: a client cannot
         tell the two apart.
         """
-        episode = self.directory.find(episode_id)
+        episode = self._episodes.get(handle) or self._ended_before("id", handle)
         if episode is None or not principal.may_use(episode.spec.owner):
             raise UnknownEpisodeError(
                 "there is no such episode here: it was never started, belongs to another client, or ended so "
@@ -302,32 +363,82 @@ class EpisodeRegistry:
 
     def agent_access(self, agent_id: str) -> EpisodeAccess | None:
         """Access by an agent id, for anyone who knows it; None if it is not an agent id."""
-        episode = self.directory.of_agent(agent_id)
+        episode = self._by_agent_id.get(agent_id)
+        # Most requests have the handle of a live episode, for which the store need not be asked.
+        if episode is None and agent_id not in self._episodes:
+            episode = self._ended_before("agent_id", agent_id)
         return None if episode is None else EpisodeAccess.by_agent_id(episode)
+
+    def task_started_by(self, operation: str | None, principal: Principal) -> str | None:
+        """The task of which an earlier request with this operation id has started an episode."""
+        episode = self._of_operation(_operation_key(operation, principal))
+        return None if episode is None else episode.spec.task_name
+
+    def handle_of(self, public_id: str) -> str | None:
+        """The handle of an episode of this state folder."""
+        for episode in self._episodes.values():
+            if episode.public_id == public_id:
+                return episode.id
+        rows = [] if self.store is None else self.store.find_episodes(public_id, 1)
+        return rows[0].id if rows else None
+
+    def _of_operation(self, operation: str | None) -> Episode | None:
+        """The episode that a request with this key has started."""
+        if operation is None:
+            return None
+        return self._by_operation.get(operation) or self._ended_before("operation", operation)
+
+    def _ended_before(self, by: Literal["id", "agent_id", "operation"], value: str) -> Episode | None:
+        """An episode that ended on this state folder and is not in memory, as far as the store has it.
+
+        `by`: the column of the store that has this value.
+        """
+        row = None if self.store is None else self.store.find_one(EpisodeRow, **{by: value})
+        if row is None or row.phase != ENDED:
+            return None
+        try:
+            stored = read_episode(row, (), self.catalogue)
+        except ValueError:
+            return None  # its files were deleted
+        episode = self.make(stored.spec, stored.suite, Ticket(self.admission, stored.spec.task_name))
+        episode.restore(stored)
+        self._keep(episode)
+        return episode
+
+    # stopping
 
     async def drain(self) -> None:
         """End every episode; wait at most `drain_seconds`, or until `hurry`, for gradings in progress.
 
         A grading that takes longer ends without a score, so that waiting requests get an answer.
         """
-
-        async def all_ended() -> None:
-            for episode in self.live:
-                await episode.state.reach(Phase.ENDED)
-
         self.closing = True
         self._on_stop()
-        self.sources.close()
+        self.source.close()
         if self.live:
             log.info("draining", extra=fields(episodes=len(self.live)))
         for episode in self.live:
             episode.close(Ending.SERVER_STOPPED)
-        await self._runners.drain(all_ended, self.options.drain_seconds)
+        # A second call, at the end of `running`, must not extend the time.
+        if self._drain_deadline is None:
+            self._drain_deadline = anyio.current_time() + self.options.drain_seconds
+        with anyio.CancelScope(deadline=self._drain_deadline) as self._drain_scope:
+            await self._all_ended()
+        for scope in self._runners:
+            scope.cancel()
+        with anyio.move_on_after(END_SECONDS):
+            await self._all_ended()
         self.drained.set()
+
+    async def _all_ended(self) -> None:
+        for episode in self.live:
+            await episode.state.reach(Phase.ENDED)
 
     def hurry(self) -> None:
         """Let `drain` wait no longer for gradings."""
-        self._runners.hurry()
+        self._drain_deadline = anyio.current_time()
+        if self._drain_scope is not None:
+            self._drain_scope.deadline = self._drain_deadline
 
     async def hand_over(self) -> None:
         """Start no further episode; leave running episodes to the next server on the state folder.
@@ -337,37 +448,7 @@ class EpisodeRegistry:
         self.closing = self.handing_over = True
         self._on_stop()
         with anyio.move_on_after(HAND_OVER_SECONDS):
-            await self.sources.empty()
-
-    def _started_by(self, operation: str | None, task_id: str, principal: Principal) -> Episode | None:
-        """The episode that an earlier request with this operation id has started.
-
-        Raises BadRequestError if the earlier request was different, or came from another principal.
-        """
-        episode = self.directory.of_operation(operation)
-        if episode is None:
-            return None
-        if episode.spec.task_name != task_id or not principal.may_use(episode.spec.owner):
-            raise BadRequestError(
-                "another request has used this operation id to start an episode; use a new id for each"
-            )
-        return episode
-
-    def _runnable_task(self, task_id: str) -> tuple[Suite, Task]:
-        self._require_open()
-        suite, task = self.catalogue.find(task_id)
-        if missing := self.catalogue.missing_sentences(suite, task):
-            raise NotRunnableError(f"task {task_id} cannot run here: {'; '.join(missing)}", missing=missing)
-        load_rubric(suite, task)
-        return suite, task
-
-    def _refuse_if_full(self, principal: Principal) -> None:
-        self.options.disk.refuse_if_low()
-        self.admission.refuse_if_full(principal.share_key)
-
-    def _require_open(self) -> None:
-        if self.closing:
-            raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
+            await self.source.empty()
 
 
 def _operation_key(operation: str | None, principal: Principal) -> str | None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from anyio.abc import TaskGroup
 
-from decathlon_mcp.background import background_tasks, in_any_case, run_alone
+from decathlon_mcp.background import in_any_case, run_alone
 from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Start, acting, begin
+from decathlon_mcp.episodes.beginnings import (
+    SEALED_FILE,
+    AgentSandbox,
+    EpisodeHooks,
+    EpisodeResources,
+    Start,
+    open_resources,
+)
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import (
     WORKSPACE_FILE,
@@ -27,8 +33,7 @@ from decathlon_mcp.episodes.grading import (
     require_whole_record,
     with_room,
 )
-from decathlon_mcp.episodes.resources import EpisodeResources, open_resources
-from decathlon_mcp.episodes.set_up import SEALED_FILE
+from decathlon_mcp.episodes.set_up import set_up
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offer import ToolOffer
 from decathlon_mcp.errors import (
@@ -50,8 +55,6 @@ log = logging.getLogger("decathlon.episodes")
 
 REMOVAL_SECONDS = 10.0
 """How long the end of an episode waits for the removal of its archives, which usually takes milliseconds."""
-END_SECONDS = 15.0
-"""How long a server that stops waits for the ends of episodes whose gradings it has cancelled."""
 STATUS_WITHOUT_GRADING: dict[Ending, Status] = {
     Ending.SANDBOX_LOST: "sandbox_lost",
     Ending.SET_UP_FAILED: "set_up_failed",
@@ -102,7 +105,10 @@ class EpisodeRunner:
             async with episode.calls.running(), self._around:
                 ending = await self._run()
         except DecathlonError as error:
-            ending, cause = self._ending_for(error), error
+            cause = error
+            ending = Ending.NO_VERDICT if episode.was_ready else Ending.SET_UP_FAILED
+            if isinstance(error, SandboxLostError):
+                ending = Ending.SANDBOX_LOST
         except Exception:
             ending = Ending.FAULT
             log.exception(
@@ -127,7 +133,7 @@ class EpisodeRunner:
             with episode.lease.limit() if episode.claim is None else nullcontext():
                 await self._offer.offer_early()
                 async with self._admission.admit(episode.ticket):
-                    self._record_verdict(await self._play())
+                    episode.record_verdict(self._signer.sign(await self._play()))
         if episode.verdict is None:
             return episode.records.progress.requested_ending or episode.lease.ending
         if episode.claim is None:
@@ -177,11 +183,22 @@ class EpisodeRunner:
         else:
             # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
             async with resources.services.watched(), AsyncExitStack() as agent_stack:
-                start = self._start(agent_stack, resources)
+                start = Start(
+                    episode=episode,
+                    resources=resources,
+                    admission=self._admission,
+                    offer=self._offer,
+                    scratch=self._scratch,
+                    folder_of=self._folder_of,
+                    stack=agent_stack,
+                )
                 agent = await self._begin(start)
                 if agent.driver is not None:
-                    async with acting(self._hooks, start, agent), self._fault_finder.deciding(agent.sandbox):
-                        await self._wait_for_claim(agent)
+                    async with AsyncExitStack() as acting:
+                        for hooks in self._hooks:
+                            await acting.enter_async_context(hooks.acting(start, agent))
+                        async with self._fault_finder.deciding(agent.sandbox):
+                            await self._wait_for_claim(agent)
                     require_whole_record(episode)
                     if episode.spec.task.in_place:
                         return await grader.grade_in_place(
@@ -193,21 +210,18 @@ class EpisodeRunner:
         async with resources.services.watched():
             return await grader.grade_in_fresh_sandbox(captured)
 
-    def _start(self, stack: AsyncExitStack, resources: EpisodeResources) -> Start:
-        return Start(
-            episode=self._episode,
-            resources=resources,
-            admission=self._admission,
-            offer=self._offer,
-            scratch=self._scratch,
-            folder_of=self._folder_of,
-            stack=stack,
-        )
-
     async def _begin(self, start: Start) -> AgentSandbox:
-        """Begin the episode, which is READY afterwards, unless its attempt is closed."""
-        episode = self._episode
-        agent = await begin(self._hooks, start)
+        """Begin the episode by the first link that can. It is READY then, unless its attempt is closed."""
+        episode, hooks = self._episode, self._hooks
+        if not episode.was_ready:
+            require_whole_record(episode)
+
+        async def after(count: int) -> AgentSandbox:
+            if count == len(hooks):
+                return await set_up(start)
+            return await hooks[count].begin(start, partial(after, count + 1))
+
+        agent = await after(0)
         if not episode.was_ready:
             episode.mark_ready(agent.open_session, sealed=agent.sealed, tools=agent.tools)
             log.info(
@@ -242,14 +256,6 @@ class EpisodeRunner:
             raise DriverError(starts.failure.message, **starts.failure.data)
         raise SandboxLostError(starts.failure.message)
 
-    def _record_verdict(self, verdict: Verdict) -> None:
-        self._episode.record_verdict(self._signer.sign(verdict))
-
-    def _ending_for(self, error: DecathlonError) -> Ending:
-        if isinstance(error, SandboxLostError):
-            return Ending.SANDBOX_LOST
-        return Ending.NO_VERDICT if self._episode.was_ready else Ending.SET_UP_FAILED
-
     async def _make_scratch(self) -> None:
         try:
             self._scratch.mkdir(mode=0o700, exist_ok=True)
@@ -259,9 +265,8 @@ class EpisodeRunner:
             raise
 
     async def _remove_scratch(self) -> None:
-        await anyio.to_thread.run_sync(
-            lambda: shutil.rmtree(self._scratch, ignore_errors=True), abandon_on_cancel=True
-        )
+        remove = partial(shutil.rmtree, self._scratch, ignore_errors=True)
+        await anyio.to_thread.run_sync(remove, abandon_on_cancel=True)
 
     def _end(self, ending: Ending, cause: DecathlonError | None) -> None:
         episode = self._episode
@@ -277,15 +282,15 @@ class EpisodeRunner:
                 attempt = attempt_of(episode)
                 if ending is Ending.TIME_OVER:
                     attempt = replace(attempt, truncated_by="time")
-                self._record_verdict(verdict_without_grading(attempt, status=status, detail=detail))
+                verdict = verdict_without_grading(attempt, status=status, detail=detail)
+                episode.record_verdict(self._signer.sign(verdict))
         except Exception:
             log.exception("no verdict could be made", extra=fields(episode=episode.public_id))
         finally:
             episode.mark_ended(ending, cause)
         # On stdio the client's user reads this log, so that it must not reveal a hidden reward.
-        reward = (
-            {"reward": episode.verdict.reward} if episode.verdict and episode.spec.policy == "visible" else {}
-        )
+        is_shown = episode.verdict is not None and episode.spec.policy == "visible"
+        reward = {"reward": episode.verdict.reward} if is_shown and episode.verdict else {}
         log.info(
             "episode ended",
             extra=fields(
@@ -308,7 +313,7 @@ class EpisodeRunner:
                     self._episode, agent.sandbox, driver, self._scratch, self._task_folder_archive
                 )
             self._fault_finder.health.note_success(self._episode.public_id)
-            self._episode.history.note_captured()
+            self._episode.note(captured=True)
             await agent_stack.aclose()
         return captured
 
@@ -320,53 +325,3 @@ class EpisodeRunner:
     def _task_folder_archive(self) -> Path | None:
         """Archive of the task's folder as preprocess left it, once the episode is ready."""
         return self._scratch / SEALED_FILE if self._episode.records.progress.sealed else None
-
-
-class RunnerGroup:
-    """The runners of one server, which run inside `running`."""
-
-    def __init__(self) -> None:
-        self._tasks: TaskGroup | None = None
-        self._scopes: set[anyio.CancelScope] = set()
-        self._deadline: float | None = None
-        self._drain_scope: anyio.CancelScope | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self._tasks is not None
-
-    @asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
-        async with background_tasks() as self._tasks:
-            yield
-
-    def start(self, runner: EpisodeRunner) -> None:
-        """Run an episode in the background."""
-
-        async def run() -> None:
-            with anyio.CancelScope() as scope:
-                self._scopes.add(scope)
-                try:
-                    await run_alone(runner.run)
-                finally:
-                    self._scopes.discard(scope)
-
-        assert self._tasks is not None, "the registry is not running"
-        self._tasks.start_soon(run)
-
-    async def drain(self, all_ended: Callable[[], Awaitable[None]], seconds: float) -> None:
-        """Wait so long, or until `hurry`, for episodes that end by themselves; then cancel the others."""
-        # A second call, at the end of `running`, must not extend the time.
-        self._deadline = self._deadline or anyio.current_time() + seconds
-        with anyio.CancelScope(deadline=self._deadline) as self._drain_scope:
-            await all_ended()
-        for scope in self._scopes:
-            scope.cancel()
-        with anyio.move_on_after(END_SECONDS):
-            await all_ended()
-
-    def hurry(self) -> None:
-        """Let `drain` wait no longer for episodes to end."""
-        self._deadline = anyio.current_time()
-        if self._drain_scope is not None:
-            self._drain_scope.deadline = self._deadline

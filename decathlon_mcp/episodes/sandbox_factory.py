@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -14,28 +14,28 @@ from contextlib import (
 )
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from anyio import CapacityLimiter
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
-from decathlon_mcp.driver.tunnels import Dialer
-from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, StoredEpisode, sandbox_spec
-from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew, SandboxSources
-from decathlon_mcp.episodes.state import Phase
-from decathlon_mcp.episodes.suite_hooks import SuiteHooks
-from decathlon_mcp.episodes.tools.cache import ToolLists
-from decathlon_mcp.episodes.web import EpisodeWeb, Web
+from decathlon_mcp.episodes.extensions import Opened, OpenNew, SandboxSource, SuiteHooks, Web
+from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, sandbox_spec
+from decathlon_mcp.episodes.tools.offered import ToolLists
+from decathlon_mcp.events import Events, SandboxTaken
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.evaluation import UNGRADED
 from decathlon_mcp.grading.fault import FaultFinder, ProviderHealth
-from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec, kernel_of
+from decathlon_mcp.sandboxes.base import Limits, Provider, Sandbox, SandboxSpec
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import Names, Network, ServerStart
+
+Attached: TypeAlias = Callable[[Sandbox, DriverClient, str, bool], AbstractAsyncContextManager[None]]
+"""`EpisodeResources.attached`."""
 
 
 def agent_sandbox(public_id: str) -> str:
@@ -72,8 +72,10 @@ class SandboxFactory:
     """When the task's servers start."""
     tool_lists: ToolLists | None = None
     """The suite's cached lists; None: every set-up starts all servers."""
-    sources: SandboxSources = field(default_factory=SandboxSources)
-    """Sources of sandboxes that were opened ahead."""
+    source: SandboxSource = field(default_factory=SandboxSource)
+    """What has sandboxes that were opened ahead."""
+    events: Events | None = None
+    """Gets an event for each sandbox that an episode takes; None: nobody listens."""
     web: Web | None = None
     """What tasks get in place of a network; None: a network."""
     health: ProviderHealth = field(default_factory=ProviderHealth)
@@ -91,7 +93,7 @@ class SandboxFactory:
             return self.network
         return "outbound" if task.grader_network and self.web is None else "none"
 
-    def uses_web(self, task: Task, role: SandboxRole | None = None) -> bool:
+    def uses_web(self, task: Task, role: str | None = None) -> bool:
         """Whether a sandbox of this task in this role, or any of its sandboxes, gets the recorded web."""
         needed = {
             "preprocess": task.needs.network,
@@ -120,57 +122,58 @@ class SandboxFactory:
         *,
         image: str | None = None,
         root: PurePosixPath | None = None,
-        forwards: Mapping[int, Dialer] | None = None,
+        attached: Attached | None = None,
         records: SandboxRecords | None = None,
         role: SandboxRole = "agent",
         merge_pages: bool = False,
         opening: CapacityLimiter | None = None,
-        web: EpisodeWeb | None = None,
         open_new: OpenNew | None = None,
     ) -> AsyncGenerator[Opened]:
         """Open a sandbox and connect to its driver; both are gone on exit.
 
         A sandbox that was opened ahead has a name of its own, so use the name in its `spec`.
 
-        `image` and `root` replace the suite's. `forwards`: ports of the sandbox's `localhost` and what they
-        connect to; ignored if the sandbox shares the loopback interface of its machine. `records`: the rows
-        of the episode to which the sandbox belongs; without them, and for services, no source is asked.
+        `image` and `root` replace the suite's. `attached`: gives it what its episode's sandboxes share.
+        `records`: of the episode to which it belongs; without them, and for services, no source is asked.
         `merge_pages`: merge its memory with that of other sandboxes, if the settings allow it; never for a
         sandbox that grades. `opening`: limits how many sandboxes the provider creates at once; the place is
-        free again before the driver has started. `web`: the recorded web that the sandbox gets. `open_new`:
-        opens the sandbox in place of the sources and this factory.
+        free again before the driver has started. `open_new`: opens the sandbox in place of the source and
+        this factory.
         """
         spec = self.spec(name, network, image=image, root=root, merge_pages=merge_pages)
         async with AsyncExitStack() as stack:
             # Rows are written before a sandbox can be used, and deleted after it is gone.
             rows = stack.enter_context(ExitStack())
-            ready = None
-            if open_new is not None:
-                self.sources.give_way()
-            elif records is not None and role != "service":
+            opened = taken = None
+            may_be_ready = open_new is None and records is not None and role != "service"
+            if may_be_ready:
                 wanted = replace(spec, image=self.image)
-                ready = await self.sources.take(self.provider, wanted, self.open_new, image=image)
-            if ready is not None:
-                stack.push_async_callback(ready.remove)
-                spec = ready.spec
+                taken = await self.source.take(self.provider, wanted, self.open_new, image=image)
+                if self.events is not None:
+                    self.events.emit(SandboxTaken("cold" if taken is None else "warm"))
+            if taken is not None:
+                opened, remove = taken
+                stack.push_async_callback(remove)
+                spec = opened[0].spec
+            elif may_be_ready or open_new is not None:
+                self.source.give_way()
             if records is not None:
-                rows.enter_context(records.sandbox(spec, self.provider, role))
-            if ready is not None:
-                sandbox, driver = ready.opened
-            else:
+                records.insert(spec, self.provider, role)
+                rows.callback(records.forget, spec.name)
+            if opened is None:
                 cold = self.open_new(spec, opening) if open_new is None else open_new(spec)
-                sandbox, driver = await stack.enter_async_context(cold)
+                opened = await stack.enter_async_context(cold)
                 self.health.note_success(name.partition("-")[0])
-            await self._forward(spec, driver, forwards)
-            if web is not None:
-                await stack.enter_async_context(self._web(web, sandbox, driver, role))
+            sandbox, driver = opened
+            if attached is not None:
+                await stack.enter_async_context(attached(sandbox, driver, role, False))
             yield sandbox, driver
 
     @asynccontextmanager
     async def open_new(
         self, spec: SandboxSpec, opening: CapacityLimiter | None = None
     ) -> AsyncGenerator[Opened]:
-        """Open a new sandbox and connect to its driver, whatever the sources have."""
+        """Open a new sandbox and connect to its driver, whatever the source has."""
         async with AsyncExitStack() as stack:
             async with opening or nullcontext():
                 sandbox = await stack.enter_async_context(self.provider.open(spec))
@@ -195,26 +198,7 @@ class SandboxFactory:
 
     async def expect(self, spec: SandboxSpec) -> None:
         """Let sandboxes of this kind be opened ahead, before the first episode."""
-        await self.sources.expect(self.provider, spec, self.open_new)
-
-    def obstacle(self, episode: StoredEpisode) -> str | None:
-        """Why a sandbox that a dead server's episode needs cannot be taken back here; None if it can be."""
-        for row in episode.needed_sandboxes:
-            provider = self.provider
-            opened = (row.provider, row.isolation, row.spec.get("kernel"))
-            here = (provider.name, provider.isolation, kernel_of(provider))
-            if opened != here:
-                return f"its sandbox has {_described(*opened)}, and this server has {_described(*here)}"
-            # The workspace of a closed attempt is copied without the driver.
-            is_copied = (
-                episode.phase is Phase.CLAIMED and row.role == "agent" and not episode.spec.task.in_place
-            )
-            if row.wire_version != wire.VERSION and not is_copied:
-                return (
-                    f"its sandbox's driver has wire version {row.wire_version}, and this server has "
-                    f"{wire.VERSION}"
-                )
-        return None
+        await self.source.expect(self.provider, spec, self.open_new)
 
     @asynccontextmanager
     async def reattach(
@@ -222,8 +206,7 @@ class SandboxFactory:
         row: SandboxRow,
         records: SandboxRecords,
         *,
-        forwards: Mapping[int, Dialer] | None = None,
-        web: EpisodeWeb | None = None,
+        attached: Attached | None = None,
         unanswered: Collection[int] = (),
     ) -> AsyncGenerator[tuple[Sandbox, DriverClient | None]]:
         """Continue a sandbox that a dead server opened; it is gone on exit.
@@ -232,52 +215,17 @@ class SandboxFactory:
         another wire version. Raises SandboxLostError.
         """
         spec = sandbox_spec(row)
-        with records.reattached(row):
-            async with AsyncExitStack() as stack:
-                sandbox = await stack.enter_async_context(self.provider.reattach(row.owner, spec))
-                if row.wire_version != wire.VERSION or not await sandbox.is_running():
-                    yield sandbox, None
-                    return
-                driver = await stack.enter_async_context(
-                    connect(
-                        sandbox,
-                        reconnect=self.reconnect,
-                        reattached=True,
-                        unanswered=unanswered,
-                    )
-                )
-                await self._forward(spec, driver, forwards)
-                if web is not None:
-                    await stack.enter_async_context(
-                        self._web(web, sandbox, driver, row.role, reattached=True)
-                    )
-                yield sandbox, driver
-
-    def _web(
-        self,
-        web: EpisodeWeb,
-        sandbox: Sandbox,
-        driver: DriverClient,
-        role: str,
-        *,
-        reattached: bool = False,
-    ) -> AbstractAsyncContextManager[None]:
-        assert role in ("agent", "preprocess", "grader"), "a service has no web"
-        return web.connected(
-            sandbox,
-            driver,
-            role,
-            shares_loopback=self.provider.shares_loopback(sandbox.spec),
-            # Elsewhere the files belong to the machine, or to an image that other sandboxes use too.
-            has_own_files=self.provider.isolation == "container",
-            reattached=reattached,
-        )
-
-    async def _forward(
-        self, spec: SandboxSpec, driver: DriverClient, forwards: Mapping[int, Dialer] | None
-    ) -> None:
-        if forwards and not self.provider.shares_loopback(spec):
-            await driver.forward(forwards)
+        async with AsyncExitStack() as stack:
+            stack.callback(records.forget, row.name)
+            sandbox = await stack.enter_async_context(self.provider.reattach(row.owner, spec))
+            if row.wire_version != wire.VERSION or not await sandbox.is_running():
+                yield sandbox, None
+                return
+            connection = connect(sandbox, reconnect=self.reconnect, reattached=True, unanswered=unanswered)
+            driver = await stack.enter_async_context(connection)
+            if attached is not None:
+                await stack.enter_async_context(attached(sandbox, driver, row.role, True))
+            yield sandbox, driver
 
     def spec(
         self,
@@ -299,10 +247,6 @@ class SandboxFactory:
             survives=self.reconnect.seconds > 0,
             merge_pages=merge_pages and self.merge_pages,
         )
-
-
-def _described(provider: str, isolation: str, kernel: object) -> str:
-    return f"provider {provider} and isolation {isolation}" + (f" and kernel {kernel}" if kernel else "")
 
 
 async def open_ahead(factories: Mapping[str, SandboxFactory]) -> None:

@@ -7,18 +7,49 @@ verdict, whatever the policy, and needs no token.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Literal, Self
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
 
-from decathlon_mcp.episodes.clock import Instant
+from decathlon_mcp.errors import AccessDeniedError
 from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject, public_id
 
 Role = Literal["player", "controller", "admin"]
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A time on this machine by a clock that is never set, also for the next server.
+
+    `seconds`: since the machine's start, sleep included. `boot`: which start that was.
+    """
+
+    boot: str
+    seconds: float
+
+    @classmethod
+    def now(cls) -> Instant:
+        return cls(_boot(), time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    def until(self, later: Instant) -> float | None:
+        """Seconds from this to the later one; None if the machine was started again in between."""
+        return later.seconds - self.seconds if self.boot and self.boot == later.boot else None
+
+
+@cache
+def _boot() -> str:
+    try:
+        return BOOT_ID.read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +94,24 @@ class Principal:
         # Without tokens only the MCP session distinguishes clients.
         return self.session is not None and self.session == owner.session
 
+    def may_evaluate(self, policy: RewardPolicy) -> bool:
+        """Whether this principal may evaluate an episode whose handle it knows."""
+        return policy != "controller" or self.token is None or self.controls
+
+    def choose_policy(self, requested: RewardPolicy | None, default: RewardPolicy) -> RewardPolicy:
+        """The reward policy of a new episode.
+
+        Raises AccessDeniedError if the requested policy reveals more than the server's default and this
+        principal is not a controller.
+        """
+        order = get_args(RewardPolicy)
+        if requested and not self.controls and order.index(requested) < order.index(default):
+            raise AccessDeniedError(
+                f"this server's policy of the reward is {default!r}: only a controller's token may start an "
+                f"episode with one more open, such as {requested!r}"
+            )
+        return requested or default
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
@@ -96,17 +145,6 @@ class EpisodeLimits:
         return replace(self, max_calls=max_calls or self.max_calls, **deadlines)
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Where an episode branches from another: the new episode starts as the other stood after call `at`.
-
-    `episode`: public id of the other episode. Calls 1 to `at` are copied from the other, with their numbers.
-    """
-
-    episode: str
-    at: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSpec:
     """What is fixed when an episode starts."""
@@ -131,12 +169,15 @@ class EpisodeSpec:
     """Whether the episode ends with the response to the request that started it."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """The client's labels of the episode, names to short texts; only reports read them."""
-    branch: Branch | None = None
-    """None for an episode that is played whole."""
+    calls_before: int = 0
+    """Calls that a plug-in makes before the episode is ready; the agent's have higher numbers."""
     shares_launch_time: bool = False
     """Whether the client chose the launch time, so that other episodes may have the same."""
     plugins: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
     """What each plug-in was asked for, by the plug-in's name. Only the episode's row stores the values."""
+    reported: JsonObject = field(default_factory=dict[str, Any])
+    """What a plug-in reports of the episode from its start on: members of the head of its trajectory, its
+    status and its verdict. The last two have what the plug-in notes later in their place."""
 
     @property
     def public_id(self) -> str:

@@ -62,58 +62,43 @@ class State:
 
     def __init__(self, episode: str) -> None:
         self._episode = episode
-        self._phase = Phase.QUEUED
-        self._ending: Ending | None = None
-        self._cause: DecathlonError | None = None
+        self.phase = Phase.QUEUED
+        """Set by `move` alone, once somebody waits for a phase."""
+        self.ending: Ending | None = None
+        self.cause: DecathlonError | None = None
         self._changed = Flag()
         self.on_move: Callable[[Phase], None] | None = None
         """Called with the new phase, before the tasks that wait for a phase go on."""
 
-    @property
-    def phase(self) -> Phase:
-        return self._phase
-
-    @property
-    def ending(self) -> Ending | None:
-        return self._ending
-
-    @property
-    def cause(self) -> DecathlonError | None:
-        return self._cause
-
     def move(self, to: Phase) -> None:
         """Change the phase. Raises RuntimeError for a transition that is not in the table."""
-        if to not in TRANSITIONS[self._phase]:
-            raise RuntimeError(f"an episode cannot go from {self._phase} to {to}")
-        self._phase = to
+        if to not in TRANSITIONS[self.phase]:
+            raise RuntimeError(f"an episode cannot go from {self.phase} to {to}")
+        self.phase = to
         if self.on_move is not None:
             self.on_move(to)
         self._changed.set()
         self._changed = Flag()
 
-    def restore(self, phase: Phase) -> None:
-        """Set the phase of an episode that another server has run, before anybody waits for it."""
-        self._phase = phase
-
     def end(self, ending: Ending, cause: DecathlonError | None = None) -> None:
         """Change to ENDED. Does nothing if the episode has ended before."""
-        if self._phase is not Phase.ENDED:
-            self._ending, self._cause = ending, None if cause is None else _without_frames(cause)
+        if self.phase is not Phase.ENDED:
+            self.ending, self.cause = ending, None if cause is None else _without_frames(cause)
             self.move(Phase.ENDED)
 
     def end_error(self) -> DecathlonError:
         """The error of a request that comes after the end, or waited for what did not come: the cause."""
-        if self._cause is not None:
+        if self.cause is not None:
             # A copy: an exception that is raised again and again collects the frames of every request.
-            return type(self._cause)(self._cause.message, **{**self._cause.data, "episode": self._episode})
-        reason = str(self._ending)
+            return type(self.cause)(self.cause.message, **{**self.cause.data, "episode": self._episode})
+        reason = str(self.ending)
         return EpisodeEndedError(f"this episode is over: {reason}", reason=reason, episode=self._episode)
 
     async def reach(self, *phases: Phase) -> Phase:
         """Wait until the phase is one of these, and return it."""
-        while self._phase not in phases:
+        while self.phase not in phases:
             await self._changed.wait()
-        return self._phase
+        return self.phase
 
 
 def _without_frames(cause: DecathlonError) -> DecathlonError:

@@ -46,7 +46,7 @@ def server_state(registry: EpisodeRegistry) -> tuple[ServerState, float | None]:
         return ServerState.STARTING, RECOVERY_RETRY_SECONDS
     if registry.recovering:
         return ServerState.RECOVERING, RECOVERY_RETRY_SECONDS
-    if not all(factory.provider.is_available for factory in registry.directory.factories.values()):
+    if not all(factory.provider.is_available for factory in registry.factories.values()):
         return ServerState.NO_ENGINE, RECOVERY_RETRY_SECONDS
     if registry.options.disk.is_low():
         return ServerState.DISK_LOW, DISK_RETRY_SECONDS

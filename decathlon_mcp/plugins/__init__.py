@@ -10,6 +10,8 @@ from decathlon_mcp.hooks import Plugin
 PLUGINS = (
     # Agent programs as players: `serve-episode`, `episode verdict`.
     Plugin(name="agents", commands=("decathlon_mcp.plugins.agents.commands:add_commands",)),
+    # Tasks are played by policies that do not solve them: `audit`.
+    Plugin(name="audit", commands=("decathlon_mcp.plugins.audit.commands:add_commands",)),
     # Episodes that begin where others stood: saved states, branches, and tasks that are set up once.
     Plugin(
         name="branches",
@@ -38,6 +40,13 @@ PLUGINS = (
     Plugin(name="history", commands=("decathlon_mcp.plugins.history.commands:add_commands",)),
     # This server becomes an entry of a desktop program: `install`.
     Plugin(name="install", commands=("decathlon_mcp.plugins.install:add_commands",)),
+    # Metrics for Prometheus: `/metrics`.
+    Plugin(
+        name="metrics",
+        settings="decathlon_mcp.plugins.metrics.settings:MetricSettings",
+        listeners=("decathlon_mcp.plugins.metrics.metrics:create",),
+        routes=("decathlon_mcp.plugins.metrics.endpoint:metrics_route",),
+    ),
     # What people see in a browser, of a server and of state folders: the page of `serve`, and `view`.
     Plugin(
         name="page",
@@ -48,11 +57,11 @@ PLUGINS = (
     Plugin(name="play", commands=("decathlon_mcp.plugins.play.commands:add_commands",)),
     # Sandboxes that are containers of Podman.
     Plugin(name="podman", providers={"podman": "decathlon_mcp.plugins.podman:PROVIDER"}),
-    # Sandboxes that are opened ahead, for the episodes that come next (`--warm`).
+    # Sandboxes that are opened ahead, for the episodes that come next (`--pool`).
     Plugin(
         name="pool",
         settings="decathlon_mcp.plugins.pool:PoolSettings",
-        sandbox_sources=("decathlon_mcp.plugins.pool.pool:create",),
+        sandbox_source="decathlon_mcp.plugins.pool.pool:create",
     ),
     # Sandboxes on the machines of Prime Intellect.
     Plugin(name="prime", providers={"prime": "decathlon_mcp.plugins.prime.provider:PROVIDER"}),

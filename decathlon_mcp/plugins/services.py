@@ -19,8 +19,8 @@ from anyio.abc import ByteStream
 from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.tunnels import Dialer
+from decathlon_mcp.episodes.beginnings import Services
 from decathlon_mcp.episodes.records import SandboxRecords
-from decathlon_mcp.episodes.resources import Services
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import ImageError, SandboxLostError, SetUpError
 from decathlon_mcp.sandboxes.base import Sandbox

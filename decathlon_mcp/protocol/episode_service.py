@@ -18,8 +18,7 @@ import anyio
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.replies import Reply
-from decathlon_mcp.episodes.access import EpisodeAccess
-from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.operations import Call, Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import NOT_READY, Phase
@@ -240,8 +239,8 @@ async def list_tools(access: EpisodeAccess, request: Request) -> JsonObject:
     """The episode's tools; waits until they are known, which can be before the episode is ready."""
     async with Progress(request).waiting(access.episode, unit=1.0):
         offered = await access.episode.tools.known()
-        if access.episode.spec.branch is not None:
-            # The client has to know whether the branch stands where it should.
+        if access.episode.spec.calls_before:
+            # The client has to know whether the calls before its own were made.
             await access.episode.ready()
     return {"tools": offered.evaluator_tools if access.can_evaluate else offered.tools}
 

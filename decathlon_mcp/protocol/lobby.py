@@ -12,9 +12,7 @@ import anyio.to_thread
 from decathlon_mcp.catalogue.catalogue import list_tasks
 from decathlon_mcp.catalogue.draws import filter_tasks
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes.access import EpisodeAccess, may_evaluate
-from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.grading import branch_members
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
@@ -119,7 +117,7 @@ class Lobby(Service):
         return {"tools": [*lobby_tools, *self._current_tools(request)]}
 
     def _can_evaluate(self, context: RequestContext) -> bool:
-        return may_evaluate(self._registry.options.reward_policy, context.principal)
+        return context.principal.may_evaluate(self._registry.options.reward_policy)
 
     def _instructions(self, context: RequestContext) -> str:
         end = ", then call `evaluate` for the reward." if self._can_evaluate(context) else "."
@@ -164,7 +162,7 @@ class Lobby(Service):
             case StartEpisode():
                 return await self._start(request, call)
             case ListEpisodes():
-                episodes = self._registry.directory.owned_by(self._principal(request))
+                episodes = self._registry.owned_by(self._principal(request))
                 listed = [
                     {**_status(episode), "labels": dict(episode.spec.labels)}
                     for episode in episodes
@@ -172,7 +170,10 @@ class Lobby(Service):
                 ]
                 return structured_result({"episodes": listed})
             case ListTools(task=str(task)):
-                return structured_result({"tools": await self._registry.known_tools(task)})
+                suite, known = self._registry.catalogue.find(task)
+                lists = self._registry.factory(suite.name).tool_lists
+                tools = None if lists is None else await lists.known(known)
+                return structured_result({"tools": tools})
             case ListTools() | ClaimDone() | Evaluate() | EpisodeTool():
                 access = self._find(request, call.episode)
                 if isinstance(call, CloseEpisode):
@@ -257,7 +258,7 @@ class Lobby(Service):
                 access.episode.close()
             raise
         # The number of differences is known now.
-        return {**tools, "phase": str(access.episode.state.phase), **branch_members(access.episode)}
+        return {**tools, "phase": str(access.episode.state.phase), **access.episode.reported}
 
     async def _claim(self, request: Request, access: EpisodeAccess, call: ClaimDone) -> JsonObject:
         if call.truncated or call.turns is not None:
@@ -324,7 +325,7 @@ def _status(episode: Episode) -> JsonObject:
         "language": episode.sandbox_factory.suite.language,
         "names": episode.sandbox_factory.tool_names,
         "suite_revision": episode.records.progress.facts.suite_revision or None,
-        **branch_members(episode),
+        **episode.reported,
         **_waits_for(episode),
     }
     if state.phase is Phase.ENDED:

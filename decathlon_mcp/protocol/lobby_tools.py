@@ -15,9 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from decathlon_mcp.catalogue.draws import TaskFilter
-from decathlon_mcp.episodes.access import EpisodeAccess
-from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.grading import branch_members
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SettingsError
@@ -437,5 +435,5 @@ def describe_start(
         "prompt": episode.prompt.instructions,
         "first_use_seconds": episode.spec.limits.first_use_seconds,
         "lease_seconds": registry.options.limits.idle_seconds,
-        **branch_members(episode),
+        **episode.reported,
     }

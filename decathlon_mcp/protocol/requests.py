@@ -15,8 +15,7 @@ from msgspec import UnsetType
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.driver.replies import CallParams, Reply
-from decathlon_mcp.episodes.access import EpisodeAccess
-from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.lease import Hold
 from decathlon_mcp.episodes.operations import Call, check_operation
 from decathlon_mcp.episodes.specification import Principal

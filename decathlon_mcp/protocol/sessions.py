@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.admission import share_of
+from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AtCapacityError, UnknownEpisodeError

@@ -20,7 +20,7 @@ from anyio.abc import TaskGroup
 from msgspec import Raw
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.episodes.access import EpisodeAccess
+from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import DecathlonError

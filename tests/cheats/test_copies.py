@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.branches.starting import is_exact
 from tests.cheats import test_driver_connection as on_the_driver
 from tests.cheats import test_secrets
 from tests.cheats.agent import (
@@ -23,7 +24,6 @@ from tests.cheats.agent import (
     open_episode,
 )
 from tests.disks import small_disk
-from tests.episodes.branches import is_exact
 from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 

@@ -41,7 +41,7 @@ from decathlon_mcp.errors import CallTimeoutError, DecathlonError
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage import disk
 from decathlon_mcp.storage import trajectory as trajectory_module
-from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
+from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.types import JsonObject
 from tests.episodes.calling import make_call
 from tests.episodes.environment import sandbox_factory
@@ -128,7 +128,7 @@ class FolderDriver:
         return self._folder / f"reply-{request_id}"
 
 
-def episode_of(folder: Path, trajectory: Trajectory) -> Episode:
+def episode_of(folder: Path) -> Episode:
     factory = sandbox_factory(folder, FakeProvider())
     settings = read_settings({"state": folder / "state"})
     registry = create_registry(Catalogue([factory.suite]), {factory.suite.name: factory}, settings, folder)
@@ -148,7 +148,8 @@ def episode_of(folder: Path, trajectory: Trajectory) -> Episode:
         spec,
         sandbox_factory=factory,
         ticket=ticket,
-        trajectory=trajectory,
+        folder=folder / "episode",
+        disk=None,
         emit=registry.events.emit,
     )
 
@@ -162,7 +163,7 @@ def tools(folder: Path, crash: Crash, generation: int, *, waits: bool = False) -
 
 def make_ready(episode: Episode, session: ToolSession) -> None:
     tools = OfferedTools({"probe": [{"name": "tool"}]}, {}, "decathlon")
-    episode.history.note_tools(tools)
+    episode.note(tools=tools.to_json())
     episode.tools.offer(tools)
     episode.become_ready(session)
 
@@ -173,7 +174,8 @@ def caller_of(operation: str) -> Waiter:
 
 async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
     """The first server: a call that is answered, and one in which the server dies."""
-    episode, crash = episode_of(folder, Trajectory(folder / "episode").create()), Crash(step)
+    episode, crash = episode_of(folder), Crash(step)
+    episode.trajectory.create()
     episode.mark_opening()
     make_ready(episode, tools(folder, Crash(0), 1, waits=waits))
     async with episode.calls.running():
@@ -187,12 +189,13 @@ async def begin(folder: Path, step: int, arguments: Any, waits: bool) -> None:
 
 async def resume(folder: Path, kind: str, arguments: Any) -> Any:
     """The next server, and its client."""
-    episode = episode_of(folder, Trajectory(folder / "episode").reopen())
+    episode = episode_of(folder)
+    episode.trajectory.reopen()
     await episode.calls.restore()
     counts = [episode.calls.sent]
     replies: list[str] = []
     if kind == "claim":
-        episode.state.restore(Phase.CLAIMED)
+        episode.state.phase = Phase.CLAIMED
         episode.calls.end()
     else:
         episode.mark_opening()

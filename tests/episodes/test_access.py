@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from decathlon_mcp.episodes.access import EpisodeAccess, choose_policy, may_evaluate
+from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AccessDeniedError
 from decathlon_mcp.settings import RewardPolicy
@@ -49,23 +49,23 @@ def test_with_tokens_the_session_does_not_matter() -> None:
 def test_only_policy_controller_stops_a_player_who_knows_the_handle_from_evaluating(
     policy: RewardPolicy,
 ) -> None:
-    assert may_evaluate(policy, ADA) is (policy != "controller")
-    assert may_evaluate(policy, CONTROLLER)
-    assert may_evaluate(policy, ADMIN)
-    assert may_evaluate(policy, NOBODY), "without tokens the handle is enough"
+    assert ADA.may_evaluate(policy) is (policy != "controller")
+    assert CONTROLLER.may_evaluate(policy)
+    assert ADMIN.may_evaluate(policy)
+    assert NOBODY.may_evaluate(policy), "without tokens the handle is enough"
 
 
 def test_a_new_episode_gets_the_servers_policy_or_one_that_reveals_less() -> None:
-    assert choose_policy(None, "meta", ADA) == "meta"
-    assert choose_policy("meta", "meta", ADA) == "meta"
-    assert choose_policy("controller", "meta", ADA) == "controller"
+    assert ADA.choose_policy(None, "meta") == "meta"
+    assert ADA.choose_policy("meta", "meta") == "meta"
+    assert ADA.choose_policy("controller", "meta") == "controller"
 
 
 def test_only_a_controller_gets_a_policy_that_reveals_more() -> None:
     with pytest.raises(AccessDeniedError, match=r"'meta'.*such as 'visible'"):
-        choose_policy("visible", "meta", ADA)
-    assert choose_policy("visible", "controller", CONTROLLER) == "visible"
-    assert choose_policy("visible", "controller", ADMIN) == "visible"
+        ADA.choose_policy("visible", "meta")
+    assert CONTROLLER.choose_policy("visible", "controller") == "visible"
+    assert ADMIN.choose_policy("visible", "controller") == "visible"
 
 
 @pytest.mark.anyio

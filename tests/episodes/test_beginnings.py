@@ -129,5 +129,5 @@ async def test_a_server_without_plug_ins_plays_and_refuses_branches_and_saved_st
             with pytest.raises(BadRequestError, match="is not known"):
                 StartEpisode.from_arguments(arguments)
         assert (await episode.evaluate()).reward == 1.0
-        assert (registry.sources.idle, registry.sources.opening) == (0, 0)
+        assert (registry.source.idle, registry.source.opening) == (0, 0)
         assert registry.events.listeners == []

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -16,7 +17,6 @@ from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes import calls as calls_module
 from decathlon_mcp.episodes import grading as grading_module
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.history import EpisodeHistory
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
@@ -298,13 +298,14 @@ async def test_attempt_is_graded_although_the_disk_is_full_when_its_grading_begi
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grading_module, "ROOM_RETRY_SECONDS", 0.1)
-    note_captured = EpisodeHistory.note_captured
+    note = Episode.note
 
-    def note_and_fill(history: EpisodeHistory) -> None:
-        note_captured(history)
-        fill(disk)
+    def note_and_fill(episode: Episode, **changes: Any) -> None:
+        note(episode, **changes)
+        if changes.get("captured"):
+            fill(disk)
 
-    monkeypatch.setattr(EpisodeHistory, "note_captured", note_and_fill)
+    monkeypatch.setattr(Episode, "note", note_and_fill)
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(disk, provider, min_free_mib=0) as registry:
         episode = registry.start("find-answer", CLIENT)

@@ -7,11 +7,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decathlon_mcp.episodes.admission import CAPTURES_PER_OPENING, SET_UPS_PER_OPENING, Admission, MemoryFloor
+from decathlon_mcp.episodes.admission import CAPTURES_PER_OPENING, SET_UPS_PER_OPENING, Admission
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.sandboxes.base import SandboxSpec
+from decathlon_mcp.sandboxes.memory import MemoryFloor
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
 from tests.fakes.driver import Faults
 from tests.fakes.provider import FakeProvider, FakeSandbox

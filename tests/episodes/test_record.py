@@ -15,8 +15,8 @@ import pytest
 
 from decathlon_mcp import __version__
 from decathlon_mcp.episodes.call_log import RecordedCalls
-from decathlon_mcp.episodes.clock import Instant
 from decathlon_mcp.episodes.records import read_episode
+from decathlon_mcp.episodes.specification import Instant
 from decathlon_mcp.storage.kept_tools import remove_unnamed_tools
 from decathlon_mcp.storage.store import EpisodeRow
 from decathlon_mcp.storage.trajectory import Trajectory
@@ -61,7 +61,7 @@ async def test_the_first_line_has_what_is_fixed_at_the_start_and_no_secret(serve
         assert secret not in json.dumps([head, ready])
 
 
-async def test_what_a_plug_in_keeps_of_an_episode_is_in_its_row_and_its_fact_in_the_verdict(
+async def test_a_fact_that_a_plug_in_notes_is_in_the_row_and_in_the_verdict(
     tmp_path: Path, anyio_backend: object
 ) -> None:
     async with serving(tmp_path / "state", provider="host", survives=True) as served:
@@ -69,13 +69,12 @@ async def test_what_a_plug_in_keeps_of_an_episode_is_in_its_row_and_its_fact_in_
             await player.call("probe__read", path="notes.txt")
             episode, store = served.find(player.episode_id), served.episodes.store
             assert store is not None
-            episode.records.note_plugin("moon", {"phase": "full"})
             episode.records.note_facts(moon=True)
             await player.client.call_tool("claim_done", {})
             row = store.find_one(EpisodeRow, id=episode.id)
             assert row is not None
             stored = read_episode(row, (), served.episodes.catalogue)
-            assert stored.progress.plugins == {"moon": {"phase": "full"}}
+            assert stored.progress.facts.noted()["moon"] is True
             result = await player.client.call_tool("evaluate", {})
         assert result.structured_content is not None
         assert result.structured_content["moon"] is True

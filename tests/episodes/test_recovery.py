@@ -26,8 +26,8 @@ from decathlon_mcp.driver import stream as stream_module
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.driver.stream import ReconnectPolicy
-from decathlon_mcp.episodes import directory as directory_module
 from decathlon_mcp.episodes import recovery as recovery_module
+from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Waiter, call_digest
@@ -227,10 +227,10 @@ async def assert_lost(registry: EpisodeRegistry, monkeypatch: pytest.MonkeyPatch
     assert registry.live == []
     assert (registry.admission.active, registry.admission.queued) == (0, 0)
     assert recoveries(registry) == {"ended": 1}
-    monkeypatch.setattr(directory_module, "MAX_ENDED_IN_MEMORY", 0)
+    monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
     for access in (registry.access(HANDLE, PLAYER), registry.access(AGENT_ID, PLAYER)):
         assert access.episode.state.ending is Ending.SANDBOX_LOST
-    registry.directory._episodes.clear()  # pyright: ignore[reportPrivateUsage]
+    registry._episodes.clear()  # pyright: ignore[reportPrivateUsage]
     again = registry.access(HANDLE, PLAYER).episode
     assert again is not episode
     for each in (episode, again):
@@ -291,7 +291,7 @@ async def test_episode_of_a_task_that_is_gone_and_that_was_being_closed_is_close
 async def test_ended_episode_that_is_not_in_memory_any_more_is_read_from_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_module, "MAX_ENDED_IN_MEMORY", 0)
+    monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
     async with recovered(tmp_path, Phase.QUEUED, {}) as registry:
         episode = only(registry)
         with anyio.fail_after(10):
@@ -324,7 +324,7 @@ async def test_verdict_that_only_the_folder_has_is_not_made_again(tmp_path: Path
         only(registry).close()
         with anyio.fail_after(10):
             await ended(only(registry))
-    written = (registry.directory.folder(HANDLE) / "verdict.json").read_text()
+    written = (registry.folder(HANDLE) / "verdict.json").read_text()
     assert Verdict.model_validate_json(written) == verdict
 
 

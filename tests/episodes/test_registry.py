@@ -10,7 +10,7 @@ import pytest
 
 from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes import directory as directory_module
+from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
@@ -21,7 +21,6 @@ from decathlon_mcp.errors import (
     NotRunnableError,
     SuiteError,
     UnknownEpisodeError,
-    UnknownTaskError,
 )
 from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry, suite_with
@@ -54,14 +53,6 @@ async def test_a_tasks_own_deadlines_replace_the_servers(tmp_path: Path) -> None
     async with running_registry(tmp_path, FakeProvider(), evaluation_seconds=60) as registry:
         assert registry.start("slow-verdict", ADA).spec.limits.evaluation_seconds == 2
         assert registry.start("find-answer", ADA).spec.limits.evaluation_seconds == 60
-
-
-async def test_an_unknown_task_is_refused_with_similar_ids(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider()) as registry:
-        with pytest.raises(UnknownTaskError) as unknown:
-            registry.start("find-anser", ADA)
-        assert unknown.value.data["near"][0] == "find-answer"
-        assert registry.admission.active == 0
 
 
 async def test_a_task_with_a_missing_requirement_is_refused_and_names_it(tmp_path: Path) -> None:
@@ -124,11 +115,6 @@ async def test_a_queued_episode_says_what_it_waits_for_and_starts_when_it_is_fre
         first.close()
         await second.ready()
         assert second.ticket.waiting_for is None
-
-
-async def test_a_draw_gives_a_task_of_the_filters(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider()) as registry:
-        assert registry.draw(TaskFilter.model_validate({"search": "dens"}), ADA) == "dense"
 
 
 async def test_a_policy_that_reveals_more_needs_a_controller(tmp_path: Path) -> None:
@@ -206,15 +192,15 @@ async def test_an_agent_id_gives_access_without_a_token_but_is_no_handle(tmp_pat
 async def test_a_principal_lists_its_own_episodes_newest_first(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         first, other, second = (registry.start("find-answer", owner) for owner in (ADA, BOB, ADA))
-        assert registry.directory.owned_by(ADA) == [second, first]
-        assert registry.directory.owned_by(ADMIN) == [second, other, first]
-        assert registry.directory.owned_by(NOBODY) == []
+        assert registry.owned_by(ADA) == [second, first]
+        assert registry.owned_by(ADMIN) == [second, other, first]
+        assert registry.owned_by(NOBODY) == []
 
 
 async def test_the_oldest_ended_episodes_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_module, "MAX_ENDED_EPISODES", 1)
+    monkeypatch.setattr(registry_module, "MAX_ENDED_EPISODES", 1)
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS)) as registry:
         live = registry.start("find-answer", ADA)
         first, second = (registry.start("find-answer", ADA) for _ in range(2))

@@ -34,7 +34,6 @@ from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.kept_tools import KeptTools
-from decathlon_mcp.storage.trajectory import Trajectory
 from tests.episodes.calling import make_call
 from tests.episodes.environment import (
     TOOLS,
@@ -372,10 +371,10 @@ async def test_a_failing_disk_ends_no_other_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
         broken, other = (registry.start("find-answer", PLAYER) for _ in range(2))
         await make_call(broken, "probe__echo", CallParams.of({"text": "kept in memory only"}))
-        with (broken.history.files.folder / "trajectory.jsonl").open("ab") as file:
+        with (broken.files.folder / "trajectory.jsonl").open("ab") as file:
             file.write(b'{"event": "call", "torn')
         await broken.claim_done(None)
-        shutil.rmtree(broken.history.files.folder)
+        shutil.rmtree(broken.files.folder)
         broken.close()
         await ended(broken)
         assert (await other.evaluate()).reward == 1.0
@@ -547,13 +546,16 @@ def new_episode(
         policy="visible",
         limits=registry.options.limits.for_task(task),
     )
-    return Episode(
+    episode = Episode(
         spec,
         sandbox_factory=factory,
         ticket=registry.admission.reserve(task_name),
-        trajectory=Trajectory(folder / spec.id).create(),
+        folder=folder / spec.id,
+        disk=None,
         emit=registry.events.emit,
     )
+    episode.trajectory.create()
+    return episode
 
 
 @pytest.mark.parametrize("task", ["made-answer", pytest.param("find-answer", marks=pytest.mark.long)])

@@ -12,8 +12,8 @@ import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.cli.suite_probe import probe_suite
+from decathlon_mcp.episodes.beginnings import EpisodeResources, Services, read_credentials
 from decathlon_mcp.episodes.records import SandboxRecords
-from decathlon_mcp.episodes.resources import Services, read_credentials
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
@@ -222,13 +222,15 @@ async def test_forwards_are_ignored_where_the_sandbox_shares_the_loopback_interf
 
     provider = FakeProvider()
     factory = sandbox_factory(tmp_path, provider)
+    task = factory.suite.tasks["find-answer"]
+    resources = EpisodeResources(factory, task, Services({7000: connect}))
     async with provider:
         # The fake driver knows no `forward`: that it refuses shows that the factory asked for it.
         with pytest.raises(DriverError, match="forward"):
-            async with factory.open("one", "none", forwards={7000: connect}):
+            async with factory.open("one", "none", attached=resources.attached):
                 pass
         monkeypatch.setattr(provider, "shares_loopback", shares_loopback)
-        async with factory.open("two", "none", forwards={7000: connect}):
+        async with factory.open("two", "none", attached=resources.attached):
             pass
 
 

@@ -96,7 +96,7 @@ async def test_a_failed_preprocess_that_the_suite_ignores_is_in_the_trajectory_a
         other = await registry.start("find-answer", PLAYER).evaluate()
     failure = "preprocess failed (exit code 3): no such table"
     assert (verdict.status, verdict.preprocess_failure) == ("scored", failure)
-    lines = (episode.history.files.folder / "trajectory.jsonl").read_text().splitlines()
+    lines = (episode.files.folder / "trajectory.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     assert [event["failure"] for event in events if event["event"] == "preprocess_failed"] == [failure]
     assert "preprocess_failure" not in other.to_json()

@@ -64,7 +64,14 @@ async def call_tool(session: ToolSession, route: ToolRoute, params: CallParams) 
 
     number = session.driver.new_request_id()
     try:
-        session.send(route, params, number, on_outcome=end, on_notification=ignore)
+        session.driver.call(
+            number,
+            route.server,
+            params.for_tool(route.tool),
+            truncation=session.truncation_for(route),
+            on_outcome=end,
+            on_notification=ignore,
+        )
         await ended.wait()
         if isinstance(outcome := outcomes[0], Reply):
             return outcome

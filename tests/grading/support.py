@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
-from decathlon_mcp.episodes.suite_hooks import suite_hooks
+from decathlon_mcp.episodes.extensions import suite_hooks
 from decathlon_mcp.grading.attempt import Attempt, CallCounts, CallRecord, Facts
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSandbox

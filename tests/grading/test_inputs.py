@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.archives.writing import ArchiveSource
-from decathlon_mcp.episodes.suite_hooks import SuiteHooks
+from decathlon_mcp.episodes.extensions import SuiteHooks
 from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, evaluator_digest, prepare_inputs
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.types import Network

@@ -167,7 +167,7 @@ async def restartable(
     folder.mkdir()
     with listen("127.0.0.1", 0) as listener, Store.open(folder, SERVER) as store:
         async with running_registry(tmp_path, provider, **settings) as registry, background_tasks() as tasks:
-            registry.store = registry.directory.store = store
+            registry.store = store
             server = Restartable(registry, folder, listener, tasks, store, tokens)
             await server.start()
             try:

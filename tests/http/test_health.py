@@ -265,7 +265,7 @@ async def test_a_server_is_ready_once_it_has_started_and_recovered(
             registry.recovering = False
             assert await ready(http, url) == (200, "ready")
             (suite,) = registry.catalogue.suites
-            provider = registry.directory.factory(suite.name).provider
+            provider = registry.factory(suite.name).provider
             assert isinstance(provider, FakeProvider)
             provider.unavailable = True
             assert await ready(http, url) == (503, "no_engine")

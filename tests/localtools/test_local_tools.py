@@ -187,7 +187,7 @@ async def test_the_suites_code_describes_its_tools_once(served: Served, tmp_path
     async with serving(tmp_path, suite=(SUITE,), provider="host") as fresh:
         async with playing(fresh, "play", "task") as player:
             first = json.dumps([tool.name for tool in (await player.client.list_tools()).tools])
-        hooks = fresh.episodes.directory.factory("localtools").suite_hooks
+        hooks = fresh.episodes.factory("localtools").suite_hooks
         assert isinstance(hooks, ToolathlonHooks)
         known = hooks.local_tools
         assert sorted(known.known) == ["demanding", "nap", "notes", "shouting"]

@@ -135,7 +135,7 @@ async def local_tools(
     checkout, image = os.environ["DECATHLON_TOOLATHLON"], os.environ["DECATHLON_TOOLATHLON_IMAGE"]
     async with serving(state, suite=(checkout,), provider="docker", image=image, network="none") as served:
         (suite,) = served.episodes.catalogue.suites
-        sandbox_factory = served.episodes.directory.factory(suite.name)
+        sandbox_factory = served.episodes.factory(suite.name)
         async with sandbox_factory.open("localtools-test", "none") as (sandbox, driver):
             await sandbox.put(sandbox.root, sandbox_factory.common)
             await driver.arrange({"make": str(sandbox.root / suite.profile.workspace)})

@@ -124,8 +124,8 @@ def test_state_that_is_saved_after_a_restart_can_be_copied(tmp_path: Path, netwo
     )
     with Store.open(tmp_path, "dead") as store:
         provider = host_provider("dead", tmp_path / "sandboxes", kernel="gvisor")
-        with SandboxRecords(store, "episode").sandbox(spec, provider, "agent"):
-            (row,) = store.find(SandboxRow)
+        SandboxRecords(store, "episode").insert(spec, provider, "agent")
+        (row,) = store.find(SandboxRow)
     reattached = sandbox_spec(row)
     assert reattached == spec
     saving.describe(tmp_path, reattached, image, "runsc 1")

@@ -272,7 +272,7 @@ async def test_a_graded_episode_has_the_files_of_toolathlons_viewer(
         await episode.ready()
         await episode.claim_done("done", truncated=not claims)
         await episode.evaluate()
-        folder = episode.history.files.folder
+        folder = episode.files.folder
         assert json.loads((folder / "traj_log.json").read_text())["status"] == status
         result = json.loads((folder / "eval_res.json").read_text())
         assert result["pass"] is passed

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from decathlon_mcp.app import host_info
-from decathlon_mcp.episodes.web import create_web
+from decathlon_mcp.episodes.extensions import create_web
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.plugins.web.exchanges import Configuration, Counts, SessionSpec
 from decathlon_mcp.plugins.web.proxy import (

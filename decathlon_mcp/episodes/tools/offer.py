@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import PurePosixPath
 
 from decathlon_mcp.driver.client import DriverClient, ServerInfo
 from decathlon_mcp.driver.replies import OVERLONG_FOLDER, Truncation
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.set_up import PreparedTask
 from decathlon_mcp.episodes.tools.offered import OfferedTools, offered_tools, same_tools
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.sandboxes.base import Sandbox
@@ -78,25 +78,29 @@ class ToolOffer:
         self._key = key
         return self._task.needs.servers if self._known is None else self._task.eager_servers
 
-    async def complete(self, prepared: PreparedTask) -> str:
+    async def complete(
+        self, sandbox: Sandbox, driver: DriverClient, servers: Mapping[str, ServerInfo]
+    ) -> str:
         """Offer the tools of a sandbox that is set up, unless the episode offers some already.
+
+        `servers`: what each server reported that the set-up has started.
 
         Returns the digest by which `KeptTools` has them. Caches the lists of servers that were started.
         Raises SetUpError if the suite's local tools cannot be described, or two tools have the same name.
         """
-        sandbox, tools = prepared.sandbox, self._known
+        tools = self._known
         if tools is None:
-            tools = await self._find_tools(sandbox, prepared.driver, prepared.servers)
+            tools = await self._find_tools(sandbox, driver, servers)
             if self._lists is not None and self._key is not None:
                 # No tool has been called in this sandbox yet.
                 await self._lists.keep(self._key, tools, sandbox.root)
         offered, digest = await self._offer(tools)
         if self._known is not None or tools is not offered:
-            for name, info in prepared.servers.items():
-                await self._compare(self._key, sandbox.root, name, info)
+            for name, info in servers.items():
+                await self._compare(sandbox.root, name, info)
         if offered.local:
             server = self._factory.suite_hooks.local_server(offered.local, sandbox.root)
-            await prepared.driver.define([] if server is None else [server])
+            await driver.define([] if server is None else [server])
         return digest
 
     async def copy(self, tools: JsonObject) -> str:
@@ -118,39 +122,27 @@ class ToolOffer:
         self, sandbox: Sandbox, driver: DriverClient, *, running: Collection[str] = ()
     ) -> ToolSession:
         """The session that calls the offered tools. `running`: the servers that are known to run."""
-        episode, key = self._episode, self._key
+        episode, facts = self._episode, self._episode.records.progress.facts
         assert episode.tools.offered is not None
-        if key is None and self._lists is not None:
+        if self._key is None and self._lists is not None:
             # Taken back from a dead server.
-            facts = episode.records.progress.facts
-            key = await self._lists.key(self._task, facts.suite_revision, facts.image_digest)
-
-        async def compare(name: str, info: ServerInfo | None) -> None:
-            await self._compare(key, sandbox.root, name, info)
-
+            self._key = await self._lists.key(self._task, facts.suite_revision, facts.image_digest)
         driver.on_tools_changed(self._note_change)
         starts = ServerStarts(
             driver,
             start_seconds=episode.spec.limits.servers_seconds,
             running=running,
             optional=[LOCAL] if episode.tools.offered.local else [],
-            report=compare,
+            report=partial(self._compare, sandbox.root),
             turn=self._turn,
         )
-        call_filter = self._factory.suite_hooks.call_filter(episode.records.progress.facts)
-        return ToolSession(driver, starts, truncation=self._truncation(sandbox.root), call_filter=call_filter)
+        truncation, profile = None, self._factory.suite.profile
+        if self._factory.cuts_overlong:
+            folder = sandbox.root / profile.workspace / OVERLONG_FOLDER
+            truncation = Truncation(profile.overlong_characters, folder if profile.saves_overlong else None)
+        return ToolSession(driver, starts, truncation, self._factory.suite_hooks.call_filter(facts))
 
-    def _truncation(self, root: PurePosixPath) -> Truncation | None:
-        """How overlong replies are shortened in a sandbox with that root; None if they are not."""
-        profile = self._factory.suite.profile
-        if not self._factory.cuts_overlong:
-            return None
-        folder = root / profile.workspace / OVERLONG_FOLDER if profile.saves_overlong else None
-        return Truncation(profile.overlong_characters, folder)
-
-    async def _compare(
-        self, key: str | None, root: PurePosixPath, name: str, info: ServerInfo | None
-    ) -> None:
+    async def _compare(self, root: PurePosixPath, name: str, info: ServerInfo | None) -> None:
         """Compare the tools of a server that has started with the offered ones. `info`: see `Report`.
 
         An agent may have changed them, which costs the next episode a set-up that starts all servers.
@@ -164,13 +156,13 @@ class ToolOffer:
             "a server does not have the tools that its episode offers",
             extra=fields(episode=self._episode.public_id, task=self._episode.spec.task_name, server=name),
         )
-        if self._lists is not None and key is not None:
-            await self._lists.forget(key, offered, root)
+        if self._lists is not None and self._key is not None:
+            await self._lists.forget(self._key, offered, root)
 
     def _list(self, tools: OfferedTools) -> None:
         """List these tools from now on to the end, unless the episode lists some already."""
         if self._episode.tools.offered is None:
-            self._episode.history.note_tools(tools)
+            self._episode.note(tools=tools.to_json())
             self._episode.tools.offer(tools)
 
     def _note_change(self, server: str, what: str = "announces that its tools have changed") -> None:
@@ -179,7 +171,8 @@ class ToolOffer:
             return
         if change not in self._changes[-1:]:
             self._changes.append(change)
-            self._episode.history.note_change(f"the server {server} {what}", self._episode.calls.sent)
+            text = f"the server {server} {what}; this episode's list stays as it is"
+            self._episode.trajectory.add("note", calls=change[1], role="server", text=text)
 
     async def _find_tools(
         self, sandbox: Sandbox, driver: DriverClient, servers: Mapping[str, ServerInfo]

@@ -17,14 +17,12 @@ import anyio
 
 from decathlon_mcp.background import Flag
 from decathlon_mcp.driver.client import DriverClient, ServerInfo
-from decathlon_mcp.driver.link import Notification
-from decathlon_mcp.driver.replies import CallParams, Reply, Truncation
-from decathlon_mcp.episodes.suite_hooks import CallFilter
+from decathlon_mcp.driver.replies import CallParams, Truncation
+from decathlon_mcp.episodes.extensions import CallFilter
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.errors import (
     AtCapacityError,
     CallTimeoutError,
-    DecathlonError,
     DriverError,
     LimitExceededError,
     SandboxLostError,
@@ -181,51 +179,28 @@ class ServerStarts:
             raise SandboxLostError(f"sandbox lost: {self.failure.message}")
 
 
+@dataclass(frozen=True, slots=True)
 class ToolSession:
-    """The tools of one ready episode and the driver that calls them.
+    """The tools of one ready episode and the driver that calls them."""
 
-    `starts` starts the servers that do not run yet. `truncation`: how overlong replies of the task's servers
-    are shortened; None passes every reply on whole. `call_filter`: changes the arguments of their tools.
-    """
+    driver: DriverClient
+    starts: ServerStarts
+    """Starts the servers that do not run yet."""
+    truncation: Truncation | None = None
+    """How overlong replies are shortened, except those of the suite's local tools; None: they are not."""
+    call_filter: CallFilter | None = None
+    """Changes the arguments of their tools. The suite's local tools are called as they are."""
 
-    def __init__(
-        self,
-        driver: DriverClient,
-        starts: ServerStarts,
-        *,
-        truncation: Truncation | None = None,
-        call_filter: CallFilter | None = None,
-    ) -> None:
-        self.starts = starts
-        self.driver = driver
-        self._truncation = truncation
-        self._call_filter = call_filter
+    def truncation_for(self, route: ToolRoute) -> Truncation | None:
+        """How overlong replies of a tool are shortened."""
+        return None if route.server in self.starts.optional else self.truncation
 
     def filters(self, route: ToolRoute) -> bool:
-        """Whether a tool gets what `filtered` returns. The suite's local tools are called as they are."""
-        return self._call_filter is not None and route.server not in self.starts.optional
+        """Whether a tool gets what `filtered` returns."""
+        return self.call_filter is not None and route.server not in self.starts.optional
 
     async def filtered(self, route: ToolRoute, params: CallParams) -> CallParams:
         """The parameters of a call with the arguments that the call filter makes of them."""
-        if self._call_filter is None or params.arguments is None or not self.filters(route):
+        if self.call_filter is None or params.arguments is None or not self.filters(route):
             return params
-        return CallParams(await self._call_filter(params.arguments, route.schema), params.meta)
-
-    def send(
-        self,
-        route: ToolRoute,
-        params: CallParams,
-        request_id: int,
-        *,
-        on_outcome: Callable[[Reply | DecathlonError | None], object],
-        on_notification: Callable[[Notification], object],
-    ) -> None:
-        """Send a call to its server, which runs, see `DriverClient.call`."""
-        self.driver.call(
-            request_id,
-            route.server,
-            params.for_tool(route.tool),
-            truncation=None if route.server in self.starts.optional else self._truncation,
-            on_outcome=on_outcome,
-            on_notification=on_notification,
-        )
+        return CallParams(await self.call_filter(params.arguments, route.schema), params.meta)

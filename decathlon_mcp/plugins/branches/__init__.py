@@ -5,7 +5,8 @@ Here are the settings of a server, and what clients ask when they start an episo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +14,7 @@ from decathlon_mcp.settings import Count, PluginSettings
 from decathlon_mcp.types import JsonObject
 
 if TYPE_CHECKING:
+    from decathlon_mcp.episodes.episode import Episode
     from decathlon_mcp.episodes.specification import EpisodeSpec
 _NAME = "branches"
 
@@ -63,3 +65,32 @@ class BranchOptions(BaseModel):
     def of(cls, spec: EpisodeSpec) -> Self:
         """The options of an episode."""
         return cls.model_validate(spec.plugins.get(_NAME, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where an episode branches from another: the new episode starts as the other stood after call `at`.
+
+    `episode`: public id of the other episode. Calls 1 to `at` are copied from the other, with their numbers.
+    """
+
+    episode: str
+    at: int
+
+    @classmethod
+    def of(cls, spec: EpisodeSpec) -> Self | None:
+        """None for an episode that is played whole."""
+        member = spec.reported.get("branch")
+        return None if member is None else cls(member["episode"], member["at"])
+
+    @property
+    def reported(self) -> JsonObject:
+        """The member `branch` of what the episode reports."""
+        return {"branch": {"episode": self.episode, "at": self.at}}
+
+
+def note_branch(episode: Episode, **members: Any) -> JsonObject:
+    """Note more members of what a branch reports, and return all."""
+    member = {"differences": 0, **episode.reported["branch"], **members}
+    episode.records.note_facts(branch=member)
+    return member

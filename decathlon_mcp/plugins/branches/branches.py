@@ -13,16 +13,15 @@ import anyio.to_thread
 from pydantic import Field, model_validator
 
 from decathlon_mcp.catalogue.draws import TaskFilter
-from decathlon_mcp.episodes.access import EpisodeAccess
 from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Following, Start
-from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.specification import Branch, EpisodeSpec, Principal
+from decathlon_mcp.episodes.specification import EpisodeSpec, Principal
 from decathlon_mcp.errors import NotRunnableError, SettingsError
 from decathlon_mcp.grading.attempt import MAX_COUNT
 from decathlon_mcp.labels import check_labels
-from decathlon_mcp.plugins.branches import BranchOptions, BranchSettings, OnDifference
+from decathlon_mcp.plugins.branches import Branch, BranchOptions, BranchSettings, OnDifference, note_branch
 from decathlon_mcp.plugins.branches.prepared import PREPARED_FOLDER, PreparedTasks
 from decathlon_mcp.plugins.branches.replay import check_source, play_again, refuse_shared
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, begin_as_copy, why_not_saved
@@ -34,6 +33,9 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.store import REPLAY_LABEL
 from decathlon_mcp.types import JsonObject
 
+MAX_READERS = 2
+"""A trajectory of 256 MiB takes half a second of Python's lock. With more of them at once, others wait."""
+
 
 class Branches(EpisodeHooks):
     """Saves the states of a server's episodes, and begins its branches."""
@@ -41,12 +43,13 @@ class Branches(EpisodeHooks):
     def __init__(self, states: SavedStates, prepared: PreparedTasks) -> None:
         self._states = states
         self._prepared = prepared
+        self._readers = anyio.CapacityLimiter(MAX_READERS)
         self._snapshots: WeakKeyDictionary[Episode, EpisodeSnapshots] = WeakKeyDictionary()
 
     def check(self, factory: SandboxFactory, spec: EpisodeSpec) -> None:
         """Refuse calls that are made again and reach what episodes share, and states that are not saved."""
         options = BranchOptions.of(spec)
-        if (REPLAY_LABEL in spec.labels or spec.branch is not None) and not options.outside:
+        if (REPLAY_LABEL in spec.labels or Branch.of(spec) is not None) and not options.outside:
             refuse_shared(factory, spec.task, spec.task_name)
         if options.snapshots is not None and (reason := why_not_saved(factory, self._states, spec.task)):
             raise NotRunnableError(
@@ -55,9 +58,10 @@ class Branches(EpisodeHooks):
 
     async def begin(self, start: Start, following: Following) -> AgentSandbox:
         """A branch begins with the nearest state that was saved, and makes the calls after it again."""
-        branch = start.episode.spec.branch
+        branch = Branch.of(start.episode.spec)
         if branch is None:
             return await self._prepared.begin(start, following)
+        note_branch(start.episode)
         source, agent, copied = start.folder_of(branch.episode), None, 0
         if source is not None:
             state = await anyio.to_thread.run_sync(nearest_state, source, branch.at)
@@ -90,9 +94,9 @@ class Branches(EpisodeHooks):
         """Wait for a state that is being saved, so that a branch finds it."""
         await self.snapshots(episode).settled()
 
-    async def check_source(self, source: Path, at: int, readers: anyio.CapacityLimiter) -> None:
+    async def check_source(self, source: Path, at: int) -> None:
         """Check that an episode can be branched from after call `at`. Raises BadRequestError."""
-        await check_source(source, at, readers)
+        await check_source(source, at, self._readers)
 
 
 def branches_of(registry: EpisodeRegistry) -> Branches:
@@ -188,15 +192,15 @@ class StartOrBranchEpisode(StartEpisode):
         source, branches = access.episode, branches_of(registry)
         await branches.settled(source)
         if started is None:
-            folder = registry.directory.folder(source.id)
-            await branches.check_source(folder, self.at, registry.admission.readers)
+            await branches.check_source(registry.folder(source.id), self.at)
         return {
             "task_id": source.spec.task_name,
             "launch_time": source.spec.launch_time,
             "policy": source.spec.policy,
             "limits": source.spec.limits,
             "labels": check_labels({**source.spec.labels, **labels}),
-            "branch": Branch(source.public_id, self.at),
+            "calls_before": self.at,
+            "reported": Branch(source.public_id, self.at).reported,
         }
 
 

@@ -152,7 +152,7 @@ class PreparedTasks:
                 if task_folder_archive is not None:
                     # Only with `--keep` there is one.
                     with suppress(FileNotFoundError):
-                        shutil.copyfile(episode.history.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
+                        shutil.copyfile(episode.files.folder / ORIGINAL_FILE, folder / ORIGINAL_FILE)
                 self._states.add(state, task_folder_archive)
 
             await anyio.to_thread.run_sync(keep)

@@ -18,7 +18,6 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Outcome
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.specification import Branch
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import (
     BadRequestError,
@@ -29,7 +28,7 @@ from decathlon_mcp.errors import (
     UnknownToolError,
     failure_text,
 )
-from decathlon_mcp.plugins.branches import BranchOptions
+from decathlon_mcp.plugins.branches import Branch, BranchOptions, note_branch
 from decathlon_mcp.plugins.history.replies import (
     Difference,
     Paths,
@@ -42,7 +41,7 @@ from decathlon_mcp.plugins.history.replies import (
 )
 from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
 from decathlon_mcp.suites.tasks import Task
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.types import JsonObject
 
 _OF_ONE_EPISODE = frozenset({"event", "time", "replayed", "request", *RequestKeys.__struct_fields__})
 """Members of a call's lines that its copy in another episode does not have, such as the requests by which
@@ -81,7 +80,8 @@ def refuse_shared(factory: SandboxFactory, task: Task, task_name: str) -> None:
 async def check_source(source: Path, at: int, readers: anyio.CapacityLimiter) -> None:
     """Check that an episode can be branched from after call `at`. Raises BadRequestError.
 
-    `source`: its folder. `readers`: limits how many trajectories are read at once.
+    `source`: its folder. `readers`: limits how many trajectories are read at once, before the branch has a
+    place in the queue.
     """
 
     def check() -> None:
@@ -190,8 +190,7 @@ async def _play_call(episode: Episode, branch: Branch, session: ToolSession, cal
             difference=difference.to_json(),
         )
     episode.trajectory.add("difference", seq=call.seq, **difference.to_json())
-    noted = as_object((episode.records.progress.facts.model_extra or {}).get("branch")) or {}
-    episode.records.note_facts(branch={**noted, "differences": noted.get("differences", 0) + 1})
+    note_branch(episode, differences=note_branch(episode)["differences"] + 1)
 
 
 def _compare(call: RecordedCall, outcome: Outcome, paths: Paths | None) -> Difference | None:

@@ -26,11 +26,11 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.client import DriverClient, connect
 from decathlon_mcp.driver.stream import COPIES_OF_COPIES, ReconnectPolicy
 from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
-from decathlon_mcp.episodes.calls import EpisodeCalls
+from decathlon_mcp.episodes.calls import CallGate, EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
+from decathlon_mcp.episodes.extensions import Opened
 from decathlon_mcp.episodes.operations import Call
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
-from decathlon_mcp.episodes.sandbox_sources import Opened
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import (
     BadRequestError,
@@ -41,7 +41,7 @@ from decathlon_mcp.errors import (
     SnapshotError,
 )
 from decathlon_mcp.events import SandboxTaken
-from decathlon_mcp.plugins.branches import BranchOptions
+from decathlon_mcp.plugins.branches import BranchOptions, note_branch
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, discard
 from decathlon_mcp.plugins.regrade.keeping import keep_sealed, read_original
 from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
@@ -57,7 +57,7 @@ COPY_SECONDS = 20.0
 """How long the driver of a copy may take to answer, which it mostly does at once: it runs already."""
 
 
-class CallPauses:
+class CallPauses(CallGate):
     """Times in which no call of an episode runs: new calls wait, those that were accepted before may end."""
 
     def __init__(self, calls: EpisodeCalls) -> None:
@@ -265,7 +265,7 @@ class EpisodeSnapshots:
         if source is None or episode.state.phase is not Phase.READY:
             raise BadRequestError("the attempt is not open: its state cannot be saved")
         try:
-            folder = await anyio.to_thread.run_sync(self._states.prepare, episode.history.files.folder, at)
+            folder = await anyio.to_thread.run_sync(self._states.prepare, episode.files.folder, at)
             if (known := await anyio.to_thread.run_sync(SavedState.read, folder)) is not None:
                 return known
             async with self._states.room(source.sandbox.max_snapshot_bytes):
@@ -302,8 +302,9 @@ async def begin_as_copy(
             tools = await start.offer.copy(state.tools)
             # It is a branch, if at all, of another episode than the one that was saved.
             facts = {name: fact for name, fact in state.progress.items() if name != "branch"}
-            exact_branch = {"branch": {"exact": True}} if exact else {}
-            episode.records.note_facts(**{"prepared": prepared, **facts, **exact_branch})
+            episode.records.note_facts(**{"prepared": prepared, **facts})
+            if exact:
+                note_branch(episode, exact=True)
             await start.stack.enter_async_context(opened.pop_all())
     except (SnapshotError, SandboxLostError, CallTimeoutError, OSError, ValueError, KeyError) as error:
         why = error.message if isinstance(error, DecathlonError) else str(error)

@@ -16,13 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from decathlon_mcp import __version__
-from decathlon_mcp.episodes.admission import available_bytes
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import AccessDeniedError
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.health import ServerState, server_state
 from decathlon_mcp.plugins.metrics.metrics import Metrics
+from decathlon_mcp.sandboxes.memory import available_bytes
 
 
 def metrics_of(registry: EpisodeRegistry) -> Metrics:
@@ -112,8 +112,8 @@ def current_values(registry: EpisodeRegistry, metrics: Metrics) -> Iterator[Metr
             "`--max-sandboxes`, or what the limit of open files has room for.",
             admission.max_sandboxes,
         ),
-        ("pool_idle", "Sandboxes that were opened ahead and are not used yet.", registry.sources.idle),
-        ("pool_opening", "Sandboxes that are being opened ahead.", registry.sources.opening),
+        ("pool_idle", "Sandboxes that were opened ahead and are not used yet.", registry.source.idle),
+        ("pool_opening", "Sandboxes that are being opened ahead.", registry.source.opening),
         ("queue_length", "Episodes that wait until they may open their sandbox.", admission.queued),
         ("memory_available_bytes", "Available memory of the machine.", _available_bytes()),
         ("memory_floor_bytes", "Available memory below which openings wait.", admission.memory.floor_bytes),

@@ -25,7 +25,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from decathlon_mcp.episodes.access import Principal
+from decathlon_mcp.episodes.episode import Principal
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.storage.keys import create_secret, read_secret
 

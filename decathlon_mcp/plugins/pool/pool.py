@@ -22,7 +22,7 @@ import logging
 import math
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -35,9 +35,8 @@ from anyio.abc import TaskGroup
 from decathlon_mcp.background import background_tasks, run_alone, run_for_ever
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
-from decathlon_mcp.episodes.sandbox_sources import Opened, OpenNew
+from decathlon_mcp.episodes.extensions import Opened, OpenNew, SandboxSource
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.events import Opening
 from decathlon_mcp.plugins.pool import PoolSettings
 from decathlon_mcp.sandboxes.base import Provider, SandboxSpec
 from decathlon_mcp.settings import Settings
@@ -139,14 +138,12 @@ class PooledSandbox:
             self.end()
 
 
-class SandboxPool:
+class SandboxPool(SandboxSource):
     """Opens `size` sandboxes ahead of each kind that has been needed.
 
     It works inside `running`; before, and after `close`, nothing is opened ahead. `admission` bounds the
     sandboxes of the pool and of the episodes together.
     """
-
-    counted_as: Opening = "warm"
 
     def __init__(self, size: int, admission: Admission) -> None:
         self._size = size
@@ -206,14 +203,15 @@ class SandboxPool:
 
     async def take(
         self, provider: Provider, spec: SandboxSpec, open_new: OpenNew, *, image: str | None = None
-    ) -> PooledSandbox | None:
+    ) -> tuple[Opened, Callable[[], Awaitable[None]]] | None:
         """Take a sandbox of this specification; None if there is none.
 
         It has another name. `open_new` opens more of this kind. `image`: the digest that the image of `spec`
         must have, if not the one that it has now.
         """
         if self.is_open and (kind := await self._need(provider, spec, open_new)) is not None:
-            return await self._take(kind, image or kind.spec.image)
+            pooled = await self._take(kind, image or kind.spec.image)
+            return None if pooled is None else (pooled.opened, pooled.remove)
         return None
 
     async def _need(self, provider: Provider, spec: SandboxSpec, open_new: OpenNew) -> _Kind | None:

@@ -183,7 +183,7 @@ def _content_ids(start: Start) -> Mapping[str, str]:
 
 
 def _files(episode: Episode) -> AttemptFiles:
-    return AttemptFiles(episode.history.files.folder, episode.history.files.disk)
+    return AttemptFiles(episode.files.folder, episode.files.disk)
 
 
 async def _try_to_keep(episode: Episode, files: AttemptFiles, keep: Callable[[], None]) -> None:

@@ -18,12 +18,12 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.episodes.beginnings import EpisodeResources, read_credentials
 from decathlon_mcp.episodes.call_log import RecordedCalls
+from decathlon_mcp.episodes.extensions import EpisodeWeb
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.resources import read_credentials
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
-from decathlon_mcp.episodes.web import EpisodeWeb
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownTaskError
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSandbox
@@ -127,7 +127,7 @@ class Regrader:
         AtCapacityError if the disk is nearly full, and OSError.
         """
         suite, task = self._find(kept_attempt)
-        factory = self._registry.directory.factory(suite.name)
+        factory = self._registry.factory(suite.name)
         _refuse_unless_repeatable(kept_attempt, suite, task, factory)
         before, digest = await anyio.to_thread.run_sync(_own_verdict, folder)
         options, attempt = self._registry.options, kept_attempt.attempt
@@ -152,7 +152,7 @@ class Regrader:
                     ),
                     suite=vary(suite),
                     task=task,
-                    open_sandbox=self._opener(factory, kept_attempt, images, web),
+                    open_sandbox=self._opener(kept_attempt, images, EpisodeResources(factory, task, web=web)),
                     captured=captured,
                     common=factory.common,
                     deadline_seconds=options.limits.for_task(task).evaluation_seconds,
@@ -195,11 +195,7 @@ class Regrader:
         return await stack.enter_async_context(factory.web.episode(factory.suite, task, name, launch_time))
 
     def _opener(
-        self,
-        factory: SandboxFactory,
-        kept_attempt: KeptAttempt,
-        images: list[str | None],
-        web: EpisodeWeb | None,
+        self, kept_attempt: KeptAttempt, images: list[str | None], resources: EpisodeResources
     ) -> OpenSandbox:
         """Opens sandboxes for one grading; the digests of their images are added to `images`."""
         image = None if self._other_image else kept_attempt.attempt.facts.image_digest
@@ -208,8 +204,13 @@ class Regrader:
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
             opening = self._registry.admission.opening_graders
-            async with factory.open(
-                next(names), network, image=image, opening=opening, role="grader", web=web
+            async with resources.factory.open(
+                next(names),
+                network,
+                image=image,
+                opening=opening,
+                role="grader",
+                attached=resources.attached,
             ) as opened:
                 images.append(opened[0].image_digest)
                 yield opened

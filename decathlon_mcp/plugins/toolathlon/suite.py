@@ -11,7 +11,7 @@ from typing import Any, cast
 import anyio
 
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.episodes.suite_hooks import CallFilter, SuiteHooks, ToolDescriptions
+from decathlon_mcp.episodes.extensions import CallFilter, SuiteHooks, ToolDescriptions
 from decathlon_mcp.errors import DriverError, SetUpError
 from decathlon_mcp.grading.attempt import Attempt, Facts
 from decathlon_mcp.grading.verdict import Verdict

@@ -60,7 +60,7 @@ BUNDLE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GI
 
 
 class RecordedWeb:
-    """The recorded web of a server, as `episodes.web.Web`. `state`: the state folder."""
+    """The recorded web of a server, as `episodes.extensions.Web`. `state`: the state folder."""
 
     def __init__(self, settings: WebSettings, mode: Mode, state: Path) -> None:
         self._settings = settings

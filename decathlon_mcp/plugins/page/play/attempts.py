@@ -28,7 +28,6 @@ from starlette.routing import BaseRoute, Route
 
 from decathlon_mcp.catalogue.catalogue import list_tasks
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes.access import may_evaluate
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Call, Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -197,7 +196,7 @@ class PlayPages:
             raise HTTPException(404, "There is no such attempt of yours.")
         episode = next((each for each in self._registry.live if each.public_id == public_id), None)
         policy = (details.head or {}).get("policy", "controller") if episode is None else episode.spec.policy
-        return Attempt(details, episode, may_evaluate(policy, principal))
+        return Attempt(details, episode, principal.may_evaluate(policy))
 
     async def _live(self, visit: Visit) -> tuple[Attempt, Episode]:
         attempt = await self._find(visit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.grading import branch_members
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.protocol.lobby_tools import start_tool
@@ -20,4 +19,4 @@ async def start_with(registry: EpisodeRegistry, principal: Principal = PLAYER, *
 
 def is_exact(episode: Episode) -> bool:
     """Whether a branch's sandbox is a copy of the other's, as it stood after the call."""
-    return bool(branch_members(episode)["branch"].get("exact"))
+    return bool(episode.reported["branch"].get("exact"))

@@ -14,7 +14,6 @@ import pytest
 from msgspec import Raw
 
 from decathlon_mcp.driver.replies import CallParams
-from decathlon_mcp.episodes.admission import MAX_READERS
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.operations import Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -22,13 +21,13 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SetUpError, UnknownEpisodeError
 from decathlon_mcp.plugins.branches import replay as branching
-from decathlon_mcp.plugins.branches.branches import branches_of
+from decathlon_mcp.plugins.branches.branches import MAX_READERS, branches_of
 from decathlon_mcp.plugins.history.replies import raw_members
 from decathlon_mcp.protocol.lobby_tools import start_tool
 from decathlon_mcp.storage.trajectory import RequestKeys, Trajectory
 from decathlon_mcp.types import as_json_with_raw
+from tests.branches.starting import is_exact, start_with
 from tests.driver.peer import until
-from tests.episodes.branches import is_exact, start_with
 from tests.episodes.calling import make_call
 from tests.episodes.environment import ended, exits_with, hang, running_registry, suite_with
 from tests.fakes.driver import FakeCall, ToolError
@@ -102,7 +101,7 @@ async def branch(
 def lines(registry: EpisodeRegistry, episode: Episode) -> list[dict[str, Any]]:
     return [
         json.loads(line)
-        for line in (registry.directory.folder(episode.id) / "trajectory.jsonl").read_text().splitlines()
+        for line in (registry.folder(episode.id) / "trajectory.jsonl").read_text().splitlines()
     ]
 
 
@@ -321,7 +320,7 @@ async def test_a_branch_whose_source_is_gone_fails_with_that_reason(tmp_path: Pa
     async with playing(tmp_path) as (registry, source):
         await call(source, "count")
         made = await branch(registry, source.id, 1)
-        (registry.directory.folder(source.id) / "trajectory.jsonl").unlink()
+        (registry.folder(source.id) / "trajectory.jsonl").unlink()
         with pytest.raises(SetUpError, match=f"the record of episode {source.public_id}"):
             await made.ready()
 
@@ -421,7 +420,7 @@ async def test_states_are_saved_after_every_so_many_calls(tmp_path: Path) -> Non
         for number in range(7):
             await call(source, "write", text=str(number))
         await branches_of(registry).settled(source)
-        folder = registry.directory.folder(source.id) / "snapshots"
+        folder = registry.folder(source.id) / "snapshots"
         # The newest two are kept.
         assert sorted(path.name for path in folder.glob("*.json")) == ["4.json", "6.json"]
         made = await branch(registry, source.id, 6)

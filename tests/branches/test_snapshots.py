@@ -29,8 +29,8 @@ from decathlon_mcp.sandboxes.base import Sandbox, SandboxSpec
 from decathlon_mcp.sandboxes.capabilities import Snapshot
 from decathlon_mcp.sandboxes.streams import SocketStream
 from decathlon_mcp.storage.disk import DiskSpace
+from tests.branches.starting import is_exact, start_with
 from tests.driver.peer import until
-from tests.episodes.branches import is_exact, start_with
 from tests.episodes.calling import make_call
 from tests.episodes.environment import exits_with, running_registry, suite_with
 from tests.fakes.driver import FakeCall
@@ -73,7 +73,7 @@ class Saving:
     meanwhile: Callable[[], Awaitable[object]] | None = None
 
     def folder(self, episode: Episode) -> Path:
-        return self.registry.directory.folder(episode.id) / "snapshots"
+        return self.registry.folder(episode.id) / "snapshots"
 
 
 async def call(episode: Episode, tool: str = "echo") -> str:
@@ -256,7 +256,7 @@ async def test_a_copy_whose_driver_does_not_answer_is_given_up(
         await call(episode)
         saved = await branches_of(state.registry).save(episode)
         # One that was opened ahead is no copy.
-        await until(lambda: state.registry.sources.idle == 1)
+        await until(lambda: state.registry.source.idle == 1)
         with anyio.fail_after(10):
             made = await branched(state, episode, 1)
         assert state.provider.copies == 1
@@ -325,7 +325,7 @@ async def test_the_pool_gives_way_to_a_copy(tmp_path: Path, monkeypatch: pytest.
         source = await started(state)
         await call(source)
         await branches_of(state.registry).save(source)
-        await until(lambda: state.registry.sources.idle == 2)
+        await until(lambda: state.registry.source.idle == 2)
         with anyio.fail_after(10):
             made = await branched(state, source, 1)
             assert is_exact(made)

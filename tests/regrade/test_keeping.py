@@ -29,7 +29,7 @@ SEALED = {"sealed.tar.gz", "sealed.json"}
 
 
 def kept_names(episode: Episode) -> set[str]:
-    names = {path.name for path in episode.history.files.folder.iterdir()}
+    names = {path.name for path in episode.files.folder.iterdir()}
     return names - {"trajectory.jsonl", "verdict.json", "traj_log.json", "eval_res.json", ".verdict.reserved"}
 
 
@@ -49,7 +49,7 @@ async def test_everything_is_there_when_the_evaluator_starts(tmp_path: Path) -> 
         await episodes[0].claim_done("the answer", turns=3)
         verdict = await episodes[0].evaluate()
     assert seen == [KEPT | SEALED]
-    folder = episodes[0].history.files.folder
+    folder = episodes[0].files.folder
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {(folder / name).stat().st_mode & 0o777 for name in KEPT | SEALED} == {0o600}
     kept = read_kept(folder)
@@ -63,11 +63,11 @@ async def test_an_attempt_that_is_not_claimed_keeps_no_workspace(tmp_path: Path)
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS), keep="workspace") as registry:
         episode = registry.start("find-answer", CLIENT)
         await episode.ready()
-        assert is_open(episode.history.files.folder)
+        assert is_open(episode.files.folder)
         episode.close()
         await ended(episode)
     assert kept_names(episode) == set()
-    assert not is_open(episode.history.files.folder)
+    assert not is_open(episode.files.folder)
 
 
 async def test_nothing_is_kept_on_a_nearly_full_disk_and_the_verdict_stays(
@@ -79,7 +79,7 @@ async def test_nothing_is_kept_on_a_nearly_full_disk_and_the_verdict_stays(
         episode = registry.start("made-answer", CLIENT)
         await episode.ready()
         assert kept_names(episode) == SEALED
-        episode.history.files.disk = DiskSpace(tmp_path, 1 << 60)
+        episode.files.disk = DiskSpace(tmp_path, 1 << 60)
         with caplog.at_level(logging.WARNING):
             verdict = await episode.evaluate()
     assert (verdict.status, verdict.reward) == ("scored", 1.0)
@@ -92,10 +92,10 @@ async def test_a_disk_that_was_full_at_the_set_up_keeps_nothing_later(tmp_path: 
         tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0)), keep="workspace"
     ) as registry:
         episode = registry.start("made-answer", CLIENT)
-        disk = episode.history.files.disk
-        episode.history.files.disk = DiskSpace(tmp_path, 1 << 60)
+        disk = episode.files.disk
+        episode.files.disk = DiskSpace(tmp_path, 1 << 60)
         await episode.ready()
-        episode.history.files.disk = disk
+        episode.files.disk = disk
         assert (await episode.evaluate()).reward == 1.0
     assert kept_names(episode) == set()
 
@@ -131,7 +131,7 @@ async def test_files_before_preprocess_are_noted_as_they_were_unpacked(tmp_path:
         shutil.rmtree(answer.parent)
         proceed.set()
         await episode.ready()
-        noted = json.loads((episode.history.files.folder / "sealed.json").read_text())["files"]
+        noted = json.loads((episode.files.folder / "sealed.json").read_text())["files"]
         episode.close()
         await ended(episode)
     assert {"groundtruth_workspace/answer.txt", "evaluation/main.py", "evaluation"} <= noted.keys()

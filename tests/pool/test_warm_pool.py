@@ -13,10 +13,9 @@ import anyio.lowlevel
 import pytest
 
 from decathlon_mcp.app import create_sandbox_factory
-from decathlon_mcp.episodes.admission import Admission, MemoryFloor
+from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
-from decathlon_mcp.episodes.sandbox_sources import SandboxSources
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import (
@@ -30,6 +29,7 @@ from decathlon_mcp.plugins.pool import pool as warm_pool
 from decathlon_mcp.plugins.pool.pool import SandboxPool
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
+from decathlon_mcp.sandboxes.memory import MemoryFloor
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.storage.lock import create_state_folder
 from decathlon_mcp.storage.store import SandboxRow, Store
@@ -109,7 +109,7 @@ async def pooled(
     admission = Admission(max_sandboxes=max_sandboxes, max_opening=max_opening, max_queue=8, memory=memory)
     metrics = Metrics()
     pool = SandboxPool(size, admission)
-    factory = replace(sandbox_factory(tmp_path, provider), sources=SandboxSources([pool], Events([metrics])))
+    factory = replace(sandbox_factory(tmp_path, provider), source=pool, events=Events([metrics]))
     async with provider, pool.running():
         yield Pooled(pool, admission, factory, provider, metrics)
     assert provider.machine.sandboxes == {}
@@ -122,13 +122,13 @@ async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: 
         first = registry.start("find-answer", PLAYER)
         await first.state.reach(Phase.READY)
         assert first.records.progress.agent == f"{first.spec.public_id}-agent"
-        await until(lambda: registry.sources.idle == 1)
+        await until(lambda: registry.source.idle == 1)
         await first.claim_done(None)
         assert (await first.evaluate()).reward == 1.0
         # The agent's, and that of the pool that the grader took.
         assert [is_pooled(box.spec.name) for box in provider.opened[:2]] == [False, True]
         assert all(is_pooled(box.spec.name) for box in provider.opened[1:])
-        await until(lambda: registry.sources.idle == 1)
+        await until(lambda: registry.source.idle == 1)
         second = registry.start("find-answer", PLAYER)
         await second.state.reach(Phase.READY)
         agent = second.records.progress.agent
@@ -143,7 +143,7 @@ async def test_episodes_agents_and_graders_take_what_was_opened_ahead(tmp_path: 
 async def test_nothing_is_opened_ahead_unless_a_number_is_set(tmp_path: Path) -> None:
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     async with running_registry(tmp_path, provider) as registry:
-        await open_ahead(registry.directory.factories)
+        await open_ahead(registry.factories)
         episode = registry.start("find-answer", PLAYER)
         await episode.state.reach(Phase.READY)
         await episode.claim_done(None)
@@ -156,19 +156,19 @@ async def test_nothing_is_opened_ahead_unless_a_number_is_set(tmp_path: Path) ->
 
 async def test_the_kind_that_most_tasks_need_is_open_before_the_first_episode(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(tools=TOOLS), pool=2) as registry:
-        await open_ahead(registry.directory.factories)
-        await until(lambda: registry.sources.idle == 2)
+        await open_ahead(registry.factories)
+        await until(lambda: registry.source.idle == 2)
         episode = registry.start("find-answer", PLAYER)
         await episode.state.reach(Phase.READY)
         assert is_pooled(str(episode.records.progress.agent))
-        await until(lambda: registry.sources.idle == 2)
+        await until(lambda: registry.source.idle == 2)
 
 
 async def test_a_draining_server_has_no_pool(tmp_path: Path) -> None:
     provider = FakeProvider()
     async with running_registry(tmp_path, provider, pool=2) as registry:
-        await open_ahead(registry.directory.factories)
-        await until(lambda: registry.sources.idle == 2)
+        await open_ahead(registry.factories)
+        await until(lambda: registry.source.idle == 2)
         await registry.drain()
         await until(lambda: not provider.machine.sandboxes)
 
@@ -431,7 +431,7 @@ async def test_local_sandboxes_are_not_opened_ahead(tmp_path: Path) -> None:
         )
         await stack.enter_async_context(pool.running())
         factory = create_sandbox_factory(suite, provider, common, read_settings({}))
-        factory = replace(factory, sources=SandboxSources([pool]))
+        factory = replace(factory, source=pool)
         spec = factory.first_spec(suite.tasks["find-answer"])
         await factory.expect(spec)
         async with factory.open("own-agent", "none", records=SandboxRecords(None, "e")) as (sandbox, _):

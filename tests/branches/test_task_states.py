@@ -19,7 +19,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import SetUpError, SnapshotError
 from decathlon_mcp.plugins.branches import prepared as task_states
 from decathlon_mcp.sandboxes.capabilities import Snapshot
-from tests.episodes.branches import start_with
+from tests.branches.starting import start_with
 from tests.episodes.calling import make_call
 from tests.episodes.environment import ended, running_registry, suite_with
 from tests.fakes.driver import FakeCall, FakeRun, Faults, RunReply
