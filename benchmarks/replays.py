@@ -29,7 +29,7 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.starter import oracle, oracle_ids
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
-PAGE = Path(__file__).parents[1] / "docs" / "replaying.md"
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "replays.md"
 BEGIN, END = "<!-- Written by benchmarks/replays.py -->", "<!-- end -->"
 SUITES = ("starter", "bench")
 PROVIDERS: Mapping[str, Mapping[str, Any]] = {

@@ -62,6 +62,13 @@ THROUGHPUT = {
 }
 """Figures of the benchmarks' sections for planning a training run."""
 THROUGHPUT_SIZES = (64, 256, 1024)
+ONE_EPISODE = {
+    "calls": ("task address, handshake: p50", "episode address, sessionless: p50"),
+    "openings": ("`initialize` to the tool list: p50", "`initialize` until the sandbox is removed: p50"),
+    "lazy": ("CPU time of a whole episode: open, three calls on two of the servers, claim",),
+    "memory": ("server memory per idle episode, connection included",),
+}
+"""Figures of the benchmarks' sections about one episode."""
 RELEASES = {
     "verified": "Toolathlon-Verified",
     "before": "Before Toolathlon-Verified",
@@ -168,14 +175,28 @@ def _labels(family: Metric) -> Iterator[str]:
 
 def throughput() -> str:
     """What batches took, from the results of the benchmarks."""
-    results = {result.section: result.figures for result in figures.read(SECTIONS)}
     return report.figures_table(
         replace(figure, floor=None, target=None)
-        for section, names in THROUGHPUT.items()
-        for name in names
-        for figure in results[section]
-        if figure.name == name and figure.size in THROUGHPUT_SIZES
+        for figure in _selected(THROUGHPUT)
+        if figure.size in THROUGHPUT_SIZES
     )
+
+
+def one_episode() -> str:
+    """What one episode costs, next to its floors, from the results of the benchmarks."""
+    return report.figures_table(replace(figure, size=None, target=None) for figure in _selected(ONE_EPISODE))
+
+
+def _selected(names: Mapping[str, Sequence[str]]) -> list[figures.Figure]:
+    """Figures by the names of each section."""
+    results = {result.section: result.figures for result in figures.read(SECTIONS)}
+    return [
+        figure
+        for section, of_section in names.items()
+        for name in of_section
+        for figure in results[section]
+        if figure.name == name
+    ]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -226,6 +247,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lobby": lobby,
     "metrics": metrics,
     "throughput": throughput,
+    "one-episode": one_episode,
 }
 
 

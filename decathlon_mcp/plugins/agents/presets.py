@@ -1,7 +1,7 @@
 """The agent programs that are known: how each is started, and which version was checked.
 
 Checked means that a scripted model was offered no tool but the task's and those that
-`docs/clients/agent-programs.md` lists: `configuration` switches the program's own tools off by name, and
+`docs/agent-programs.md` lists: `configuration` switches the program's own tools off by name, and
 another version may have others.
 """
 
