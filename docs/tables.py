@@ -61,7 +61,7 @@ THROUGHPUT = {
     ),
 }
 """Figures of the benchmarks' sections for planning a training run."""
-THROUGHPUT_SIZES = (64, 256, 1024)
+THROUGHPUT_SIZES = (64, 1024)
 ONE_EPISODE = {
     "calls": ("task address, handshake: p50", "episode address, sessionless: p50"),
     "openings": ("`initialize` to the tool list: p50", "`initialize` until the sandbox is removed: p50"),
