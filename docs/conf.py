@@ -54,14 +54,19 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "branching",
         "reliability",
         "prime",
-        "performance",
         "troubleshooting",
         "debugging",
         "extending",
     ),
     "Trust": ("reward-integrity",),
     "Reference": ("reference/settings", "reference/*", "protocol", "architecture", "/CHANGELOG"),
-    "Results": ("results/*", "/benchmarks/ATTACKS", "/benchmarks/ISOLATION", "/benchmarks/SURVIVAL"),
+    "Results": (
+        "results/overview",
+        "results/*",
+        "/benchmarks/ATTACKS",
+        "/benchmarks/ISOLATION",
+        "/benchmarks/SURVIVAL",
+    ),
 }
 """Groups of the sidebar and their pages, relative to this folder or, with a leading slash, to the repository.
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cyclopts.docs.markdown import generate_markdown_docs
-from decathlon_client.errors import error_from_code
+from decathlon_client.errors import ClientError, error_from_code
 from prometheus_client.core import Metric
 
 from benchmarks import figures, report
@@ -86,7 +86,15 @@ def settings() -> str:
     )
     # The default depends on who runs this and on their environment.
     options = re.sub(r"(`--state .*\*\[default: ).*(\]\*)", r"\1$XDG_STATE_HOME/decathlon-mcp\2", options)
-    return re.sub(r"^\*\*(.+)\*\*:$", r"## \1", options, flags=re.MULTILINE).strip()
+    options = re.sub(r"^\*\*(.+)\*\*:$", r"## \1", options, flags=re.MULTILINE)
+    return re.sub(r" \*\[choices: (.+?)\]\*", _unless_described, options).strip()
+
+
+def _unless_described(choices: re.Match[str]) -> str:
+    """The choices of an option, unless its description has each of them as code."""
+    line = choices.string[: choices.start()].rpartition("\n")[2]
+    described = all(f"`{choice}`" in line for choice in choices[1].split(", "))
+    return "" if described else choices[0]
 
 
 def errors() -> str:
@@ -107,14 +115,12 @@ def errors() -> str:
 
 
 def error_codes() -> str:
-    """The client's class for each code."""
+    """The client's class for each code that has one of its own."""
+    found = {kind.code: type(error_from_code(kind.code, "", {})) for kind in _error_types()}
     return table(
         ("`code`", "class"),
         [
-            *(
-                (f"`{kind.code}`", f"`{type(error_from_code(kind.code, '', {})).__name__}`")
-                for kind in _error_types()
-            ),
+            *((f"`{code}`", f"`{kind.__name__}`") for code, kind in found.items() if kind is not ClientError),
             ("`no_verdict`", "`NoVerdictError`"),
         ],
     )
@@ -149,11 +155,10 @@ def metrics() -> str:
         registry = create_registry(read_catalogue(settings), {}, settings, folder)
         families = list(Scrape(current_values(registry), registry.metrics.registry).collect())
     return table(
-        ("metric", "type", "labels", "what it is"),
+        ("metric", "labels", "what it is"),
         (
             (
                 f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
-                family.type,
                 "; ".join(_labels(family)),
                 family.documentation.removesuffix("."),
             )
