@@ -86,6 +86,14 @@ def test_code_blocks_are_valid_in_their_language() -> None:
             raise AssertionError(f"{found}: {error}") from error
 
 
+def test_files_that_the_pages_tell_to_copy_can_be_read() -> None:
+    units = list((REPOSITORY / "packaging" / "systemd").iterdir())
+    assert len(units) == 2
+    for unit in units:
+        PARSERS["ini"](unit.read_text("utf-8"))
+    PARSERS["yaml"]((REPOSITORY / "packaging" / "cluster" / "kuberay.yaml").read_text("utf-8"))
+
+
 def test_shell_blocks_are_valid_in_bash() -> None:
     commands = "\n".join(found.text for page in PAGES for found in blocks(page, "sh", "bash"))
     subprocess.run(["bash", "-n"], input=commands, text=True, check=True)
