@@ -1,4 +1,4 @@
-"""Results as Markdown, for the terminal and for docs/performance.md."""
+"""Results as Markdown, for the terminal and for docs/results/performance.md."""
 
 from __future__ import annotations
 

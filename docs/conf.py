@@ -2,8 +2,8 @@
 
     make docs
 
-The order of the pages is `NAVIGATION`, with `SUBPAGES` below some. Every Sphinx warning ends the build: a
-page that is missing from both, a dead link, a docstring that is not valid reStructuredText.
+The order of the pages is `NAVIGATION`. Every Sphinx warning ends the build: a page that is missing from it, a
+dead link, a docstring that is not valid reStructuredText.
 
 Decided 2026-11-21: Sphinx with MyST-Parser and Furo. MkDocs 1 is no longer maintained, and Material for
 MkDocs is declared inactive; Zensical, its successor, is an alpha, ignores pages missing from its navigation,
@@ -20,7 +20,6 @@ from __future__ import annotations
 import inspect
 import re
 import runpy
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,52 +35,40 @@ PAGES_ELSEWHERE = (
 )
 NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("index", "quickstart", "concepts", "playing", "alternatives"),
-    "Connect and train": ("clients", "training", "evaluating", "sampling", "rewards"),
+    "Connect and train": (
+        "clients",
+        "desktop-programs",
+        "agent-programs",
+        "training",
+        "trainers",
+        "verifiers",
+        "evaluating",
+        "sampling",
+        "rewards",
+    ),
     "Tasks": ("toolathlon", "recorded-web", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks"),
     "Run a server": (
         "operating",
-        "container",
-        "monitoring",
-        "watching",
-        "replaying",
+        "runs",
         "branching",
-        "exporting",
         "reliability",
-        "performance",
-        "many",
-        "scaling",
         "prime",
-        "write-a-provider",
         "troubleshooting",
+        "debugging",
+        "extending",
     ),
-    "Trust": (
-        "reward-integrity",
-        "regrading",
+    "Trust": ("reward-integrity",),
+    "Reference": ("reference/settings", "reference/*", "protocol", "architecture", "/CHANGELOG"),
+    "Results": (
+        "results/overview",
+        "results/*",
         "/benchmarks/ATTACKS",
         "/benchmarks/SURVIVAL",
     ),
-    "Reference": ("reference/settings", "reference/*", "protocol", "architecture", "/CHANGELOG"),
 }
 """Groups of the sidebar and their pages, relative to this folder or, with a leading slash, to the repository.
 
 A `*` matches the pages of a folder that are not listed."""
-
-SUBPAGES: dict[str, tuple[str, ...]] = {
-    "clients": (
-        "clients/claude-desktop",
-        "clients/claude-code",
-        "clients/cursor",
-        "clients/vscode",
-        "clients/shell",
-        "clients/agent-programs",
-        "clients/decathlon-client",
-        "clients/python-sdk",
-        "clients/python-sdk-1",
-        "clients/*",
-    ),
-    "training": ("trainers/verifiers", "trainers/*"),
-}
-"""Pages below a page: the sidebar shows them once that page is open."""
 
 REMOTE_RESOURCE = re.compile(
     r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"'](https?://[^\"']+)"
@@ -132,24 +119,14 @@ html_theme_options = {
 }
 
 
-def _toctree(page: str, entries: Iterable[str], *options: str) -> str:
-    """A toctree on `page`, with entries relative to the documentation's folder."""
-    up = "../" * page.count("/")
-    lines = (
-        "Overview <self>" if entry == page else entry if entry[0] == "/" else up + entry for entry in entries
-    )
-    return "\n".join(["```{toctree}", ":hidden:", ":glob:", *options, "", *lines, "```"])
-
-
 def _add_toctrees(_app: Sphinx, page: str, source: list[str]) -> None:
-    # Here and not in the pages: they are also read where the code is hosted, which knows no directives.
-    folder, _, name = FIRST_PAGE.rpartition("/")
-    trees: list[str] = []
-    if page == FIRST_PAGE:
-        trees = [_toctree(name, pages, f":caption: {caption}") for caption, pages in NAVIGATION.items()]
-    elif (name := page.removeprefix(f"{folder}/")) in SUBPAGES:
-        trees = [_toctree(name, SUBPAGES[name])]
-    source[0] += "".join(f"\n\n{tree}\n" for tree in trees)
+    # Here and not in the page, which is also read where the code is hosted and no directives are known.
+    if page != FIRST_PAGE:
+        return
+    for caption, pages in NAVIGATION.items():
+        entries = ("Overview <self>" if entry == "index" else entry for entry in pages)
+        lines = ["```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *entries, "```"]
+        source[0] += "\n\n" + "\n".join(lines) + "\n"
 
 
 def _signature_for_callers(

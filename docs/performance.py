@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and its plots from the results in benchmarks/results.
+"""Writes docs/results/performance.md and its plots from the results in benchmarks/results.
 
     .venv/bin/python -m benchmarks --write     # measures
     .venv/bin/python docs/performance.py
@@ -16,7 +16,7 @@ from benchmarks.figures import Figure, SectionResult, Spread
 from benchmarks.sections import SECTIONS
 from docs.plots import Line, Point, plot
 
-PAGE = Path(__file__).parent / "performance.md"
+PAGE = Path(__file__).parent / "results" / "performance.md"
 IMAGES = Path(__file__).parent / "images"
 PLOTS: Mapping[str, tuple[str, str]] = {
     "calls": ("Calls per second of all episodes together", "calls per second"),
@@ -30,15 +30,12 @@ PLOTS: Mapping[str, tuple[str, str]] = {
 INTRODUCTION = """\
 <!-- Written by docs/performance.py from benchmarks/results: do not edit. -->
 
-# Performance
+# Results: performance
 
-Measured by `python -m benchmarks`, which measures your machine too: each quantity next to its floor, the
-same work done with less, in turns in the same run. So the ratio is the result, and the state of the machine
-is in both. Values are medians of the repeats, with the lowest and the highest in parentheses. A target is a
-bound on the ratio, or on the quantity where there is no floor; ✓ and ✗ say whether the median meets it. No
-test asserts a time.
-
-See also what [attacks](../benchmarks/ATTACKS.md) and [killed servers](../benchmarks/SURVIVAL.md) cost."""
+Measured by `python -m benchmarks`: each quantity next to its floor, the same work done with less, in turns
+in the same run. So the ratio is the result, and the state of the machine is in both. Values are medians of
+the repeats, with the lowest and the highest in parentheses. A target is a bound on the ratio, or on the
+quantity where there is no floor; ✓ and ✗ say whether the median meets it. No test asserts a time."""
 
 
 def files(results: Sequence[SectionResult]) -> dict[Path, str]:
@@ -54,7 +51,7 @@ def files(results: Sequence[SectionResult]) -> dict[Path, str]:
                 title, unit = PLOTS[name]
                 file = IMAGES / f"performance-{name}.svg"
                 found[file] = plot(title, unit, lines)
-                images.append(f"![{title}](images/{file.name})")
+                images.append(f"![{title}](../images/{file.name})")
         section = SECTIONS[result.section]
         parts.append(report.section(result, section.title, section.text, images, common))
     found[PAGE] = "\n\n".join(parts) + "\n"

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cyclopts.docs.markdown import generate_markdown_docs
-from decathlon_client.errors import error_from_code
+from decathlon_client.errors import ClientError, error_from_code
 from prometheus_client.core import Metric
 
 from benchmarks import figures, report
@@ -60,7 +60,14 @@ THROUGHPUT = {
     ),
 }
 """Figures of the benchmarks' sections for planning a training run."""
-THROUGHPUT_SIZES = (64, 256, 1024)
+THROUGHPUT_SIZES = (64, 1024)
+ONE_EPISODE = {
+    "calls": ("task address, handshake: p50", "episode address, sessionless: p50"),
+    "openings": ("`initialize` to the tool list: p50", "`initialize` until the sandbox is removed: p50"),
+    "lazy": ("CPU time of a whole episode: open, three calls on two of the servers, claim",),
+    "memory": ("server memory per idle episode, connection included",),
+}
+"""Figures of the benchmarks' sections about one episode."""
 RELEASES = {
     "verified": "Toolathlon-Verified",
     "before": "Before Toolathlon-Verified",
@@ -78,7 +85,15 @@ def settings() -> str:
     )
     # The default depends on who runs this and on their environment.
     options = re.sub(r"(`--state .*\*\[default: ).*(\]\*)", r"\1$XDG_STATE_HOME/decathlon-mcp\2", options)
-    return re.sub(r"^\*\*(.+)\*\*:$", r"## \1", options, flags=re.MULTILINE).strip()
+    options = re.sub(r"^\*\*(.+)\*\*:$", r"## \1", options, flags=re.MULTILINE)
+    return re.sub(r" \*\[choices: (.+?)\]\*", _unless_described, options).strip()
+
+
+def _unless_described(choices: re.Match[str]) -> str:
+    """The choices of an option, unless its description has each of them as code."""
+    line = choices.string[: choices.start()].rpartition("\n")[2]
+    described = all(f"`{choice}`" in line for choice in choices[1].split(", "))
+    return "" if described else choices[0]
 
 
 def errors() -> str:
@@ -99,14 +114,12 @@ def errors() -> str:
 
 
 def error_codes() -> str:
-    """The client's class for each code."""
+    """The client's class for each code that has one of its own."""
+    found = {kind.code: type(error_from_code(kind.code, "", {})) for kind in _error_types()}
     return table(
         ("`code`", "class"),
         [
-            *(
-                (f"`{kind.code}`", f"`{type(error_from_code(kind.code, '', {})).__name__}`")
-                for kind in _error_types()
-            ),
+            *((f"`{code}`", f"`{kind.__name__}`") for code, kind in found.items() if kind is not ClientError),
             ("`no_verdict`", "`NoVerdictError`"),
         ],
     )
@@ -142,11 +155,10 @@ def metrics() -> str:
         metrics = metrics_of(registry)
         families = list(Scrape(current_values(registry, metrics), metrics.registry).collect())
     return table(
-        ("metric", "type", "labels", "what it is"),
+        ("metric", "labels", "what it is"),
         (
             (
                 f"`{family.name}{'_total' if family.type == 'counter' else ''}`",
-                family.type,
                 "; ".join(_labels(family)),
                 family.documentation.removesuffix("."),
             )
@@ -168,14 +180,28 @@ def _labels(family: Metric) -> Iterator[str]:
 
 def throughput() -> str:
     """What batches took, from the results of the benchmarks."""
-    results = {result.section: result.figures for result in figures.read(SECTIONS)}
     return report.figures_table(
         replace(figure, floor=None, target=None)
-        for section, names in THROUGHPUT.items()
-        for name in names
-        for figure in results[section]
-        if figure.name == name and figure.size in THROUGHPUT_SIZES
+        for figure in _selected(THROUGHPUT)
+        if figure.size in THROUGHPUT_SIZES
     )
+
+
+def one_episode() -> str:
+    """What one episode costs, next to its floors, from the results of the benchmarks."""
+    return report.figures_table(replace(figure, size=None, target=None) for figure in _selected(ONE_EPISODE))
+
+
+def _selected(names: Mapping[str, Sequence[str]]) -> list[figures.Figure]:
+    """Figures by the names of each section."""
+    results = {result.section: result.figures for result in figures.read(SECTIONS)}
+    return [
+        figure
+        for section, of_section in names.items()
+        for name in of_section
+        for figure in results[section]
+        if figure.name == name
+    ]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -226,6 +252,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lobby": lobby,
     "metrics": metrics,
     "throughput": throughput,
+    "one-episode": one_episode,
 }
 
 

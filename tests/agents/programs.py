@@ -1,4 +1,4 @@
-"""The commands of `docs/clients/agent-programs.md`, with the real programs and a scripted model on loopback.
+"""The commands of `docs/agent-programs.md`, with the real programs and a scripted model on loopback.
 
 Not part of the normal test run, because it installs a gigabyte. To run it:
 
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(why_unavailable() is not None, reason="no namespaces here"),
 ]
 
-PAGE = "docs/clients/agent-programs.md"
+PAGE = "docs/agent-programs.md"
 PACKAGES = ("@anthropic-ai/claude-code", "@openai/codex", "opencode-ai", "@google/gemini-cli")
 STEPS = (
     Step("files__write_file", {"path": "recipe.json", "text": RECIPE}),

@@ -79,7 +79,7 @@ def test_placeholders_in_a_prompt_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_page_lists_the_variables_that_each_known_program_gets() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "clients" / "agent-programs.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "agent-programs.md").read_text("utf-8")
     for program, preset in PRESETS.items():
         assert f"| `{program}` | {', '.join(f'`{prefix}`' for prefix in preset.variables)} |\n" in page
 

@@ -82,7 +82,7 @@ def test_page_has_every_section_and_a_plot_with_its_floor() -> None:
     files = performance.files([result((100, 200), (110, 190))])
     page = files[performance.PAGE]
     assert "## Cost against size" in page
-    assert "](images/performance-calls.svg)" in page
+    assert "](../images/performance-calls.svg)" in page
     (picture,) = [text for path, text in files.items() if path.suffix == ".svg"]
     texts = [node.text for node in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert {"calls per second", "floor: direct", "concurrent episodes", "4"} <= set(texts)

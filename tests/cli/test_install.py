@@ -161,8 +161,8 @@ def test_claude_desktop_gets_instructions_with_the_bundle_and_the_settings_file(
     ("program", "page", "heading"),
     [
         ("claude-desktop", "README.md", "Play"),
-        ("claude-desktop", "docs/clients/claude-desktop.md", "Claude Desktop"),
-        ("vscode", "docs/clients/vscode.md", "VS Code"),
+        ("claude-desktop", "docs/desktop-programs.md", "Claude Desktop"),
+        ("vscode", "docs/desktop-programs.md", "VS Code"),
     ],
 )
 def test_pages_show_the_entry_that_is_installed(

@@ -1,14 +1,14 @@
-"""The programs of `docs/clients/`, each with its real library in an environment of its own.
+"""The programs of `docs/clients.md`, each with its real library in an environment of its own.
 
 Not part of the normal test run, because it installs gigabytes. To run it:
 
     python -m pytest tests/docs/clients.py
 
-Each program runs in an empty folder and home, with the model's address and what its page exports, and nothing
-else. A network guard refuses and records what it sends beyond loopback: nothing is expected.
+Each program runs in an empty folder and home, with the model's address and what its section exports,
+and nothing else. A network guard refuses and records what it sends beyond loopback: nothing is expected.
 
 Each program runs as printed, at a task's address, and again at an episode's own address. If the client keeps
-a session, it also runs in the lobby, changed as its page says. Each run must use exactly one sandbox. Clients
+a session, it also runs in the lobby, changed as the page says. Each run must use exactly one sandbox. Clients
 that need a model get a scripted one (`decathlon_client.testing`), which plays the task's reference solution.
 """
 
@@ -33,7 +33,7 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.starter import oracle
 from tests.conformance.suites import environment as node_environment
 from tests.conformance.suites import node, run_npm
-from tests.docs.pages import REPOSITORY, SERVER, Block, block, exports, inline_code
+from tests.docs.pages import REPOSITORY, SERVER, Block, block, exports, rows
 from tests.docs.snippets import run
 from tests.network_guard import NetworkGuard
 from tests.probe.serving import Served, serving
@@ -42,6 +42,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 INSTALL_SECONDS = 900
 END_SECONDS = 60
+PAGE = "docs/clients.md"
 TASK = "tune-reactor"
 TASK_ADDRESS = f"{SERVER}/tasks/{TASK}/mcp"
 LIST_TOOLS = re.compile(r"list_?tools\(", re.IGNORECASE)
@@ -53,14 +54,13 @@ WITHOUT_LOBBY: tuple[Address, ...] = ("task", "episode")
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client's page, the heading of its program, the packages it needs, the addresses it can connect to.
+    """A client's heading on the page, the packages it needs, the addresses it can connect to.
 
     `npm`: packages of npm that a Python program starts with `npx`. `ends_session`: it sends a DELETE; the
     episode of a client that does not ends after the server's grace. `sessions`: how many it opens at a task's
     address, each with a sandbox.
     """
 
-    page: str
     heading: str
     packages: tuple[str, ...]
     addresses: tuple[Address, ...] = WITHOUT_LOBBY
@@ -70,16 +70,16 @@ class Client:
     sessions: int = 1
 
     def program(self) -> Block:
-        return block(f"docs/clients/{self.page}.md", self.heading, self.language)
+        return block(PAGE, self.heading, self.language)
 
     def in_lobby(self) -> Block:
-        """The program with the changes that its page describes under "In the lobby"."""
+        """The program with the changes that the page describes under "In the lobby"."""
         program = self.program()
-        page = program.page.read_text("utf-8")
-        assert "## In the lobby" in page
-        changes = inline_code(program.page)
-        address = next(code for code in changes if code.startswith(f'"{SERVER}/mcp"'))
-        start = next(code for code in changes if "start_episode" in code and code.startswith("await "))
+        ((address, start),) = (
+            (cells[1].strip("`"), cells[2].strip("`"))
+            for cells in rows(REPOSITORY / PAGE, "In the lobby")
+            if cells[0] == self.heading
+        )
         lines = program.text.replace(f'"{TASK_ADDRESS}"', address).splitlines(keepends=True)
         index = next(number for number, line in enumerate(lines) if LIST_TOOLS.search(line))
         indent = lines[index][: len(lines[index]) - len(lines[index].lstrip())]
@@ -88,32 +88,30 @@ class Client:
 
 OURS = str(REPOSITORY)
 CLIENTS = (
-    Client("python-sdk-1", "Python SDK 1.x", ("mcp>=1.24,<2",), ALL_ADDRESSES),
-    Client("python-sdk", "Python SDK 2.x", ("mcp>=2,<3",), ALL_ADDRESSES),
-    Client("typescript-sdk", "Version 2", ("@modelcontextprotocol/client@2",), ALL_ADDRESSES, "js"),
-    Client("typescript-sdk", "Version 1", ("@modelcontextprotocol/sdk@1",), ALL_ADDRESSES, "js"),
-    Client("fastmcp", "fastmcp", ("fastmcp",)),
-    Client("openai-agents", "openai-agents", ("openai-agents",)),
+    Client("Python SDK 1.x", ("mcp>=1.24,<2",), ALL_ADDRESSES),
+    Client("Python SDK 2.x", ("mcp>=2,<3",), ALL_ADDRESSES),
+    Client("TypeScript SDK 2.x", ("@modelcontextprotocol/client@2",), ALL_ADDRESSES, "js"),
+    Client("TypeScript SDK 1.x", ("@modelcontextprotocol/sdk@1",), ALL_ADDRESSES, "js"),
+    Client("fastmcp", ("fastmcp",)),
+    Client("openai-agents", ("openai-agents",)),
     Client(
-        "langchain-mcp-adapters",
         "langchain-mcp-adapters",
         ("langchain-mcp-adapters", "langchain", "langchain-openai"),
     ),
-    Client("pydantic-ai", "pydantic-ai", ("pydantic-ai-slim[mcp,openai]",)),
-    Client("decathlon-client", "decathlon_client", (OURS,), ("task",)),
-    Client("inspect-ai", "inspect-ai", ("inspect-ai", "openai", OURS), ("task",)),
-    Client("others", "mcp-use", ("mcp-use", "langchain-openai")),
-    Client("others", "strands", ("strands-agents[openai]", "mcp>=2")),
-    Client("others", "autogen", ("autogen-agentchat", "autogen-ext[mcp,openai]", "mcp<2")),
-    Client("others", "Vercel's AI SDK", ("ai", "@ai-sdk/mcp", "@ai-sdk/openai"), language="js"),
-    Client("others", "Mastra", ("@mastra/core", "@mastra/mcp"), language="js", ends_session=False),
-    Client("others", "mcp-remote", ("mcp>=2,<3",), npm=("mcp-remote",), ends_session=False, sessions=2),
-    Client("others", "google-adk", ("google-adk[mcp]", "litellm", OURS), ("task",)),
-    Client("others", "semantic-kernel", ("semantic-kernel[mcp]", OURS), ("task",)),
-    Client("others", "crewai-tools", ("crewai", "crewai-tools[mcp]", OURS), ("task",)),
-    Client("others", "smolagents", ("smolagents[mcp,openai]", "mcp[ws]<2", OURS), ("task",)),
+    Client("pydantic-ai", ("pydantic-ai-slim[mcp,openai]",)),
+    Client("decathlon_client", (OURS,), ("task",)),
+    Client("inspect-ai", ("inspect-ai", "openai", OURS), ("task",)),
+    Client("mcp-use", ("mcp-use", "langchain-openai")),
+    Client("strands", ("strands-agents[openai]", "mcp>=2")),
+    Client("autogen", ("autogen-agentchat", "autogen-ext[mcp,openai]", "mcp<2")),
+    Client("Vercel's AI SDK", ("ai", "@ai-sdk/mcp", "@ai-sdk/openai"), language="js"),
+    Client("Mastra", ("@mastra/core", "@mastra/mcp"), language="js", ends_session=False),
+    Client("mcp-remote", ("mcp>=2,<3",), npm=("mcp-remote",), ends_session=False, sessions=2),
+    Client("google-adk", ("google-adk[mcp]", "litellm", OURS), ("task",)),
+    Client("semantic-kernel", ("semantic-kernel[mcp]", OURS), ("task",)),
+    Client("crewai-tools", ("crewai", "crewai-tools[mcp]", OURS), ("task",)),
+    Client("smolagents", ("smolagents[mcp,openai]", "mcp[ws]<2", OURS), ("task",)),
     Client(
-        "others",
         "llama-index",
         ("llama-index-core", "llama-index-tools-mcp", "llama-index-llms-openai", OURS),
         ("task",),
@@ -134,7 +132,7 @@ def model() -> Iterator[dict[str, str]]:
     with scripted_model(oracle(TASK)) as url:
         yield {
             name: url if name == "OPENAI_BASE_URL" else value
-            for name, value in exports("docs/clients.md", "A model").items()
+            for name, value in exports(PAGE, "Addresses, models, tokens").items()
         }
 
 
@@ -184,7 +182,7 @@ async def _python_with(folder: Path, *packages: str) -> Path:
 
 
 @pytest.mark.timeout(INSTALL_SECONDS * 2)
-@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: f"{client.page}-{client.heading}")
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.heading)
 async def test_program_gets_the_reward_in_one_sandbox(
     client: Client, served: Served, model: dict[str, str], guard: NetworkGuard, tmp_path: Path
 ) -> None:
@@ -194,7 +192,7 @@ async def test_program_gets_the_reward_in_one_sandbox(
         "HOME": str(tmp_path / "home"),
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         **model,
-        **exports(f"docs/clients/{client.page}.md", client.heading),
+        **exports(PAGE, client.heading),
         **guard.environment,
     }
     for address in client.addresses:
@@ -226,25 +224,25 @@ async def _start(d: Decathlon) -> str:
 
 async def test_inspector_gets_the_reward(served: Served, tmp_path: Path) -> None:
     _add_npx(tmp_path)
-    await _run_shell_program(served, "inspector", "The Inspector", tmp_path, tmp_path)
+    await _run_shell_program(served, "The Inspector", tmp_path, tmp_path)
 
 
 @pytest.mark.timeout(INSTALL_SECONDS * 2)
 async def test_mcp_cli_gets_the_reward(served: Served, tmp_path: Path) -> None:
     python = await _python_with(tmp_path, "mcp-cli")
-    await _run_shell_program(served, "mcp-cli", "mcp-cli", python.parent, tmp_path)
+    await _run_shell_program(served, "mcp-cli", python.parent, tmp_path)
 
 
 async def test_shell_gets_the_reward(served: Served, tmp_path: Path) -> None:
-    await _run_shell_program(served, "shell", "A shell", Path(sys.executable).parent, tmp_path)
+    await _run_shell_program(served, "A shell", Path(sys.executable).parent, tmp_path)
 
 
-async def _run_shell_program(served: Served, page: str, heading: str, programs: Path, folder: Path) -> None:
-    """Run a page's bash program with the folder `programs` first on the PATH."""
+async def _run_shell_program(served: Served, heading: str, programs: Path, folder: Path) -> None:
+    """Run a bash program of the page with the folder `programs` first on the PATH."""
     before = _count_sandboxes(served)
-    path = node_environment()["PATH"] if page == "inspector" else os.environ["PATH"]
+    path = node_environment()["PATH"] if heading == "The Inspector" else os.environ["PATH"]
     environment = {"PATH": f"{programs}:{path}"}
-    program = block(f"docs/clients/{page}.md", heading, "bash")
+    program = block(PAGE, heading, "bash")
     output = await run(program, ["bash"], url=served.url, folder=folder, environment=environment)
     assert re.search(r'"reward": 1\b|Reward 1\.0', output)
     assert _count_sandboxes(served) == before + 1

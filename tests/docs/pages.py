@@ -65,10 +65,15 @@ def headings(page: Path) -> Iterator[str]:
             yield "".join(child.content for child in content.children or ())
 
 
+def anchor(heading: str) -> str:
+    """What a link to a heading has after `#`, by GitHub's rule."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """What a link to the page may have after `#`, by GitHub's rule for headings."""
-    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(page))
+    """What a link to the page may have after `#`."""
+    return frozenset(map(anchor, headings(page)))
 
 
 def blocks(page: Path, *languages: str) -> Iterator[Block]:

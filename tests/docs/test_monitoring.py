@@ -1,4 +1,4 @@
-"""docs/monitoring.md and the dashboard against the code: the states, metrics and labels.
+"""docs/operating.md and the dashboard against the code: the states, metrics and labels.
 
 `tests/telemetry/collectors.py` runs the alerts and the dashboard in a real Prometheus.
 """
@@ -16,7 +16,7 @@ from decathlon_mcp.http.health import ServerState
 from decathlon_mcp.plugins.metrics.metrics import Metrics
 from tests.docs.pages import DOCS, REPOSITORY, blocks, tables
 
-PAGE = DOCS / "monitoring.md"
+PAGE = DOCS / "operating.md"
 
 
 def test_every_state_is_listed_in_order() -> None:

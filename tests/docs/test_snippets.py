@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PROGRAMS = [
     ("docs/quickstart.md", "3. Play", "1.0 PASS"),
-    ("docs/clients/decathlon-client.md", "decathlon_client", "1.0\n"),
-    ("docs/clients/python-sdk.md", "Python SDK 2.x", "1.0\n"),
+    ("docs/clients.md", "decathlon_client", "1.0\n"),
+    ("docs/clients.md", "Python SDK 2.x", "1.0\n"),
     ("docs/sampling.md", "Choosing tasks", "recount-ballots 0.0\n"),
 ]
 """Page, heading, and how the last line of the output starts."""
@@ -36,7 +36,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 @pytest.mark.parametrize(
     ("page", "heading", "reward"),
     [
-        pytest.param(*program, id=program[0], marks=() if "quickstart" in program[0] else pytest.mark.long)
+        pytest.param(*program, id=program[1], marks=() if "quickstart" in program[0] else pytest.mark.long)
         for program in PROGRAMS
     ],
 )
@@ -56,7 +56,7 @@ async def test_the_environment_of_the_readme_starts_its_own_server(tmp_path: Pat
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing; on Debian: apt-get install curl")
 async def test_curl_plays_an_episode(served: Served, tmp_path: Path) -> None:
-    program = block("docs/clients/curl.md", "curl", "bash")
+    program = block("docs/clients.md", "curl", "bash")
     output = await run(program, ["bash"], url=served.url, folder=tmp_path)
     assert '"text":"Reward 1.0: the attempt succeeded."' in output
 

@@ -16,7 +16,7 @@ there are not so many. Their "right" attempt is the ground truth, which need not
 
 Prints a table of rewards and exit codes. `--write` puts it into `benchmarks/results/fidelity.json`, in
 place of what is there for these tasks and this release, from which `docs/tables.py` writes
-docs/toolathlon.md. The exit status is 0 if all verdicts agree and only correct attempts are rewarded.
+docs/results/toolathlon.md. The exit status is 0 if all verdicts agree and only correct attempts are rewarded.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.hooks import GROUP, plugins
 from decathlon_mcp.sandboxes.plugins import context_of, create_provider, load_provider
 from decathlon_mcp.settings import Settings, read_settings
-from tests.docs.pages import block
+from tests.docs.pages import below, block
 from tests.probe.serving import SUITE
 
-PAGE = "docs/write-a-provider.md"
+PAGE = "docs/extending.md"
 PACKAGE = Path(decathlon_mcp.__file__).parent
 PLUGINS = """
 from contextlib import asynccontextmanager
@@ -236,8 +236,8 @@ def test_without_plug_ins_the_core_has_its_own_provider_for_every_suite(tmp_path
 async def test_the_package_on_the_page_works_as_printed(
     install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    project = tomllib.loads(block(PAGE, "A package", "ini").text)["project"]
-    code = block(PAGE, "A package", "python").text
+    project = tomllib.loads(block(PAGE, "A provider", "toml").text)["project"]
+    code = next(each.text for each in below(PAGE, "A provider", "python") if "PLUGIN" in each.text)
     install("second_engine", code, project["entry-points"][GROUP])
     address = f"unix://{tmp_path}/none.sock"
     with pytest.raises(SettingsError, match="--provider-option address="):

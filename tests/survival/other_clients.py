@@ -1,4 +1,4 @@
-"""What clients of other SDKs notice when the server dies: the table "Other clients" of `docs/reliability.md`.
+"""What clients of other SDKs notice when the server dies: `docs/results/killed-servers.md`.
 
 Not part of the normal test run, because it installs the libraries and takes about twenty minutes. To run it:
 

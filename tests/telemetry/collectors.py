@@ -30,7 +30,7 @@ from tests.cli.conftest import COMMAND
 from tests.docs.pages import REPOSITORY, SERVER, below, block
 from tests.ports import free_port
 
-PAGE = "docs/monitoring.md"
+PAGE = "docs/operating.md"
 DASHBOARD = REPOSITORY / "packaging" / "grafana" / "decathlon-mcp.json"
 INSTALL_SECONDS = 600
 WAIT_SECONDS = 60

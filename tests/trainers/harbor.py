@@ -1,4 +1,4 @@
-"""`docs/trainers/harbor.md` with Harbor itself: it loads every exported task, and plays one.
+"""`docs/trainers.md` with Harbor itself: it loads every exported task, and plays one.
 
 Not collected by default, because it installs Harbor. Run it by name:
 
@@ -83,7 +83,7 @@ def test_the_pages_commands_play_a_task_to_both_rewards(
     out = tmp_path / "harbor-tasks"
     export(out, "--search", "reactor", "--server-image", container_image, "--agent-image", test_image)
     result = subprocess.run(
-        ["bash", "-e", "-c", block("docs/trainers/harbor.md", "Harbor", "bash").text],
+        ["bash", "-e", "-c", block("docs/trainers.md", "Harbor", "bash").text],
         cwd=tmp_path,
         env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
         stdin=subprocess.DEVNULL,

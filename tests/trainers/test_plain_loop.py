@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ async def test_the_plain_loop_plays_any_task_with_any_endpoint(served: Served, t
 
 
 async def test_a_rollout_needs_no_server_started_by_hand(tmp_path: Path) -> None:
-    program = block("docs/trainers/from-verifiers.md", "A rollout", "python")
+    program = block("docs/verifiers.md", "A rollout of your own", "python")
     with oracles() as url:
         environment = {
             "OPENAI_BASE_URL": url,
@@ -47,16 +46,6 @@ async def test_a_rollout_needs_no_server_started_by_hand(tmp_path: Path) -> None
         }
         output = await run(program, [sys.executable], url=None, folder=tmp_path, environment=environment)
     assert output.splitlines()[-1].startswith("1.0 {'calls': ")
-
-
-@pytest.mark.long
-async def test_the_program_for_a_thousand_episodes_plays_a_few(served: Served, tmp_path: Path) -> None:
-    program = block("docs/many.md", "The trainer", "python")
-    assert program.text.count("1024") == 2
-    few = replace(program, text=program.text.replace("1024", "2"))
-    output = await run(few, [sys.executable], url=served.url, folder=tmp_path)
-    assert output.splitlines() == ["tune-reactor 0.0 None"] * 2
-    assert served.episodes.live == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs the programs of `docs/trainers/`, each with the real library in its own virtual environment.
+"""Runs the programs of `docs/trainers.md` and `docs/verifiers.md`, each in its own virtual environment.
 
 Not collected by default, because it installs gigabytes. Run it by name:
 
@@ -29,6 +29,8 @@ from tests.trainers.oracles import THOUGHT, oracles
 INSTALL_SECONDS = 1800
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(2 * INSTALL_SECONDS)]
 
+PAGE = "docs/trainers.md"
+VERIFIERS = "docs/verifiers.md"
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -104,7 +106,7 @@ async def test_verifiers_programs_get_the_expected_rewards(
 ) -> None:
     programs = await install(folder, f"{REPOSITORY}[verifiers]")
     before = episodes_of(served)
-    page, python = "docs/trainers/verifiers.md", [programs / "python"]
+    page, python = VERIFIERS, [programs / "python"]
     output = await run(
         block(page, "A program", "python"), python, url=served.url, folder=folder, environment=model
     )
@@ -132,7 +134,7 @@ async def test_verifiers_other_harnesses_play_at_the_episodes_address(
 ) -> None:
     programs = await install(folder, f"{REPOSITORY}[verifiers]", "uv")
     path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
-    command = block("docs/trainers/verifiers.md", "Other harnesses", "sh")
+    command = block(VERIFIERS, "Other harnesses", "sh")
     await run(command, ["bash"], url=served.url, folder=folder, environment=path)
     (traces,) = (folder / "outputs").rglob("traces.jsonl")
     text = traces.read_text("utf-8")
@@ -159,7 +161,7 @@ async def test_the_hubs_package_is_complete_and_found_by_verifiers(
     assert result.stdout.decode().splitlines() == ["tool-decathlon 0.1.0 VERIFIERS_V1"]
     programs = await install(folder, str(folder / "source"))
     path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
-    command = block("docs/trainers/verifiers.md", "From the command line", "sh")
+    command = block(VERIFIERS, "From the command line", "sh")
     await run(command, ["bash"], url=served.url, folder=folder, environment=path)
     (traces,) = (folder / "outputs").rglob("traces.jsonl")
     assert traces.read_text("utf-8").count('"score":1.0') == 2
@@ -171,7 +173,7 @@ async def test_openai_agents_program_gets_the_expected_rewards(
 ) -> None:
     programs = await install(folder, f"{REPOSITORY}[openai-agents]")
     before = episodes_of(served)
-    program = block("docs/trainers/openai-agents.md", "openai-agents", "python")
+    program = block(PAGE, "openai-agents", "python")
     output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
     assert sorted(output.splitlines()) == ["audit-expenses 1.0 8", "tune-reactor 1.0 6"]
     assert served.episodes.live == []
@@ -184,7 +186,7 @@ async def test_inspect_ai_command_gets_the_expected_rewards(
     programs = await install(folder, f"{REPOSITORY}[inspect]", "openai")
     path = {**model, "PATH": f"{programs}:/usr/bin:/bin"}
     before = episodes_of(served)
-    command = block("docs/trainers/inspect-ai.md", "inspect-ai", "bash")
+    command = block(PAGE, "inspect-ai", "bash")
     await run(command, ["bash"], url=served.url, folder=folder, environment=path)
     result = await anyio.run_process(
         [str(programs / "python"), str(PROGRAMS / "inspect_log.py"), str(folder / "logs")]
@@ -202,7 +204,7 @@ async def test_trl_program_gets_the_expected_rewards(
 ) -> None:
     programs = await install(folder, f"{REPOSITORY}[trl]", "openai")
     before = episodes_of(served)
-    program = block("docs/trainers/trl.md", "TRL", "python")
+    program = block(PAGE, "TRL", "python")
     command = [programs / "python", PROGRAMS / "trl_training.py"]
     output = await run(program, command, url=served.url, folder=folder, environment=model)
     assert output.splitlines()[-1] == "audit-expenses 1.0, tune-reactor 1.0"
@@ -215,7 +217,7 @@ async def test_openenv_program_gets_the_expected_rewards(
 ) -> None:
     programs = await install(folder, f"{REPOSITORY}[openenv]", "openai")
     before = episodes_of(served)
-    program = block("docs/trainers/openenv.md", "openenv", "python")
+    program = block(PAGE, "openenv", "python")
     output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
     assert output.splitlines()[-1] == "[1.0, 1.0]"
     assert served.episodes.live == []
@@ -229,7 +231,7 @@ async def test_nemo_gym_commands_get_the_expected_rewards(
     before = episodes_of(served)
     # `gym` has uv make an environment for each of its servers, with the same Python.
     path = {**model, "PATH": f"{programs}:{Path(python_3_12).parent}:{os.environ['PATH']}"}
-    commands = block("docs/trainers/nemo-gym.md", "NeMo Gym", "bash")
+    commands = block(PAGE, "NeMo Gym", "bash")
     await run(commands, ["bash"], url=served.url, folder=folder, environment=path)
     samples = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text("utf-8").splitlines()]
     rewards = [(sample["task"], sample["reward"], sample["metric/success"]) for sample in samples]
@@ -257,7 +259,7 @@ async def test_art_program_gets_the_expected_rewards(
     served: Served, model: dict[str, str], folder: Path, python_3_12: str
 ) -> None:
     programs = await install(folder, str(REPOSITORY), "openpipe-art", python=python_3_12)
-    program = block("docs/trainers/art.md", "ART", "python")
+    program = block(PAGE, "ART", "python")
     output = await run(program, [programs / "python"], url=served.url, folder=folder, environment=model)
     assert sorted(output.splitlines()) == ["audit-expenses [1.0, 1.0]", "tune-reactor [1.0, 1.0]"]
     assert served.episodes.live == []
@@ -267,7 +269,7 @@ async def test_skyrl_environments_get_the_expected_rewards(
     served: Served, model: dict[str, str], folder: Path
 ) -> None:
     programs = await install(folder, str(REPOSITORY), "skyrl-gym", "openai")
-    program = block("docs/trainers/skyrl.md", "SkyRL-gym", "python")
+    program = block(PAGE, "SkyRL-gym", "python")
     command = [programs / "python", PROGRAMS / "skyrl_rollouts.py"]
     output = await run(program, command, url=served.url, folder=folder, environment=model)
     assert output.splitlines() == ["[(1.0, 6), (1.0, 8), (0.0, 2)]", "no task, no reward"]
@@ -278,7 +280,7 @@ async def test_atropos_environment_gets_the_expected_rewards(
     served: Served, model: dict[str, str], folder: Path
 ) -> None:
     programs = await install(folder, str(REPOSITORY), "atroposlib")
-    program = block("docs/trainers/atropos.md", "Atropos", "python")
+    program = block(PAGE, "Atropos", "python")
     command = [programs / "python", PROGRAMS / "atropos_groups.py"]
     placeholders = {**model, "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1"}
     output = await run(program, command, url=served.url, folder=folder, environment=placeholders)
@@ -292,7 +294,7 @@ async def test_verl_agent_loop_gets_the_expected_rewards(
 ) -> None:
     undeclared = ("cachetools", "fastapi", "uvicorn")
     programs = await install(folder, str(REPOSITORY), "verl", *undeclared, "openai")
-    program = block("docs/trainers/verl.md", "verl", "python")
+    program = block(PAGE, "verl", "python")
     command = [programs / "python", PROGRAMS / "verl_rollouts.py"]
     output = await run(program, command, url=served.url, folder=folder, environment=model)
     assert output.splitlines() == ["[1.0, 1.0, 0.0]", "no task, no reward"]

@@ -61,7 +61,7 @@ def export(
     agent_image
         Image in which Harbor runs its agents.
     server_image
-        Image of this server, which docs/container.md builds.
+        Image of this server, which docs/operating.md builds.
     player_seconds
         Time limit of an attempt.
     """
