@@ -64,7 +64,6 @@ THROUGHPUT_SIZES = (64, 1024)
 ONE_EPISODE = {
     "calls": ("task address, handshake: p50", "episode address, sessionless: p50"),
     "openings": ("`initialize` to the tool list: p50", "`initialize` until the sandbox is removed: p50"),
-    "lazy": ("CPU time of a whole episode: open, three calls on two of the servers, claim",),
     "memory": ("server memory per idle episode, connection included",),
 }
 """Figures of the benchmarks' sections about one episode."""

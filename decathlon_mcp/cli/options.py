@@ -78,7 +78,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("set_up_seconds", "evaluation_seconds", "drain_seconds", "survive_seconds"),
     ),
     "Files and logs": (
-        *("config", "state", "hand_over", "keep_days", "tokens", "metrics_tasks", "log_level", "log_format"),
+        *("config", "state", "hand_over", "keep_days", "tokens", "log_level", "log_format"),
     ),
 }
 """The settings of the core, by the heading of the help, where settings of plug-ins follow."""

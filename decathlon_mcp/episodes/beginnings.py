@@ -82,11 +82,11 @@ class EpisodeResources:
 
     @asynccontextmanager
     async def attached(
-        self, sandbox: Sandbox, driver: DriverClient, role: str, taken_back: bool
+        self, sandbox: Sandbox, driver: DriverClient, role: str, reattached: bool
     ) -> AsyncGenerator[None]:
         """Give a sandbox the services, and the web if it uses it, in the body.
 
-        `taken_back`: an earlier server process has done that. Raises SetUpError.
+        `reattached`: an earlier server process has done that. Raises SetUpError.
         """
         provider, web = self.factory.provider, self.web
         shares_loopback = provider.shares_loopback(sandbox.spec)
@@ -103,7 +103,7 @@ class EpisodeResources:
             shares_loopback=shares_loopback,
             # Elsewhere the files belong to the machine, or to an image that other sandboxes use too.
             has_own_files=provider.isolation == "container",
-            taken_back=taken_back,
+            reattached=reattached,
         ):
             yield
 

@@ -137,11 +137,11 @@ class EpisodeWeb(Protocol):
         *,
         shares_loopback: bool,
         has_own_files: bool,
-        taken_back: bool = False,
+        reattached: bool = False,
     ) -> AbstractAsyncContextManager[None]:
         """Give a sandbox the web in the body.
 
-        `has_own_files`: it has file systems of its own, in which programs can be configured. `taken_back`: an
+        `has_own_files`: it has file systems of its own, in which programs can be configured. `reattached`: an
         earlier server process has done that. Raises SetUpError.
         """
         ...

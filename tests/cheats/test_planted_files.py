@@ -10,26 +10,25 @@ from tests.cheats.agent import CheatServer
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
 
-def of_row(row: str) -> pytest.MarkDecorator:
-    """Each attack of a row of the page."""
-    return pytest.mark.parametrize(
-        "attack", [attack for attack in attacks() if attack.row == row], ids=lambda attack: attack.name
-    )
+def each(*names: str) -> pytest.MarkDecorator:
+    """Each attack with one of these names, or whose name begins with one."""
+    found = [attack for name in names for attack in named(name).values()]
+    return pytest.mark.parametrize("attack", found, ids=lambda attack: attack.name)
 
 
-@of_row("write a result")
+@each("results", "log")
 async def test_planted_result_is_not_read(cheats: CheatServer, attack: Attack) -> None:
     async with cheats.unrewarded_episode("read-table") as agent:
         await agent.attack(attack, "read-table", outputs=["table.xlsx"])
 
 
-@of_row("plant a module")
+@each("modules", "byte-code", "pytest", "packaging")
 async def test_planted_module_is_not_imported(cheats: CheatServer, attack: Attack) -> None:
     async with cheats.unrewarded_episode("read-table") as agent:
         await agent.attack(attack, "read-table", outputs=["table.xlsx"])
 
 
-@of_row("replace programs")
+@each("programs", "dotfiles", "preload", "interpreter")
 async def test_changed_system_files_do_not_reach_the_grader(cheats: CheatServer, attack: Attack) -> None:
     async with cheats.unrewarded_episode("read-table") as agent:
         await agent.attack(attack, "read-table", outputs=["table.xlsx"])
@@ -63,7 +62,9 @@ while pid := parent(pid):
 """Overwrites the expected value in the memory of the evaluator that runs it."""
 
 
-@of_row("make git run a program")
+@pytest.mark.parametrize(
+    "attack", [attack for attack in attacks() if attack.uses_git], ids=lambda attack: attack.name
+)
 async def test_git_in_the_evaluator_runs_no_repository_program(cheats: CheatServer, attack: Attack) -> None:
     async with cheats.unrewarded_episode("tag-release") as agent:
         await agent.attack(attack, "tag-release", outputs=[], program=OVERWRITE_PARENT_MEMORY)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Protocol
 
 import anyio
 from starlette.responses import Response
@@ -69,6 +70,15 @@ class Snapshot:
         return any(each.public_id == public_id for each in self.episodes)
 
 
+class LiveServer(Protocol):
+    """What the page needs of a server that runs."""
+
+    @property
+    def stopping(self) -> bool: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+
 class RegistryLive:
     """What the page asks of the server that it is part of. Nothing here blocks."""
 
@@ -126,7 +136,7 @@ class LiveQuery:
 class LiveFeed:
     """The snapshots of one server. `clock`: a monotonic time in seconds."""
 
-    server: RegistryLive
+    server: LiveServer
     clock: Callable[[], float] = monotonic
     streams: int = 0
     _newest: Snapshot | None = None
