@@ -123,7 +123,7 @@ async def test_a_branch_stands_where_its_source_stood(tmp_path: Path) -> None:
             (2, True),
             (3, False),
         ]
-        assert lines(registry, made)[0]["branch"] == {"episode": source.public_id, "at": 2}
+        assert lines(registry, made)[0]["branch"] == {"episode": source.public_id, "at": 2, "differences": 0}
         failed = await branch(registry, source.id, 4)
         await failed.ready()
         assert failed.calls.log.counts.failed == 1

@@ -71,5 +71,5 @@ def test_a_folder_of_another_version_is_refused_before_the_page_is_served(
     with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
         connection.execute("PRAGMA user_version = 4")
     done = shell.run("view", str(tmp_path), "--port", "0")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "has schema 4, and this version of decathlon-mcp needs" in done.stderr

@@ -86,11 +86,11 @@ class Branch:
     @property
     def reported(self) -> JsonObject:
         """The member `branch` of what the episode reports."""
-        return {"branch": {"episode": self.episode, "at": self.at}}
+        return {"branch": {"episode": self.episode, "at": self.at, "differences": 0}}
 
 
 def note_branch(episode: Episode, **members: Any) -> JsonObject:
     """Note more members of what a branch reports, and return all."""
-    member = {"differences": 0, **episode.reported["branch"], **members}
+    member = {**episode.reported["branch"], **members}
     episode.records.note_facts(branch=member)
     return member
