@@ -257,7 +257,7 @@ async def test_answer_over_its_limit_is_an_error_and_the_attempt_stays_open(
 async def test_log_at_its_limit_ends_the_attempt_which_is_graded_as_truncated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decathlon_mcp.episodes.MAX_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr("decathlon_mcp.episodes.episode.MAX_LOG_BYTES", 1 << 20)
     members = """'"result": {"content": [{"type": "text", "text": "' + 'x' * 600_000 + '"}]}'"""
     state = tmp_path / "state"
     async with serving(state, suite=(whole_replies(tmp_path),), provider="host") as server:
