@@ -46,7 +46,14 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "sampling",
         "rewards",
     ),
-    "Tasks": ("toolathlon", "recorded-web", "gym", "/decathlon_mcp/starter/suite/README", "writing-tasks", "audit"),
+    "Tasks": (
+        "toolathlon",
+        "recorded-web",
+        "gym",
+        "/decathlon_mcp/starter/suite/README",
+        "writing-tasks",
+        "audit",
+    ),
     "Run a server": (
         "operating",
         "runs",
