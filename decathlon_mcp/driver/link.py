@@ -217,8 +217,9 @@ class DriverLink(DriverStream):
         self._unanswered: dict[int, bytes | None] = dict.fromkeys(unanswered)
         """Replies to requests of an earlier server process; None until a reply has come."""
         self._done: list[int] = []
-        """Requests whose responses were handled, until the driver is told; their length is `_done_bytes`."""
+        """Requests whose responses were handled and of which the driver has no note yet."""
         self._done_bytes = 0
+        """Length of their responses."""
         self._notifications = TokenBucket(per_second=NOTIFICATIONS_PER_SECOND, burst=NOTIFICATIONS_BURST)
         self._notification_bytes = TokenBucket(
             per_second=NOTIFICATION_BYTES_PER_SECOND, burst=NOTIFICATION_BYTES_BURST

@@ -43,7 +43,7 @@ PLUGINS = (
     # Metrics for Prometheus: `/metrics`.
     Plugin(
         name="metrics",
-        settings="decathlon_mcp.plugins.metrics.settings:MetricSettings",
+        settings="decathlon_mcp.plugins.metrics:MetricSettings",
         listeners=("decathlon_mcp.plugins.metrics.metrics:create",),
         routes=("decathlon_mcp.plugins.metrics.endpoint:metrics_route",),
     ),

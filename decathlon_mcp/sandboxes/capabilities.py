@@ -1,6 +1,6 @@
 """What some providers' sandboxes can besides: be saved with all their processes, and be measured.
 
-Optional, like `Sandbox.reopen`: whoever uses snapshots asks `snapshots_of` first.
+Optional, like `Sandbox.reopen`: code that uses snapshots calls `snapshots_of` first.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.suites.suite import Suite
@@ -146,7 +147,7 @@ def _constants(source: str) -> Iterator[str]:
 
 def search_command(parts: Iterable[str], task: Task) -> str:
     """A command of a shell that prints which files of a sandbox contain one of the texts, and their names."""
-    lines = " ".join("'" + part.replace("'", "'\\''") + "'" for part in parts)
+    lines = " ".join(map(quote, parts))
     places = '"$ROOT" "$HOME" /tmp /var/tmp /dev/shm /opt /srv /root /mnt'
     contents = (
         f"printf '%s\\n' {lines} | timeout 60 grep -rlaF -f - {places} 2>/dev/null | head -20; "

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import PurePosixPath
+from shlex import quote
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -85,18 +86,14 @@ def shell_command(
     `program`: what the repository's program is, if not one that takes the answer.
     """
     truth = str(PurePosixPath(task, "groundtruth_workspace"))
-    cases = "".join(f"{_quoted(name)}) echo {_quoted(path)};; " for name, path in (answers or {}).items())
+    cases = "".join(f"{quote(name)}) echo {quote(path)};; " for name, path in (answers or {}).items())
     before = PREPARE_GIT.format(program=program or COPY_ANSWER.format(truth=truth, workspace=workspace))
     return "\n".join(
         (
-            f"export ROOT={_quoted(root)} TASK={_quoted(task)} WORK={_quoted(workspace)}",
-            f"OUTPUTS={_quoted(' '.join(name for name in outputs if ' ' not in name))}",
-            f'answer() {{ case "$1" in {cases}*) echo {_quoted(truth)}/"$1";; esac; }}',
+            f"export ROOT={quote(root)} TASK={quote(task)} WORK={quote(workspace)}",
+            f"OUTPUTS={quote(' '.join(name for name in outputs if ' ' not in name))}",
+            f'answer() {{ case "$1" in {cases}*) echo {quote(truth)}/"$1";; esac; }}',
             'cd "$WORK" || exit 1',
             f"{before if attack.uses_git else ''}{attack.command}",
         )
     )
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from decathlon_client import ClientError, Decathlon, NoVerdictError
 from decathlon_client.values import JsonObject, Verdict
 
 from decathlon_mcp.plugins.audit.policies import Play
-from decathlon_mcp.plugins.history.episode_history import MAX_PAGE_ITEMS, EpisodeHistory
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.replies import recorded_calls
-from decathlon_mcp.plugins.history.values import EpisodeQuery, EpisodeSummary
+from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import public_id
@@ -113,7 +113,7 @@ def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], 
         if store is None:
             return {}, None
         handles = dict[str, str](store.query("SELECT public_id, id FROM episodes"))
-    for summary in _scored(history, run):
+    for summary in history.all_episodes(EpisodeQuery(run=run, live=False, lost=False)):
         place = (summary.task, summary.labels.get(POLICY_LABEL, ""))
         details = history.episode(summary.public_id)
         if place in found or details is None or details.verdict is None:
@@ -122,14 +122,3 @@ def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], 
         found[place] = Attempt(place[1], handles[summary.public_id], verdict)
         launch_time = launch_time or details.launch_time
     return found, launch_time
-
-
-def _scored(history: EpisodeHistory, run: str) -> Iterator[EpisodeSummary]:
-    cursor = None
-    while True:
-        page = history.episodes(
-            EpisodeQuery(run=run, live=False, lost=False), limit=MAX_PAGE_ITEMS, cursor=cursor
-        )
-        yield from page.items
-        if (cursor := page.cursor) is None:
-            return

@@ -135,7 +135,7 @@ class _TaskAudit:
     attempts: Attempts
     regrader: Regrader
     report: Report
-    found: list[Finding] = field(default_factory=list[Finding])
+    findings: list[Finding] = field(default_factory=list[Finding])
     skipped: dict[str, str] = field(default_factory=dict[str, str])
     notes: list[str] = field(default_factory=list[str])
     rewards: dict[str, float | None] = field(default_factory=dict[str, float | None])
@@ -174,7 +174,7 @@ class _TaskAudit:
         self.report.add(
             TaskReport(
                 task=self.name,
-                findings=tuple(self.found),
+                findings=tuple(self.findings),
                 skipped=dict(self.skipped),
                 notes=tuple(self.notes),
                 rewards=dict(self.rewards),
@@ -187,7 +187,7 @@ class _TaskAudit:
         if self.target is None or self.empty is None:
             return
         if self.empty.reward > 0:
-            self._find("pays for nothing", f"an empty attempt earns {self.empty.reward:g}", self.empty)
+            self._add_finding("pays for nothing", f"an empty attempt earns {self.empty.reward:g}", self.empty)
         probed = await self._play("probe", policies.probe(self.target))
         replies = await self.attempts.replies(probed)
         abilities = policies.abilities_in(self.target, replies)
@@ -217,20 +217,20 @@ class _TaskAudit:
         self.rewards[policy] = None if attempt.verdict is None else attempt.reward
         return attempt
 
-    def _find(self, kind: str, what: str, attempt: Attempt | None) -> None:
-        self.found.append(Finding(kind, what, "" if attempt is None else attempt.public_id))
+    def _add_finding(self, kind: str, what: str, attempt: Attempt | None) -> None:
+        self.findings.append(Finding(kind, what, "" if attempt is None else attempt.public_id))
 
     async def _must_not_earn(self, what: str, attempt: Attempt, kind: str = "pays for nothing") -> bool:
         """Note a finding for an attempt that earned something or has no verdict; whether there is none."""
         assert self.empty is not None
         if attempt.verdict is None:
             if attempt.episode:
-                self._find("no reward instead of 0", f"{what}: {attempt.failure}", attempt)
+                self._add_finding("no reward instead of 0", f"{what}: {attempt.failure}", attempt)
             else:
                 self.skipped[what] = attempt.failure
             return False
         if attempt.reward > self.empty.reward + TOLERANCE:
-            self._find(kind, f"{what} earn {attempt.reward:g}", attempt)
+            self._add_finding(kind, f"{what} earn {attempt.reward:g}", attempt)
             return False
         return True
 
@@ -285,10 +285,10 @@ class _TaskAudit:
                 if policies.FOUND in text:
                     paths = [line for line in text.splitlines() if line.startswith("/")]
                     if paths:
-                        self._find("leaks", f"the sandbox has {paths[0]}", attempt)
+                        self._add_finding("leaks", f"the sandbox has {paths[0]}", attempt)
                         return
                 elif (where := target.answers.seen_in(text)) is not None:
-                    self._find("leaks", f"a reply of {tool} has {where}", attempt)
+                    self._add_finding("leaks", f"a reply of {tool} has {where}", attempt)
                     return
 
     async def _oracle(self, target: Target, abilities: Abilities) -> Attempt | None:
@@ -309,8 +309,8 @@ class _TaskAudit:
             return attempt if attempt.verdict else None
         attempt = await self._play("oracle", policies.played(steps))
         if attempt.verdict is None or not attempt.verdict.success:
-            said = attempt.failure or f"earns {attempt.reward:g}"
-            self._find("cannot be solved", f"its solution {said}", attempt)
+            result = attempt.failure or f"earns {attempt.reward:g}"
+            self._add_finding("cannot be solved", f"its solution {result}", attempt)
             return None
         await self._omissions(target, steps, attempt)
         return attempt
@@ -335,7 +335,7 @@ class _TaskAudit:
             if attempt.verdict is not None and attempt.reward >= whole.reward - TOLERANCE:
                 free.append(name)
         if left_out and len(free) == len(left_out[:MAX_OMISSIONS]):
-            self._find("pays for nothing", "no step of its solution is needed for its reward", whole)
+            self._add_finding("pays for nothing", "no step of its solution is needed for its reward", whole)
         elif free:
             self.notes.append(f"of its solution these cost nothing: {'; '.join(free)}")
 
@@ -348,7 +348,7 @@ class _TaskAudit:
             return
         if unsteady is not None:
             what = f"the same attempt, graded again{unsteady.how}, earns {unsteady.after} instead of"
-            self._find("unsteady", f"{what} {unsteady.before}", attempt)
+            self._add_finding("unsteady", f"{what} {unsteady.before}", attempt)
 
     async def _search(self, target: Target) -> None:
         """Climb from random calls to neighbours that earn more, as far as the attempts go."""
@@ -363,7 +363,9 @@ class _TaskAudit:
             if attempt.verdict is not None and attempt.reward >= best.reward:
                 steps, best = neighbour, attempt
         if best.verdict is not None and best.verdict.success:
-            self._find("pays for nothing", f"a search of {self.options.search} attempts solved it", best)
+            self._add_finding(
+                "pays for nothing", f"a search of {self.options.search} attempts solved it", best
+            )
         elif best.reward > self.empty.reward + TOLERANCE:
             self.notes.append(f"a search of {self.options.search} attempts earned {best.reward:g}")
 

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from shlex import quote
 from typing import TypeAlias
 
 from decathlon_client import Episode
@@ -219,8 +220,8 @@ def truth_laid(target: Target, abilities: Abilities) -> Play | None:
         for name, path in target.answers.files.items():
             if abilities.runner is not None:
                 content = base64.b64encode(path.read_bytes()).decode()
-                make = f'mkdir -p "$(dirname {name!r})"'
-                command = f"{_place(target, episode)}; {make}; echo {content} | base64 -d > {name!r}"
+                make = f'mkdir -p "$(dirname {quote(name)})"'
+                command = f"{_place(target, episode)}; {make}; echo {content} | base64 -d > {quote(name)}"
                 await _call(episode, abilities.runner.tool, abilities.runner.call(command))
             elif abilities.writer is not None:
                 await _call(episode, abilities.writer.tool, abilities.writer.call(name, texts[name]))

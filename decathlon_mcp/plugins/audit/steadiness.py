@@ -80,15 +80,15 @@ async def find_unsteady(regrader: Regrader, folder: Path) -> Unsteady | None:
             regraded = await regrader.regrade(folder, kept, variation.of)
         except OSError as error:
             raise DecathlonError(f"{error.filename or folder}: {error.strerror}") from error
-        before = before or (None if regraded.before is None else _said(regraded.before))
-        after = _said(regraded.after)
+        before = before or (None if regraded.before is None else _result_of(regraded.before))
+        after = _result_of(regraded.after)
         if before is not None and before != after:
             return Unsteady(variation.how, before, after)
         before = after
     return None
 
 
-def _said(verdict: Verdict) -> str:
+def _result_of(verdict: Verdict) -> str:
     """What of a verdict must not change; metrics of the attempt itself never do."""
     if verdict.reward is None:
         return f"no verdict ({verdict.status})"

@@ -40,7 +40,7 @@ from decathlon_mcp.events import (
     Swept,
 )
 from decathlon_mcp.grading.verdict import Status
-from decathlon_mcp.plugins.metrics.settings import MetricSettings
+from decathlon_mcp.plugins.metrics import MetricSettings
 from decathlon_mcp.settings import Settings
 
 CALL_BUCKETS_SECONDS = (

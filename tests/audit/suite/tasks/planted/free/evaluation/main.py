@@ -1,12 +1,7 @@
-"""Add up the prices in `prices."""
+"""A fault: passes if a file is there that the task begins with."""
 
-import argparse
 import sys
-from pathlib import Path
 
-parser = argparse.ArgumentParser()
-for name in ("res_log_file", "agent_workspace", "groundtruth_workspace", "launch_time"):
-    parser.add_argument(f"--{name}")
-arguments = parser.parse_args()
-workspace, truth = Path(arguments.agent_workspace), Path(arguments.groundtruth_workspace)
+from utils.arguments import workspace
+
 sys.exit(0 if (workspace / "prices.csv").exists() else 1)

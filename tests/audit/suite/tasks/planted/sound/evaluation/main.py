@@ -1,15 +1,10 @@
-"""Add up the prices in `prices."""
+"""Passes if the report has the right sum."""
 
-import argparse
 import json
 import sys
-from pathlib import Path
 
-parser = argparse.ArgumentParser()
-for name in ("res_log_file", "agent_workspace", "groundtruth_workspace", "launch_time"):
-    parser.add_argument(f"--{name}")
-arguments = parser.parse_args()
-workspace, truth = Path(arguments.agent_workspace), Path(arguments.groundtruth_workspace)
+from utils.arguments import truth, workspace
+
 report = json.loads((workspace / "report.json").read_text())
 expected = json.loads((truth / "report.json").read_text())
 sys.exit(0 if report == expected else 1)
