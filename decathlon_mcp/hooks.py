@@ -34,9 +34,6 @@ class Plugin:
     image_provider: str = ""
     """Which of its providers runs a suite with an image of its own, where none is set. The first plug-in that
     has one decides; without any, it is the core's."""
-    unpack_image: str = ""
-    """A function that writes an image, given by its name, into a folder, and prints how to use it; it returns
-    the exit status of `doctor --unpack`."""
     kernels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Kernels for the sandboxes of the provider `host` by the name that `--kernel` takes; each part is a
     `NamespaceSandbox`."""
@@ -51,6 +48,9 @@ class Plugin:
     raises SetUpError and SandboxLostError."""
     web: str = ""
     """A function that makes the `episodes.extensions.Web` of a server, of its settings; None without it."""
+    readiness: Sequence[str] = ()
+    """Async generators of findings on a server's suites, before it serves. They get its catalogue, its
+    sandbox factories by the name of their suite, and the names of suites whose sandboxes can be opened."""
     findings: Sequence[str] = ()
     """Functions that yield the findings of `doctor` about settings, which they get. They block."""
     task_notes: Sequence[str] = ()
@@ -131,16 +131,6 @@ def image_provider() -> str | None:
     Raises SettingsError as `plugins`.
     """
     return next((plugin.image_provider for plugin in plugins() if plugin.image_provider), None)
-
-
-def image_unpacker() -> Any:
-    """The function that unpacks images, of the first plug-in that has one. Raises SettingsError."""
-    part = next((plugin.unpack_image for plugin in plugins() if plugin.unpack_image), None)
-    if part is None:
-        raise SettingsError(
-            "no plug-in here can unpack an image; `docker` can, which comes with this project"
-        )
-    return load(part)
 
 
 def kernels() -> dict[str, str]:

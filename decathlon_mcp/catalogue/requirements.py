@@ -1,14 +1,11 @@
 """What a task lacks on this host: credentials, services, servers and their programs, a network, a text.
 
-`missing_requirements` compares a task's needs (`SuiteResources.needs`) with the checkout and the host. The
-programs of the MCP servers are looked for inside a sandbox: `probe_command` is run there, and
-`parse_missing_programs` reads its output.
+`missing_requirements` compares a task's needs (`SuiteResources.needs`) with the checkout and the host, of
+which plug-ins record what they found inside of sandboxes.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
@@ -16,10 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
-
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.payloads import source
 from decathlon_mcp.suites.prompts import language_suffix
 from decathlon_mcp.suites.resources import KEY_SEPARATOR, SOURCES
 from decathlon_mcp.suites.servers import FOLDER as SERVERS_FOLDER
@@ -239,61 +233,4 @@ def _missing_service(suite: Suite, name: str, host: HostInfo) -> str:
     if absent := [file for file in service.files.values() if not (suite.path / file).exists()]:
         starts = f"which starts with {' and '.join(absent)} of the checkout"
         return f"the service {name}, {starts}: put it at {suite.path / absent[0]}"
-    return ""
-
-
-VISIBLE = (
-    "install it below /usr/local or in the environment of the server's Python, put it into the checkout's "
-    "local_servers, or choose `--isolation none`"
-)
-"""What to do about a program that sandboxes in namespaces do not see."""
-_PROBE_OUTPUT = TypeAdapter(dict[str, tuple[str, bool]])
-
-
-def probe_command(suite: Suite, *, root: PurePosixPath) -> list[str]:
-    """A command that, run in one of the suite's sandboxes, prints which MCP servers' programs are missing.
-
-    `root` is the suite's root in that sandbox.
-    """
-    servers = {
-        spec["name"]: {
-            "command": spec["command"],
-            "args": spec["args"],
-            "paths": suite.servers[spec["name"]].absolute_paths,
-        }
-        for spec in suite.all_server_specs(root=root)
-    }
-    folders = (suite.profile.local_servers, suite.profile.local_binaries)
-    order = {"root": str(root), "own": [f"{root / folder}/" for folder in folders], "servers": servers}
-    return ["python3", "-c", source("program_probe"), json.dumps(order)]
-
-
-def parse_missing_programs(suite: Suite, output: str, where: str) -> Mapping[str, MissingProgram]:
-    """The missing programs by MCP server, from the output of `probe_command`.
-
-    `where`: the image that was looked through, as `the image NAME`; empty for the files of this machine, of
-    which a sandbox may see a part only. Raises SuiteError for any other output.
-    """
-    try:
-        programs = _PROBE_OUTPUT.validate_json(output)
-    except ValidationError:
-        raise SuiteError("the check for the servers' programs printed no result") from None
-    looked = f"in {where}" if where else "on this machine"
-    cure = f"looked for {looked}; install it there, or name another with --image"
-    missing: dict[str, MissingProgram] = {}
-    for name, (description, downloadable) in programs.items():
-        place = "" if where else _place_here(suite, name, description)
-        missing[name] = MissingProgram(
-            description, downloadable, f"{place}; {VISIBLE}" if place else cure, bool(place)
-        )
-    return missing
-
-
-def _place_here(suite: Suite, server: str, description: str) -> str:
-    """Where this machine has the program or file of a description by the probe; empty if it does not."""
-    config = suite.servers.get(server)
-    for text in () if config is None else (config.command, *config.absolute_paths):
-        if description in (f"the program {text}", f"the file {text}"):
-            found = shutil.which(text) or (text if Path(text).exists() else None)
-            return "" if found is None else f"this machine has it at {found}"
     return ""

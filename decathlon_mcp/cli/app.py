@@ -20,25 +20,17 @@ from decathlon_mcp.cli.options import (
     DEFAULT_HOST,
     DEFAULT_PORT,
     DELIMITER,
-    DOCTOR_DEFAULTS,
-    EPILOGUE,
-    NO_FILTERS,
     RARE_SERVE_NAMES,
     SERVER_DEFAULTS,
     SERVER_EPILOGUE,
     SOURCES,
-    TASKS_DEFAULTS,
     WITH_PROGRAM,
-    DoctorSettings,
-    Filters,
     Flag,
     Host,
     HostNames,
     Labels,
     Port,
     ServerSettings,
-    StateFolder,
-    TasksSettings,
     describe_unknown_variables,
     names_server,
     run_async,
@@ -47,17 +39,14 @@ from decathlon_mcp.cli.options import (
     unknown_variables,
 )
 from decathlon_mcp.cli.usage import (
-    check_positive,
-    check_token_name,
     check_url,
     failure_message,
     report,
     usage_message,
 )
 from decathlon_mcp.errors import BadRequestError, SchemaError, UnknownEpisodeError, UnknownTaskError
-from decathlon_mcp.hooks import broken, image_unpacker, load, plugins
+from decathlon_mcp.hooks import broken, load, plugins
 from decathlon_mcp.labels import parse_labels
-from decathlon_mcp.settings import default_state
 
 GENERAL = Group("General", sort_key=2)
 HELP, HELP_ALL = frozenset({"--help", "-h"}), "--help-all"
@@ -153,42 +142,6 @@ def stdio(
     return run_async(stdio, settings, task, parse_labels(label))
 
 
-@app.command(help_epilogue=EPILOGUE)
-def tasks(
-    *,
-    sample: Annotated[int | None, Parameter(metavar="N", validator=check_positive)] = None,
-    check: Flag = False,
-    conflicts: Flag = False,
-    json: Flag = False,
-    filters: Filters = NO_FILTERS,
-    settings: TasksSettings = TASKS_DEFAULTS,
-) -> int:
-    """List the tasks, what each one needs, and whether it can run here.
-
-    Parameters
-    ----------
-    sample
-        Draw this many of the tasks that can run here.
-    check
-        Also look into a sandbox and show what each task lacks. Exit status 0 only if nothing is missing.
-    conflicts
-        List the accounts and conflict groups that tasks share instead.
-    json
-        Print `{"tasks": [...]}`.
-    """
-    from decathlon_mcp.cli.tasks import check_tasks, show_conflicts, show_tasks
-
-    if conflicts:
-        return show_conflicts(settings, filters, as_json=json)
-    if sample is None and filters.seed is not None:
-        raise BadRequestError("--seed requires --sample")
-    if check and sample is not None:
-        raise BadRequestError("--sample and --check cannot be combined: --sample draws only runnable tasks")
-    if check:
-        return run_async(check_tasks, settings, filters, json)
-    return show_tasks(settings, filters, sample=sample, as_json=json)
-
-
 @app.command
 def init(folder: Annotated[Path, Parameter(name="FOLDER")], /) -> int:
     """Create a suite of your own, with a task, a server and a test.
@@ -201,130 +154,6 @@ def init(folder: Annotated[Path, Parameter(name="FOLDER")], /) -> int:
     from decathlon_mcp.cli.demo import init
 
     return init(folder)
-
-
-@app.command(help_epilogue=EPILOGUE)
-def doctor(
-    *,
-    host: Host = DEFAULT_HOST,
-    port: Port = DEFAULT_PORT,
-    unpack: Annotated[
-        tuple[str, Path] | None, Parameter(metavar="IMAGE DIR", env_var=(), negative=())
-    ] = None,
-    json: Flag = False,
-    settings: DoctorSettings = DOCTOR_DEFAULTS,
-) -> int:
-    """Check whether this machine is ready, and say how to fix what is not.
-
-    Parameters
-    ----------
-    unpack
-        Write an image's files and configuration into a folder that is empty or missing, for `--provider host
-        --image DIR`, and do nothing else. Only `--unpack` needs a Docker engine. If you are root, the files
-        get an owner without an account, and sandboxes run as this owner; otherwise the files are yours.
-    host
-        Address that `serve` would listen on.
-    port
-        Port that `serve` would listen on.
-    json
-        Print `{"ready": ..., "findings": [...]}`.
-    """
-    if unpack is not None:
-        return run_async(image_unpacker(), unpack[0], unpack[1].absolute())
-    from decathlon_mcp.cli.doctor import doctor
-
-    return run_async(doctor, settings, host, port, json)
-
-
-@app.command
-def token(
-    name: Annotated[str, Parameter(name="NAME", validator=check_token_name)],
-    /,
-    *,
-    role: Literal["player", "controller", "admin"] = "player",
-    secret: Path | None = None,
-) -> int:
-    """Create a token for a client of `serve --tokens`.
-
-    The secret is printed on stderr, the token's line for the file of `--tokens` on stdout.
-
-    Parameters
-    ----------
-    name
-        Name of the token's owner.
-    role
-        `admin` may use every episode, the other roles only their own.
-    secret
-        New file for the secret, instead of stderr; only its owner can read it.
-    """
-    from decathlon_mcp.cli.keys import make_token
-
-    return make_token(name, role, secret)
-
-
-@app.command
-def verify(
-    file: Annotated[Path, Parameter(name="FILE")],
-    /,
-    *files: Annotated[Path, Parameter(name="FILE", show=False)],
-    key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative=(), show_default=False)] = (),
-    state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
-) -> int:
-    """Check the signatures of verdicts.
-
-    The exit status is 0 only if all of them are valid.
-
-    Parameters
-    ----------
-    file
-        A `verdict.json`, a stored reply of `evaluate`, or a file with one verdict or reply per line. Can be
-        repeated.
-    key
-        The server's public key (hexadecimal, base64), a file with it, or the server's URL. Can be repeated.
-        [the key in the state folder]
-    state
-        The server's state folder, which holds the key. [the default one]
-    """
-    from decathlon_mcp.cli.keys import verify
-
-    return verify((file, *files), key, state)
-
-
-@app.command
-def key(*, state: StateFolder = None) -> int:
-    """Print the public key that verdicts are signed with.
-
-    A state folder without a key gets one.
-    """
-    from decathlon_mcp.cli.keys import show_key
-
-    return show_key(state)
-
-
-@app.command
-def gc(
-    *,
-    dry_run: Flag = False,
-    abandon: Flag = False,
-    json: Flag = False,
-    state: StateFolder = None,
-) -> int:
-    """Remove the leftovers of crashed servers.
-
-    Running servers, and what belongs to them, are never touched.
-
-    Parameters
-    ----------
-    dry_run
-        Only say what would be removed.
-    abandon
-        Also remove the episodes that the next `serve` could continue.
-    json
-        Print `{"removed": [...], "kept": {...}}`.
-    """
-    from decathlon_mcp.cli.gc import collect
-
-    return run_async(collect, state or default_state(), dry_run, abandon, json)
 
 
 @app.command

@@ -211,21 +211,13 @@ SANDBOX_SETTINGS = ("suite", "provider", "provider_option", "kernel", "isolation
 """Settings of every command that opens sandboxes."""
 
 ServerOptions = settings_model("ServerOptions")
-TasksOptions = settings_model(
-    "TasksOptions", (*SANDBOX_SETTINGS, "language", "results", "network"), like="tasks"
-)
-DoctorOptions = settings_model("DoctorOptions", (*SANDBOX_SETTINGS, "merge_pages", "tokens"), like="doctor")
 PlayOptions = settings_model("PlayOptions", SANDBOX_SETTINGS)
 
 ServerSettings = Annotated[ServerOptions, Parameter(name="*")]
-TasksSettings = Annotated[TasksOptions, Parameter(name="*")]
-DoctorSettings = Annotated[DoctorOptions, Parameter(name="*")]
 PlaySettings = Annotated[PlayOptions, Parameter(name="*")]
 """The types of the commands' `settings`."""
 
 SERVER_DEFAULTS = ServerOptions.model_validate({})
-TASKS_DEFAULTS = TasksOptions.model_validate({})
-DOCTOR_DEFAULTS = DoctorOptions.model_validate({})
 PLAY_DEFAULTS = PlayOptions.model_validate({})
 
 

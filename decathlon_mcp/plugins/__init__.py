@@ -25,12 +25,11 @@ PLUGINS = (
     ),
     # Servers on all nodes of a Ray cluster, behind one address. Ray Serve imports `cluster.ray:app`.
     Plugin(name="cluster", routes=("decathlon_mcp.plugins.cluster.held_episodes:create",)),
-    # Sandboxes that are containers of a Docker engine, and images of an engine in folders: `doctor --unpack`.
+    # Sandboxes that are containers of a Docker engine.
     Plugin(
         name="docker",
         providers={"docker": "decathlon_mcp.plugins.docker.provider:PROVIDER"},
         image_provider="docker",
-        unpack_image="decathlon_mcp.plugins.docker.unpacking:unpack_for_host",
     ),
     # Episodes and tasks for other tools: `export`.
     Plugin(name="exports", commands=("decathlon_mcp.plugins.exports.commands:add_commands",)),
@@ -53,6 +52,8 @@ PLUGINS = (
         commands=("decathlon_mcp.plugins.page.commands:add_commands",),
         page="decathlon_mcp.plugins.page.serving:create_page",
     ),
+    # Tokens, keys, signatures, leftovers of dead servers: `token`, `key`, `verify`, `gc`.
+    Plugin(name="operate", commands=("decathlon_mcp.plugins.operate.commands:add_commands",)),
     # People play tasks: in a browser at the page's `/play`, or from a script. The command `play`.
     Plugin(name="play", commands=("decathlon_mcp.plugins.play.commands:add_commands",)),
     # Sandboxes that are containers of Podman.
@@ -65,6 +66,12 @@ PLUGINS = (
     ),
     # Sandboxes on the machines of Prime Intellect.
     Plugin(name="prime", providers={"prime": "decathlon_mcp.plugins.prime.provider:PROVIDER"}),
+    # Whether this machine is ready, and what each task lacks here: `doctor`, `tasks`.
+    Plugin(
+        name="readiness",
+        commands=("decathlon_mcp.plugins.readiness.commands:add_commands",),
+        readiness=("decathlon_mcp.plugins.readiness.machine:check_machine",),
+    ),
     # Kept attempts are graded again with the evaluators of now: `regrade`.
     Plugin(
         name="regrade",

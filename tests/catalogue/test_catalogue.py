@@ -13,8 +13,8 @@ import pytest
 from decathlon_mcp.app import host_info
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo
-from decathlon_mcp.cli.suite_probe import ZONE_SCRIPT, read_zone
 from decathlon_mcp.errors import BadRequestError, SuiteError, UnknownTaskError
+from decathlon_mcp.plugins.readiness.suites import ZONE_SCRIPT, read_zone
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.suite import Suite
 from tests.suites.conftest import Checkout

@@ -17,10 +17,9 @@ from decathlon_mcp.catalogue.requirements import (
     DEFAULT_PAGES,
     HostInfo,
     missing_requirements,
-    parse_missing_programs,
-    probe_command,
 )
 from decathlon_mcp.errors import SuiteError
+from decathlon_mcp.plugins.readiness.suites import parse_missing_programs, probe_command
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.profile import packaged_profiles
 

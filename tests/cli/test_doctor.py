@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from decathlon_mcp.app import bootstrap
-from decathlon_mcp.cli.doctor import doctor
 from decathlon_mcp.cli.readiness import require_ready
+from decathlon_mcp.plugins.readiness.doctor import doctor
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.kernel_limits import check_kernel_limits

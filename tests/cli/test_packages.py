@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.cli.readiness import check_packages
+from decathlon_mcp.plugins.readiness.machine import check_packages
 from decathlon_mcp.sandboxes.base import Finding
 
 Install = Callable[..., None]

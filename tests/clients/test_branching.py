@@ -10,7 +10,7 @@ import pytest
 from decathlon_client import Decathlon, RequestError, SetUpError, UnknownEpisodeError, sync
 from decathlon_client.results import Result, Summary
 
-from decathlon_mcp.cli.keys import verify
+from decathlon_mcp.plugins.operate.keys import verify
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.anyio

@@ -11,13 +11,13 @@ import anyio
 import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.cli.suite_probe import probe_suite
 from decathlon_mcp.episodes.beginnings import EpisodeResources, Services, read_credentials
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import DriverError, ImageError, SandboxLostError, SetUpError
+from decathlon_mcp.plugins.readiness.suites import probe_suite
 from decathlon_mcp.plugins.services import SERVICE_ROOT, open_services
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.suites.tasks import Task

@@ -22,7 +22,7 @@ CORE_TESTS = (
     "tests/driver_client/test_driver.py",
     *("tests/episodes/test_registry.py", "tests/episodes/test_runner.py", "tests/episodes/test_set_up.py"),
     *("tests/protocol/test_lobby.py", "tests/http/test_application.py"),
-    *("tests/cli/test_tasks.py", "tests/cli/test_stdio.py", "tests/e2e/test_episode.py"),
+    *("tests/cli/test_stdio.py", "tests/e2e/test_episode.py"),
 )
 """Of what every episode goes through; none of them uses a plug-in, such as Toolathlon's with its profile."""
 
@@ -72,9 +72,11 @@ def test_the_copy_has_no_built_in_plug_in(core: Path) -> None:
 
 def test_the_core_has_its_own_commands_only(core: Path) -> None:
     listed = {*re.findall(r"^│ ([a-z-]+) ", run(core, "-m", "decathlon_mcp.cli", "--help"), re.MULTILINE)}
-    assert {"serve", "stdio", "tasks", "demo"} <= listed
+    assert {"serve", "stdio", "init", "demo"} <= listed
     assert not listed & {
+        "doctor",
         "export",
+        "gc",
         "runs",
         "show",
         "play",
@@ -82,6 +84,9 @@ def test_the_core_has_its_own_commands_only(core: Path) -> None:
         "replay",
         "run",
         "serve-episode",
+        "tasks",
+        "token",
+        "verify",
         "view",
     }
 

@@ -16,14 +16,16 @@ PACKAGE = payloads.__name__
 PAYLOADS = [
     *((path.stem, PACKAGE) for path in Path(payloads.__file__).parent.glob("[!_]*.py")),
     ("local_tools_server", "decathlon_mcp.plugins.toolathlon"),
+    ("program_probe", "decathlon_mcp.plugins.readiness"),
     ("program_starter", "decathlon_mcp.plugins.agents"),
+    ("rubric_probe", "decathlon_mcp.plugins.readiness"),
     ("script_player", "decathlon_mcp.plugins.exports"),
     ("trust", "decathlon_mcp.plugins.web"),
 ]
 
 
 def test_there_are_payloads() -> None:
-    assert {"program_probe", "rubric_function", "token_values"} <= {name for name, _ in PAYLOADS}
+    assert {"evaluator_probe", "rubric_function", "token_values"} <= {name for name, _ in PAYLOADS}
 
 
 @pytest.mark.parametrize(("name", "package"), PAYLOADS)

@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from decathlon_mcp.cli.readiness import check_merging
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.plugins.docker.checks import check_engine_limits
 from decathlon_mcp.plugins.docker.container import merging_profile
 from decathlon_mcp.plugins.docker.engine import engine_address
+from decathlon_mcp.plugins.readiness.machine import check_merging
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.sandboxes.host.seccomp import FIXED_ADDRESSES
 from tests.sandboxes.conftest import Bench

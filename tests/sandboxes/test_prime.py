@@ -16,7 +16,6 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.cli.gc import collect
 from decathlon_mcp.driver.client import BOOT_COMMAND, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import BadRequestError, ProviderUnavailableError, SandboxLostError
@@ -37,6 +36,7 @@ from decathlon_mcp.plugins.conformance.target import (
     receive_all,
     receive_line,
 )
+from decathlon_mcp.plugins.operate.gc import collect
 from decathlon_mcp.plugins.prime import provider as prime_provider
 from decathlon_mcp.plugins.prime import sandbox as prime_sandbox
 from decathlon_mcp.plugins.prime import stream as prime_stream

@@ -21,14 +21,15 @@ from decathlon_mcp.app import read_catalogue, sandbox_factories
 from decathlon_mcp.catalogue.catalogue import Catalogue, list_tasks
 from decathlon_mcp.catalogue.draws import TaskFilter, TaskSampler, filter_tasks
 from decathlon_mcp.catalogue.requirements import PLURALS, MissingRequirement, broken_file
-from decathlon_mcp.catalogue.ways import WayToRun, count_ways, way_to_run
 from decathlon_mcp.cli.output import print_json, print_lines
-from decathlon_mcp.cli.readiness import check_readiness, format_finding
-from decathlon_mcp.cli.suite_probe import GraderFinding
+from decathlon_mcp.cli.readiness import check_readiness
 from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import SuiteError
 from decathlon_mcp.grading.rubric import metrics_of
 from decathlon_mcp.hooks import load, plugins
+from decathlon_mcp.plugins.readiness.machine import format_finding
+from decathlon_mcp.plugins.readiness.suites import GraderFinding
+from decathlon_mcp.plugins.readiness.ways import WayToRun, count_ways, way_to_run
 from decathlon_mcp.sandboxes.base import Finding
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.suite import SharedResource, Suite

@@ -21,14 +21,15 @@ from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import broken_file
 from decathlon_mcp.cli.options import describe_unknown_variables, unknown_variables
 from decathlon_mcp.cli.output import print_json
-from decathlon_mcp.cli.readiness import check_readiness, format_finding
-from decathlon_mcp.cli.suite_probe import GraderFinding
-from decathlon_mcp.cli.tasks import summarize_missing
+from decathlon_mcp.cli.readiness import check_readiness
 from decathlon_mcp.errors import DecathlonError, SettingsError, SuiteError
 from decathlon_mcp.grading.signing import Signer
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import Tokens
 from decathlon_mcp.http.listening import hosts_for, listen
+from decathlon_mcp.plugins.readiness.machine import format_finding
+from decathlon_mcp.plugins.readiness.suites import GraderFinding
+from decathlon_mcp.plugins.readiness.tasks import summarize_missing
 from decathlon_mcp.sandboxes.base import Finding, finding
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.keys import KEY_FILE

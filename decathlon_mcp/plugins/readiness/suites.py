@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import secrets
+import shutil
 import struct
 import tempfile
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import anyio.to_thread
 from pydantic import Base64Bytes, TypeAdapter, ValidationError
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.catalogue.requirements import parse_missing_programs, probe_command
+from decathlon_mcp.catalogue.requirements import MissingProgram
 from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
@@ -238,7 +239,7 @@ async def _import_functions(
         "arguments": FUNCTION_ARGUMENTS,
     }
     result = await driver.run(
-        [*suite.profile.python, "-c", source("rubric_probe"), json.dumps(order)],
+        [*suite.profile.python, "-c", source("rubric_probe", __package__), json.dumps(order)],
         cwd=str(root),
         env={**PYTHON_ENVIRONMENT, **dict(suite.profile.environment)},
         timeout_seconds=FUNCTIONS_SECONDS,
@@ -250,3 +251,60 @@ async def _import_functions(
             "a rubric's function ended the program that imported it: "
             f"{result.stderr.strip()[-500:] or f'exit code {result.exit_code}'}"
         ) from None
+
+
+VISIBLE = (
+    "install it below /usr/local or in the environment of the server's Python, put it into the checkout's "
+    "local_servers, or choose `--isolation none`"
+)
+"""What to do about a program that sandboxes in namespaces do not see."""
+_PROBE_OUTPUT = TypeAdapter(dict[str, tuple[str, bool]])
+
+
+def probe_command(suite: Suite, *, root: PurePosixPath) -> list[str]:
+    """A command that, run in one of the suite's sandboxes, prints which MCP servers' programs are missing.
+
+    `root` is the suite's root in that sandbox.
+    """
+    servers = {
+        spec["name"]: {
+            "command": spec["command"],
+            "args": spec["args"],
+            "paths": suite.servers[spec["name"]].absolute_paths,
+        }
+        for spec in suite.all_server_specs(root=root)
+    }
+    folders = (suite.profile.local_servers, suite.profile.local_binaries)
+    order = {"root": str(root), "own": [f"{root / folder}/" for folder in folders], "servers": servers}
+    return ["python3", "-c", source("program_probe", __package__), json.dumps(order)]
+
+
+def parse_missing_programs(suite: Suite, output: str, where: str) -> Mapping[str, MissingProgram]:
+    """The missing programs by MCP server, from the output of `probe_command`.
+
+    `where`: the image that was looked through, as `the image NAME`; empty for the files of this machine, of
+    which a sandbox may see a part only. Raises SuiteError for any other output.
+    """
+    try:
+        programs = _PROBE_OUTPUT.validate_json(output)
+    except ValidationError:
+        raise SuiteError("the check for the servers' programs printed no result") from None
+    looked = f"in {where}" if where else "on this machine"
+    cure = f"looked for {looked}; install it there, or name another with --image"
+    missing: dict[str, MissingProgram] = {}
+    for name, (description, downloadable) in programs.items():
+        place = "" if where else _place_here(suite, name, description)
+        missing[name] = MissingProgram(
+            description, downloadable, f"{place}; {VISIBLE}" if place else cure, bool(place)
+        )
+    return missing
+
+
+def _place_here(suite: Suite, server: str, description: str) -> str:
+    """Where this machine has the program or file of a description by the probe; empty if it does not."""
+    config = suite.servers.get(server)
+    for text in () if config is None else (config.command, *config.absolute_paths):
+        if description in (f"the program {text}", f"the file {text}"):
+            found = shutil.which(text) or (text if Path(text).exists() else None)
+            return "" if found is None else f"this machine has it at {found}"
+    return ""
