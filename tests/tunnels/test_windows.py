@@ -15,8 +15,8 @@ import pytest
 from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver import tunnels as tunnels_module
-from decathlon_mcp.driver.tunnels import Dialer, Tunnel, Tunnels
+from decathlon_mcp.plugins import tunnels as tunnels_module
+from decathlon_mcp.plugins.tunnels import Dialer, Tunnel, Tunnels
 from decathlon_mcp.types import JsonObject
 from tests.driver_client.support import MemoryByteStream, stream_pair
 
