@@ -34,6 +34,9 @@ Dialer = Callable[[], Awaitable[ByteStream]]
 MAX_TUNNELS = 256
 """Limit on the tunnels of one sandbox; the driver cannot open more."""
 DIAL_SECONDS = 20.0
+OPENINGS_PER_SECOND = 64
+"""Limit on the connections that one sandbox opens, after MAX_TUNNELS of them: each costs the event loop half
+a millisecond, and the driver two short lines."""
 TUNNEL_NOTIFICATIONS = frozenset({wire.OPENED, wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET})
 
 
@@ -157,6 +160,7 @@ class Tunnels:
         self._open: dict[int, Tunnel] = {}
         self._targets: Mapping[int, Dialer] = {}
         self._last_number = 0
+        self._openings = TokenBucket(per_second=OPENINGS_PER_SECOND, burst=MAX_TUNNELS)
         # A driver that keeps the protocol has no more tunnels than this side, for more than a moment.
         self._refusals = TokenBucket(per_second=MAX_TUNNELS, burst=MAX_TUNNELS)
 
@@ -200,7 +204,7 @@ class Tunnels:
     def _accept(self, number: int, port: int) -> None:
         if (dial := self._targets.get(port)) is None or number in self._open:
             return
-        if len(self._open) < MAX_TUNNELS:
+        if len(self._open) < MAX_TUNNELS and self._openings.take():
             self._start(partial(_connect, self._add(number), dial))
         elif self._refusals.take():
             # The driver would keep it open.
