@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -34,7 +32,7 @@ from decathlon_mcp.episodes.registry import EpisodeRegistry, RegistryOptions
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, open_ahead
 from decathlon_mcp.episodes.specification import EpisodeLimits
 from decathlon_mcp.episodes.tools.offered import ToolLists
-from decathlon_mcp.errors import DecathlonError, SettingsError
+from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.events import Events, Spans
 from decathlon_mcp.grading.fault import ProviderHealth
 from decathlon_mcp.grading.signing import Signer
@@ -54,20 +52,16 @@ from decathlon_mcp.sandboxes.plugins import (
 )
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.disk import DiskSpace, cure_of, is_full
-from decathlon_mcp.storage.kept_files import DAY_SECONDS, delete_old_episodes
-from decathlon_mcp.storage.kept_tools import RECENT_SECONDS, CachedLists, remove_unnamed_tools
+from decathlon_mcp.storage.kept_tools import CachedLists
 from decathlon_mcp.storage.lock import Server, create_state_folder, instance_lock, wait_for_stop
 from decathlon_mcp.storage.store import Store
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
-from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.app")
 
 STOP_SECONDS = 15.0
 """Time that a server needs to stop, beside what it waits for gradings."""
-RETENTION_SECONDS = 3600.0
-"""Time between two searches for episodes that are older than `--keep-days`."""
 
 
 def provider_for(suite: Suite, settings: Settings) -> str:
@@ -222,9 +216,9 @@ async def bootstrap(
         # Not earlier: the episodes of a dead server come first.
         tasks.start_soon(run_alone, open_ahead, registry.factories)
         tasks.start_soon(run_for_ever, database.maintain)
-        if settings.keep_days is not None:
-            delete_old = partial(_delete_old_episodes, database, settings.state, settings.keep_days)
-            tasks.start_soon(run_for_ever, delete_old)
+        for part in (part for plugin in plugins() for part in plugin.background):
+            if (work := load(part)(settings, database)) is not None:
+                tasks.start_soon(run_for_ever, work)
         yield registry
 
 
@@ -270,17 +264,6 @@ async def _write_common_archive(suite: Suite, archive: Path, state: Path) -> Non
             f"--state: {state} has no room for the files of suite {suite.name}: "
             f"{error.strerror}; {cure_of(error)}"
         ) from None
-
-
-async def _delete_old_episodes(store: Store, state: Path, keep_days: float) -> None:
-    while True:
-        try:
-            await delete_old_episodes(store, state / "episodes", keep_days)
-            before = time.time() - max(keep_days * DAY_SECONDS, RECENT_SECONDS)
-            await anyio.to_thread.run_sync(remove_unnamed_tools, state, before)
-        except DecathlonError as error:
-            log.warning("old episodes could not be deleted", extra=fields(why=error.message))
-        await anyio.sleep(RETENTION_SECONDS)
 
 
 def create_sandbox_factory(

@@ -193,10 +193,6 @@ class Settings(BaseModel):
         description="On SIGTERM, `serve` leaves its sandboxes and episodes to the next server on the state "
         "folder, instead of ending them.",
     )
-    keep_days: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)] | None = Field(
-        None,
-        description="Days after which the files of an ended episode are deleted. [never]",
-    )
 
     memory_mib: Count = Field(4096, description="Memory limit of one sandbox, in MiB.")
     cpus: Annotated[float, Field(gt=0, le=100_000, allow_inf_nan=False)] = Field(

@@ -77,7 +77,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         *("idle_seconds", "first_use_seconds", "grace_seconds", "episode_seconds", "servers_seconds"),
         *("set_up_seconds", "evaluation_seconds", "drain_seconds", "survive_seconds"),
     ),
-    "Files and logs": (*("config", "state", "hand_over", "keep_days", "tokens", "log_level", "log_format"),),
+    "Files and logs": (*("config", "state", "hand_over", "tokens", "log_level", "log_format"),),
 }
 """The settings of the core, by the heading of the help, where settings of plug-ins follow."""
 COMMON_SETTINGS = (

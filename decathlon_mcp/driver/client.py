@@ -20,15 +20,12 @@ from typing import Any
 
 import anyio
 import msgspec
-from anyio import aclose_forcefully
-from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.link import DriverLink, Heartbeat, Notification
 from decathlon_mcp.driver.replies import Reply, Truncation, read_reply, without_own_meta
 from decathlon_mcp.driver.stream import NO_RECONNECTION, ReconnectPolicy
-from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.errors import (
     DecathlonError,
     DriverError,
@@ -267,34 +264,6 @@ class DriverClient(DriverLink):
         frozen = await self.request(wire.FREEZE, params, kind=_Frozen, timeout_seconds=FREEZE_SECONDS)
         logs = islice(frozen.stderr.items(), MAX_SERVER_LOGS)
         return {name[:100]: text[-MAX_LOG_CHARACTERS:] for name, text in logs if isinstance(text, str)}
-
-    async def forward(self, targets: Mapping[int, Dialer]) -> None:
-        """Forward these ports of the sandbox's loopback to the targets.
-
-        Raises DriverError with reason `network` if a port is taken.
-        """
-        self.tunnels.forward(targets)
-        await self.request(wire.FORWARD, {"ports": [*targets]})
-
-    async def resolve(self) -> None:
-        """Let every host name lead to the sandbox's loopback, for programs that ask its port 53.
-
-        Raises DriverError with reason `network` if the driver may not listen there.
-        """
-        await self.request(wire.RESOLVE, {})
-
-    async def dial(self, port: int) -> ByteStream:
-        """Connect to a port of the sandbox's loopback.
-
-        Raises DriverError with reason `network` if nothing listens there.
-        """
-        tunnel = self.tunnels.create()
-        try:
-            await self.request(wire.DIAL, {"port": port, "conn": tunnel.number})
-        except BaseException:
-            await aclose_forcefully(tunnel)
-            raise
-        return tunnel
 
     async def ping(self, *, saving: bool = False) -> None:
         """Renew the driver's lease. Raises CallTimeoutError if it does not answer.

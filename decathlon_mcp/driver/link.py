@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import anyio.to_thread
@@ -38,7 +38,6 @@ from decathlon_mcp.driver.stream import (
     ReconnectPolicy,
     ViolationError,
 )
-from decathlon_mcp.driver.tunnels import TUNNEL_NOTIFICATIONS, Tunnels
 from decathlon_mcp.errors import (
     CallTimeoutError,
     DecathlonError,
@@ -190,6 +189,16 @@ class _Request(msgspec.Struct, eq=False):
             return DecathlonError(f"a fault of the server: {type(error).__name__}")
 
 
+class Channel(Protocol):
+    """What a plug-in sends over the stream beside requests, such as tunnels. It does not survive a stream."""
+
+    def handle(self, method: str, params: bytes) -> None:
+        """Handle a notification, which may be anything, with its params as JSON."""
+
+    def close(self) -> None:
+        """The driver is not attached any more; it may be attached again."""
+
+
 class DriverLink(DriverStream):
     """Sends requests and notifications to a driver, any number at a time.
 
@@ -225,9 +234,10 @@ class DriverLink(DriverStream):
             per_second=NOTIFICATION_BYTES_PER_SECOND, burst=NOTIFICATION_BYTES_BURST
         )
         self._threads: TaskGroup  # while it receives
-        self._tasks: TaskGroup  # likewise, for tunnels
+        self._tasks: TaskGroup  # likewise, for a channel
         self._on_tools_changed: Callable[[str], object] = lambda server: None
-        self.tunnels = Tunnels(self.notify, self._start)
+        self.channel: Channel | None = None
+        """What handles notifications that belong to no request."""
         self.ready_or_closed = Flag()
         """Set once the driver has been attached or never will."""
         self.closed = Flag()
@@ -348,7 +358,7 @@ class DriverLink(DriverStream):
             raise await self.closed_error()
 
     def close(self, reason: str | None = None, *, by_driver: bool = False) -> None:
-        """Close the link; pending requests and tunnels fail. Only the first reason counts, see `Loss`."""
+        """Close the link; pending requests and the channel fail. Only the first reason counts, see `Loss`."""
         if self.closed.is_set():
             return
         self._lose(Loss(reason, by_driver))
@@ -358,7 +368,7 @@ class DriverLink(DriverStream):
         self._queue.clear()
         for request in tuple(self._pending.values()):
             self._settle(request, None)
-        self.tunnels.close()
+        self._on_detached()
 
     async def closed_error(self) -> SandboxLostError:
         """The error that says why the link has closed, with the provider's cause if it knows one."""
@@ -381,7 +391,8 @@ class DriverLink(DriverStream):
             # Replies that came before the end are still read.
         self.close()
 
-    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a function in a task that ends with the link."""
         self._tasks.start_soon(work)
 
     # pending requests
@@ -467,7 +478,8 @@ class DriverLink(DriverStream):
                 self._write(request.message)
 
     def _on_detached(self) -> None:
-        self.tunnels.close()
+        if self.channel is not None:
+            self.channel.close()
 
     def _on_line(self, body: bytes) -> None:
         if (match := _REPLY_ID.match(body)) is not None:
@@ -508,8 +520,6 @@ class DriverLink(DriverStream):
             for request in tuple(self._pending.values()):
                 if not request.is_read:
                     self._settle(request, request.outcome(payload))
-        elif message.method in TUNNEL_NOTIFICATIONS:
-            self.tunnels.handle(message.method, bytes(message.params))
         elif message.method == wire.CHANGED:
             with suppress(ValueError):
                 server = (as_object(decode_bounded(message.params)) or {}).get("server")
@@ -517,6 +527,8 @@ class DriverLink(DriverStream):
                     self._on_tools_changed(server)
         elif message.method in (wire.PROGRESS, wire.MESSAGE):
             self._on_notification(message.method, message.params)
+        elif self.channel is not None:
+            self.channel.handle(message.method, bytes(message.params))
 
     def _on_notification(self, method: str, params: Raw) -> None:
         try:

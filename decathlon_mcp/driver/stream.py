@@ -53,6 +53,9 @@ LINE_COST_BYTES = 1 << 10
 """A driver that sends more than this is read slower, so that handling it takes a few per cent of the event
 loop's time at most. A line counts as its length and LINE_COST_BYTES, because short lines cost most; what is
 sent again at its demand counts too."""
+MAX_UNSENT_BYTES = 2 * wire.REQUEST_BUFFER_BYTES
+"""What may wait to be written. A driver that reads nothing can answer pings, whose ids it guesses, and cause
+lines, such as notes that its replies are not needed."""
 COPIES_OF_COPIES = 256
 """Generations of one server process. A request's id is longer by so many bits."""
 
@@ -267,6 +270,8 @@ class DriverStream(ABC):
         if data:
             self._unsent += data
             self._work.set()
+        if len(self._unsent) > MAX_UNSENT_BYTES:
+            self._lose(Loss("the driver does not read what is written to it", by_driver=True))
 
     async def _maintain(self, stream_scope: CancelScope) -> None:
         """Attach, and write what the stream did not take at once; end a stream that is broken."""

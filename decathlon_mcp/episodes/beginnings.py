@@ -20,7 +20,6 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.extensions import EpisodeWeb, Opened, OpenNew
@@ -44,11 +43,11 @@ SEALED_FILE = "sealed.tar"
 class Services:
     """The running services of an episode.
 
-    `targets`: the ports of a sandbox's `localhost` and how to connect to the service behind each. `drivers`:
-    the drivers of the services that run in sandboxes.
+    `connect`: leads ports of another sandbox's `localhost` to them, by its driver. `drivers`: the drivers of
+    the services that run in sandboxes.
     """
 
-    targets: Mapping[int, Dialer] = field(default_factory=dict[int, Dialer])
+    connect: Callable[[DriverClient], Awaitable[None]] | None = None
     drivers: Sequence[DriverClient] = ()
 
     @asynccontextmanager
@@ -90,8 +89,8 @@ class EpisodeResources:
         """
         provider, web = self.factory.provider, self.web
         shares_loopback = provider.shares_loopback(sandbox.spec)
-        if self.services.targets and not shares_loopback:
-            await driver.forward(self.services.targets)
+        if self.services.connect is not None and not shares_loopback:
+            await self.services.connect(driver)
         if web is None or not self.factory.uses_web(self.task, role):
             yield
             return

@@ -81,6 +81,12 @@ PLUGINS = (
     ),
     # An episode's calls are made again in a new one, and compared: `replay`.
     Plugin(name="replay", commands=("decathlon_mcp.plugins.replay.commands:add_commands",)),
+    # Files of episodes that ended long ago are deleted (`--keep-days`).
+    Plugin(
+        name="retention",
+        settings="decathlon_mcp.plugins.retention:RetentionSettings",
+        background=("decathlon_mcp.plugins.retention.retention:create",),
+    ),
     # Services that a task reaches at ports of its sandbox: hosted ones, and one of its own for each episode.
     Plugin(name="services", services="decathlon_mcp.plugins.services:open_services"),
     # A shell plays an episode of a running server, one process per step: `episode`.

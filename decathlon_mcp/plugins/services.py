@@ -18,11 +18,11 @@ from anyio.abc import ByteStream
 
 from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.driver.tunnels import Dialer
 from decathlon_mcp.episodes.beginnings import Services
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import ImageError, SandboxLostError, SetUpError
+from decathlon_mcp.plugins.tunnels import Dialer, dial, forward
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.storage.store import SandboxRow
 from decathlon_mcp.suites.suite_file import Service
@@ -69,8 +69,8 @@ async def open_services(
                 row = records.former.get(_sandbox_name(episode, name))
                 driver = await sandboxes.enter_async_context(_reattach(factory, name, row, records))
             drivers.append(driver)
-            targets |= {port: partial(driver.dial, port) for port in service.ports}
-        yield Services(targets, tuple(drivers))
+            targets |= {port: partial(dial, driver, port) for port in service.ports}
+        yield Services(partial(forward, targets=targets) if targets else None, tuple(drivers))
 
 
 async def check_reachable(name: str, service: Service) -> None:

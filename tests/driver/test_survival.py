@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import time
-import uuid
-from pathlib import Path, PurePosixPath
-from typing import Any
 
-import anyio
 import pytest
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver.client import BOOT_COMMAND, connect
-from decathlon_mcp.driver.stream import ReconnectPolicy
-from decathlon_mcp.sandboxes.base import SandboxSpec
-from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.driver.peer import (
     DriverPeer,
     WireError,
@@ -35,52 +27,6 @@ async def test_driver_ends_with_all_its_processes_when_no_server_comes(python: s
         assert await peer.close() == 0
         assert time.monotonic() - ended_at > 0.5  # the lease began before
         assert peer.living() == []
-
-
-# tunnels
-
-
-async def test_new_server_resets_tunnels_and_keeps_forwarded_ports(tmp_path: Path) -> None:
-    owner, opened = f"tests-survival-{uuid.uuid4().hex[:12]}", anyio.Event()
-    spec = SandboxSpec("tunnels", BOOT_COMMAND, PurePosixPath("/episode"), survives=True)
-
-    async def echo(stream: Any) -> None:
-        async with stream:
-            async for chunk in stream:
-                opened.set()
-                await stream.send(chunk)
-
-    async with (
-        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(listener.serve, echo)
-        target = listener.extra(anyio.abc.SocketAttribute.local_port)
-
-        async def dial() -> Any:
-            return await anyio.connect_tcp("127.0.0.1", target)
-
-        async with await anyio.create_tcp_listener(local_host="127.0.0.1") as unused:
-            port = unused.extra(anyio.abc.SocketAttribute.local_port)
-        async with (
-            HostProvider(owner, tmp_path, isolation="none") as provider,
-            provider.open(spec) as sandbox,
-        ):
-            async with connect(sandbox, reconnect=ReconnectPolicy(60, 1)) as client:
-                await client.forward({port: dial})
-                old = await anyio.connect_tcp("127.0.0.1", port)
-                await old.send(b"a")
-                assert await old.receive() == b"a"
-            await sandbox.reopen()
-            async with connect(sandbox, reconnect=ReconnectPolicy(60, 2), reattached=True) as client:
-                await client.forward({port: dial})
-                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                    await old.receive()
-                async with await anyio.connect_tcp("127.0.0.1", port) as new:
-                    await new.send(b"b")
-                    assert await new.receive() == b"b"
-            await old.aclose()
-        tasks.cancel_scope.cancel()
 
 
 # room for responses

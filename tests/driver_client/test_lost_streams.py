@@ -25,6 +25,7 @@ from decathlon_mcp.errors import (
     ProviderUnavailableError,
     SandboxLostError,
 )
+from decathlon_mcp.plugins.tunnels import Tunnels
 from decathlon_mcp.sandboxes.streams import DirectStream
 from decathlon_mcp.types import JsonObject
 from tests.driver.peer import until
@@ -488,7 +489,8 @@ async def test_driver_that_never_received_more_than_there_is_violates_the_protoc
 
 async def test_tunnels_do_not_survive_a_stream() -> None:
     async with surviving() as (link, source, _):
-        tunnel = link.tunnels.create()
+        link.channel = tunnels = Tunnels(link.notify, link.spawn)
+        tunnel = tunnels.create()
         await source.peer.end()
         await until(lambda: source.reopened > 0)
         with anyio.fail_after(10), pytest.raises(anyio.BrokenResourceError):

@@ -15,8 +15,8 @@ from decathlon_sandbox.lines import NONCE_DIGITS, Lines
 from decathlon_mcp.driver.link import MAX_DEPTH, DriverLink, Message, Notification
 from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_meta
 from decathlon_mcp.driver.stream import ViolationError
-from decathlon_mcp.driver.tunnels import MAX_TUNNELS
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError
+from decathlon_mcp.plugins.tunnels import MAX_TUNNELS, Tunnels
 from decathlon_mcp.types import as_json, as_object
 from tests.fuzz.long_run import main
 
@@ -24,7 +24,7 @@ MODULES = (
     "decathlon_mcp.driver.link",
     "decathlon_mcp.driver.mcp_schema",
     "decathlon_mcp.driver.replies",
-    "decathlon_mcp.driver.tunnels",
+    "decathlon_mcp.plugins.tunnels",
     "decathlon_sandbox.lines",
 )
 LIMIT_BYTES = 2048
@@ -68,7 +68,8 @@ def check(data: bytes) -> None:
     notifications: list[Notification] = []
     for number in (1, 2):
         link.send(number, wire.CALL, {}, _read, outcomes.append, notifications.append)
-    tunnels: Any = link.tunnels
+    tunnels: Any = Tunnels(link.notify, link.spawn)
+    link.channel = tunnels
     tunnels.forward({PORT: dial})
     tunnels.create()
     driver = Lines(1 << 20)

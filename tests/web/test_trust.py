@@ -21,7 +21,7 @@ from decathlon_mcp.plugins.web.episodes import proxy_variables
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.arxiv.authority import Authority
-from tests.driver.test_tunnels import unique_owner
+from tests.tunnels.test_tunnels import unique_owner
 
 BUNDLE = "-----BEGIN CERTIFICATE-----\nown\n-----END CERTIFICATE-----\n"
 

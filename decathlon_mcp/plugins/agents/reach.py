@@ -16,8 +16,8 @@ import anyio
 from anyio.abc import SocketListener, SocketStream
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver.tunnels import relay
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.plugins.tunnels import relay
 from decathlon_mcp.telemetry.logs import fields
 
 log = logging.getLogger("decathlon.agents")

@@ -12,8 +12,8 @@ from anyio import from_thread
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
+from decathlon_mcp.plugins.retention.retention import delete_folder
 from decathlon_mcp.protocol.lobby_tools import start_tool
-from decathlon_mcp.storage.kept_files import delete_folder
 from decathlon_mcp.storage.store import ENDED, Store
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import public_id

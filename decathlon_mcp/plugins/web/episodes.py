@@ -25,10 +25,10 @@ from anyio.abc import ByteStream, SocketAttribute
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.driver.tunnels import relay
 from decathlon_mcp.errors import DriverError, SettingsError, SetUpError
 from decathlon_mcp.grading.verdict import WebUse
 from decathlon_mcp.payloads import source
+from decathlon_mcp.plugins.tunnels import forward, relay, resolve
 from decathlon_mcp.plugins.web.exchanges import Configuration, Listener, Mode, Part, SessionSpec
 from decathlon_mcp.plugins.web.proxy import ProxyOptions, WebProxy, find_program, running_proxy
 from decathlon_mcp.plugins.web.recording import (
@@ -201,11 +201,11 @@ class RecordedEpisodeWeb:
             )
 
     async def _forward(self, driver: DriverClient, session: str) -> None:
-        await driver.forward({PROXY_PORT: partial(self._proxy.connect, session, "proxy")})
+        await forward(driver, {PROXY_PORT: partial(self._proxy.connect, session, "proxy")})
         by_name: tuple[tuple[int, Listener], ...] = ((80, "http"), (443, "https"))
         for port, listener in by_name:
             try:
-                await driver.forward({port: partial(self._proxy.connect, session, listener)})
+                await forward(driver, {port: partial(self._proxy.connect, session, listener)})
             except DriverError as error:
                 # A user without the privilege, or a program of the image that listens there.
                 log.info("programs without a proxy setting have no web", extra=fields(why=error.message))
@@ -276,7 +276,7 @@ def proxy_variables(port: int, folder: str) -> Mapping[str, str]:
 
 async def _resolves(driver: DriverClient) -> bool:
     try:
-        await driver.resolve()
+        await resolve(driver)
     except DriverError as error:
         log.info("host names are not resolved in the sandbox", extra=fields(why=error.message))
         return False

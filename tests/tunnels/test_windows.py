@@ -15,8 +15,8 @@ import pytest
 from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 
-from decathlon_mcp.driver import tunnels as tunnels_module
-from decathlon_mcp.driver.tunnels import Dialer, Tunnel, Tunnels
+from decathlon_mcp.plugins import tunnels as tunnels_module
+from decathlon_mcp.plugins.tunnels import Dialer, Tunnel, Tunnels
 from decathlon_mcp.types import JsonObject
 from tests.driver_client.support import MemoryByteStream, stream_pair
 
@@ -275,3 +275,23 @@ async def test_refusals_are_bounded(
     for number in range(1, 1000):
         handle(tunnels, wire.OPENED, {"conn": number, "port": PORT})
     assert len(driver.sent) <= 2 * 256
+
+
+async def test_openings_are_bounded_although_each_connection_is_reset_at_once(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is two short lines of the driver, and a connection to the target."""
+    monkeypatch.setattr(tunnels_module, "OPENINGS_PER_SECOND", 0)
+    tunnels = Tunnels(driver.notify, lambda work: None)
+    dialled: list[int] = []
+
+    async def dial() -> ByteStream:
+        dialled.append(1)
+        raise OSError
+
+    async with forwarding(tunnels, dial):
+        for number in range(1, 1000):
+            handle(tunnels, wire.OPENED, {"conn": number, "port": PORT})
+            handle(tunnels, wire.RESET, {"conn": number})
+            await anyio.wait_all_tasks_blocked()
+    assert len(dialled) <= tunnels_module.MAX_TUNNELS

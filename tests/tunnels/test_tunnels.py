@@ -19,7 +19,9 @@ from decathlon_sandbox import wire
 from decathlon_sandbox.tunnels import answer
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import DriverError, SandboxLostError
+from decathlon_mcp.plugins import tunnels
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from tests.driver.peer import DriverPeer, WireError
@@ -80,7 +82,7 @@ async def receive_all(stream: ByteStream) -> bytes:
 async def test_forwarded_port_reaches_a_service_outside_and_passes_on_its_end(driver: DriverClient) -> None:
     inside = free_port()
     async with service(upper_case_service) as outside:
-        await driver.forward({inside: connector(outside)})
+        await tunnels.forward(driver, {inside: connector(outside)})
         async with await anyio.connect_tcp("127.0.0.1", inside) as client:
             await client.send(b"hello")
             assert await client.receive() == b"HELLO"
@@ -91,7 +93,7 @@ async def test_forwarded_port_reaches_a_service_outside_and_passes_on_its_end(dr
 async def test_large_data_flows_in_both_directions_at_once(driver: DriverClient) -> None:
     inside = free_port()
     async with service(upper_case_service) as outside:
-        await driver.forward({inside: connector(outside)})
+        await tunnels.forward(driver, {inside: connector(outside)})
         async with await anyio.connect_tcp("127.0.0.1", inside) as client, anyio.create_task_group() as tasks:
 
             async def send_all() -> None:
@@ -105,7 +107,7 @@ async def test_large_data_flows_in_both_directions_at_once(driver: DriverClient)
 async def test_connection_that_is_not_read_does_not_block_others(driver: DriverClient) -> None:
     inside = free_port()
     async with service(upper_case_service) as outside:
-        await driver.forward({inside: connector(outside)})
+        await tunnels.forward(driver, {inside: connector(outside)})
         async with await anyio.connect_tcp("127.0.0.1", inside) as idle, anyio.create_task_group() as tasks:
             tasks.start_soon(idle.send, BIG * 4)
             async with await anyio.connect_tcp("127.0.0.1", inside) as client:
@@ -117,7 +119,7 @@ async def test_connection_that_is_not_read_does_not_block_others(driver: DriverC
 
 async def test_connection_is_closed_if_its_target_does_not_answer(driver: DriverClient) -> None:
     inside = free_port()
-    await driver.forward({inside: connector(free_port())})
+    await tunnels.forward(driver, {inside: connector(free_port())})
     async with await anyio.connect_tcp("127.0.0.1", inside) as client:
         with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
             await client.receive()
@@ -131,7 +133,7 @@ async def test_connection_ends_inside_when_the_service_aborts(driver: DriverClie
 
     inside = free_port()
     async with service(abort_after_hello) as outside:
-        await driver.forward({inside: connector(outside)})
+        await tunnels.forward(driver, {inside: connector(outside)})
         async with await anyio.connect_tcp("127.0.0.1", inside) as client:
             assert await receive_all(client) == b"bye"
 
@@ -139,14 +141,14 @@ async def test_connection_ends_inside_when_the_service_aborts(driver: DriverClie
 async def test_forwarding_a_port_in_use_is_an_error(driver: DriverClient) -> None:
     async with service(upper_case_service) as port:
         with pytest.raises(DriverError, match="cannot be listened on") as error:
-            await driver.forward({port: connector(port)})
+            await tunnels.forward(driver, {port: connector(port)})
     assert error.value.data["reason"] == "network"
 
 
 async def test_forwarded_ports_still_work_after_a_freeze(driver: DriverClient) -> None:
     inside = free_port()
     async with service(upper_case_service) as outside:
-        await driver.forward({inside: connector(outside)})
+        await tunnels.forward(driver, {inside: connector(outside)})
         await driver.freeze()
         async with await anyio.connect_tcp("127.0.0.1", inside) as client:
             await client.send(b"still")
@@ -155,7 +157,7 @@ async def test_forwarded_ports_still_work_after_a_freeze(driver: DriverClient) -
 
 async def test_dial_connects_to_a_service_inside(driver: DriverClient) -> None:
     async with service(upper_case_service) as port:
-        async with await driver.dial(port) as stream:
+        async with await tunnels.dial(driver, port) as stream:
             await stream.send(BIG[:1000])
             assert await stream.receive() == BIG[:1000].upper()
             await stream.send_eof()
@@ -164,7 +166,7 @@ async def test_dial_connects_to_a_service_inside(driver: DriverClient) -> None:
 
 async def test_dialling_a_closed_port_is_an_error(driver: DriverClient) -> None:
     with pytest.raises(DriverError, match="nothing answers at port"):
-        await driver.dial(free_port())
+        await tunnels.dial(driver, free_port())
 
 
 async def test_connections_break_when_the_driver_is_killed(tmp_path: Path) -> None:
@@ -174,13 +176,56 @@ async def test_connections_break_when_the_driver_is_killed(tmp_path: Path) -> No
         HostProvider(unique_owner(), tmp_path, isolation="none") as provider,
     ):
         async with provider.open(spec) as sandbox, connect(sandbox) as driver:
-            async with await driver.dial(port) as stream:
+            async with await tunnels.dial(driver, port) as stream:
                 pid = (await driver.run(["sh", "-c", "echo $PPID"], cwd="/", timeout_seconds=10)).stdout
                 os.kill(int(pid), signal.SIGKILL)
                 with pytest.raises((anyio.BrokenResourceError, anyio.EndOfStream)):
                     await stream.receive()
             with pytest.raises(SandboxLostError):
                 await driver.ping()
+
+
+async def test_new_server_resets_tunnels_and_keeps_forwarded_ports(tmp_path: Path) -> None:
+    owner, opened = unique_owner(), anyio.Event()
+    spec = SandboxSpec("tunnels", BOOT_COMMAND, PurePosixPath("/episode"), survives=True)
+
+    async def echo(stream: Any) -> None:
+        async with stream:
+            async for chunk in stream:
+                opened.set()
+                await stream.send(chunk)
+
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(listener.serve, echo)
+        target = listener.extra(anyio.abc.SocketAttribute.local_port)
+
+        async def dial() -> Any:
+            return await anyio.connect_tcp("127.0.0.1", target)
+
+        async with await anyio.create_tcp_listener(local_host="127.0.0.1") as unused:
+            port = unused.extra(anyio.abc.SocketAttribute.local_port)
+        async with (
+            HostProvider(owner, tmp_path, isolation="none") as provider,
+            provider.open(spec) as sandbox,
+        ):
+            async with connect(sandbox, reconnect=ReconnectPolicy(60, 1)) as client:
+                await tunnels.forward(client, {port: dial})
+                old = await anyio.connect_tcp("127.0.0.1", port)
+                await old.send(b"a")
+                assert await old.receive() == b"a"
+            await sandbox.reopen()
+            async with connect(sandbox, reconnect=ReconnectPolicy(60, 2), reattached=True) as client:
+                await tunnels.forward(client, {port: dial})
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    await old.receive()
+                async with await anyio.connect_tcp("127.0.0.1", port) as new:
+                    await new.send(b"b")
+                    assert await new.receive() == b"b"
+            await old.aclose()
+        tasks.cancel_scope.cancel()
 
 
 @pytest.fixture

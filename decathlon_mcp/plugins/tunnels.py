@@ -1,5 +1,7 @@
 """TCP connections to and from a sandbox's loopback, carried over the connection to its driver.
 
+`forward`, `dial` and `resolve` are for the plug-ins that lead programs of a sandbox out of it, or into it.
+
 `decathlon_sandbox.wire` describes the protocol. The driver's side of it is not trusted: a notification about
 a port that is not forwarded is ignored, and a tunnel whose peer violates the protocol, for instance by
 sending more than its window, is reset.
@@ -15,12 +17,14 @@ from typing import Annotated, Any
 
 import anyio
 import msgspec
+from anyio import aclose_forcefully
 from anyio.abc import ByteStream
 from decathlon_sandbox import wire
 from decathlon_sandbox.wire import TokenBucket
 from msgspec import Meta, Raw
 
 from decathlon_mcp.background import background_tasks
+from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.types import JsonObject
 
@@ -30,6 +34,9 @@ Dialer = Callable[[], Awaitable[ByteStream]]
 MAX_TUNNELS = 256
 """Limit on the tunnels of one sandbox; the driver cannot open more."""
 DIAL_SECONDS = 20.0
+OPENINGS_PER_SECOND = 64
+"""Limit on the connections that one sandbox opens, after MAX_TUNNELS of them: each costs the event loop half
+a millisecond, and the driver two short lines."""
 TUNNEL_NOTIFICATIONS = frozenset({wire.OPENED, wire.DATA, wire.TAKEN, wire.FINISHED, wire.RESET})
 
 
@@ -146,15 +153,14 @@ class Tunnel(ByteStream):
 class Tunnels:
     """The tunnels of one sandbox. None of them survives the stream that it was opened on."""
 
-    def __init__(
-        self, notify: _Notify, start: Callable[[Callable[[], Coroutine[Any, Any, None]]], object]
-    ) -> None:
+    def __init__(self, notify: _Notify, start: _Start) -> None:
         """`start` runs a function in a task that ends with the connection to the driver."""
         self._notify = notify
         self._start = start
         self._open: dict[int, Tunnel] = {}
         self._targets: Mapping[int, Dialer] = {}
         self._last_number = 0
+        self._openings = TokenBucket(per_second=OPENINGS_PER_SECOND, burst=MAX_TUNNELS)
         # A driver that keeps the protocol has no more tunnels than this side, for more than a moment.
         self._refusals = TokenBucket(per_second=MAX_TUNNELS, burst=MAX_TUNNELS)
 
@@ -169,11 +175,13 @@ class Tunnels:
         return self._add(self._last_number)
 
     def handle(self, method: str, params: bytes) -> None:
-        """Process one of `TUNNEL_NOTIFICATIONS` with its params as JSON.
+        """Process a notification of the driver with its params as JSON.
 
-        Those that are invalid or for an unknown tunnel are ignored; an invalid one breaks its tunnel if it
-        has the tunnel's number.
+        It is ignored if it is invalid or for an unknown tunnel; an invalid one breaks its tunnel if it has
+        the tunnel's number.
         """
+        if method not in TUNNEL_NOTIFICATIONS:
+            return
         with suppress(*_UNREADABLE):
             read = _decode_params(params)
             if method == wire.OPENED:
@@ -196,11 +204,48 @@ class Tunnels:
     def _accept(self, number: int, port: int) -> None:
         if (dial := self._targets.get(port)) is None or number in self._open:
             return
-        if len(self._open) < MAX_TUNNELS:
+        if len(self._open) < MAX_TUNNELS and self._openings.take():
             self._start(partial(_connect, self._add(number), dial))
         elif self._refusals.take():
             # The driver would keep it open.
             self._notify(wire.RESET, {"conn": number})
+
+
+def _tunnels_of(driver: DriverClient) -> Tunnels:
+    if not isinstance(driver.channel, Tunnels):
+        driver.channel = Tunnels(driver.notify, driver.spawn)
+    return driver.channel
+
+
+async def forward(driver: DriverClient, targets: Mapping[int, Dialer]) -> None:
+    """Forward these ports of a sandbox's loopback to the targets.
+
+    Raises DriverError with reason `network` if a port is taken.
+    """
+    _tunnels_of(driver).forward(targets)
+    await driver.request(wire.FORWARD, {"ports": [*targets]})
+
+
+async def dial(driver: DriverClient, port: int) -> ByteStream:
+    """Connect to a port of a sandbox's loopback.
+
+    Raises DriverError with reason `network` if nothing listens there.
+    """
+    tunnel = _tunnels_of(driver).create()
+    try:
+        await driver.request(wire.DIAL, {"port": port, "conn": tunnel.number})
+    except BaseException:
+        await aclose_forcefully(tunnel)
+        raise
+    return tunnel
+
+
+async def resolve(driver: DriverClient) -> None:
+    """Let every host name lead to a sandbox's loopback, for programs that ask its port 53.
+
+    Raises DriverError with reason `network` if the driver may not listen there.
+    """
+    await driver.request(wire.RESOLVE, {})
 
 
 async def _connect(tunnel: Tunnel, dial: Dialer) -> None:
@@ -240,4 +285,4 @@ async def _copy(source: ByteStream, sink: ByteStream) -> None:
         # Closing both makes the copy in the other direction end too.
         with anyio.CancelScope(shield=True):
             for stream in (source, sink):
-                await anyio.aclose_forcefully(stream)
+                await aclose_forcefully(stream)
