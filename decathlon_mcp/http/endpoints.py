@@ -26,7 +26,6 @@ from decathlon_mcp.labels import merge_labels, parse_labels, read_label_header
 from decathlon_mcp.protocol.episode_service import EPISODE_KEY, EpisodeService, TaskService
 from decathlon_mcp.protocol.headers import SESSION, VERSION, Headers, check_argument_headers, check_routing
 from decathlon_mcp.protocol.lobby import Lobby
-from decathlon_mcp.protocol.lobby_tools import validate
 from decathlon_mcp.protocol.messages import (
     CALL,
     CANCELLED,
@@ -65,7 +64,7 @@ from decathlon_mcp.protocol.responses import (
 from decathlon_mcp.protocol.sessions import Address, AddressKind, Session, Sessions, Stream
 from decathlon_mcp.protocol.stdio import LineServer, batch_fault
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.validation import quoted
+from decathlon_mcp.validation import quoted, read_arguments
 
 log = logging.getLogger("decathlon.edge")
 
@@ -99,7 +98,7 @@ def _read_query(query: QueryParams, task: str) -> tuple[Mapping[str, str], TaskF
         raise BadRequestError(
             f"a task's address has no parameter {', '.join(map(quoted, values))}; it takes `{LABEL}`"
         )
-    return parse_labels(query.getlist(LABEL)), validate(TaskFilter, RANDOM_TASK, values)
+    return parse_labels(query.getlist(LABEL)), read_arguments(TaskFilter, RANDOM_TASK, values)
 
 
 def address_of(scope: Scope) -> Address | None:
