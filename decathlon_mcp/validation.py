@@ -165,10 +165,8 @@ def _fault_text(fault: ErrorDetails) -> str:
     kind, context = fault["type"], fault.get("ctx", {})
     if (text := _FAULTS.get(kind)) is not None:
         # A limit as JSON has it: 1 and not 1.0.
-        limits = {
-            name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()
-        }
-        return text.format_map(limits)
+        whole = {name: int(x) for name, x in context.items() if isinstance(x, float) and x.is_integer()}
+        return text.format_map({**context, **whole})
     if (expected := _KINDS.get(kind.partition("_")[0])) is not None and kind != "string_unicode":
         return f"must be {expected}"
     message = fault["msg"].removeprefix("Value error, ")

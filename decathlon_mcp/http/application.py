@@ -23,7 +23,7 @@ from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES, BodyReader
 from decathlon_mcp.http.endpoints import McpEndpoints, address_of
 from decathlon_mcp.http.errors import UnknownAddress, handle_refusal, json_line
-from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
+from decathlon_mcp.http.health import PROBE_PATHS, health_routes
 from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import McpError
 from decathlon_mcp.protocol.requests import RequestContext
@@ -157,7 +157,6 @@ def http_app(
     bodies = BodyReader(max_body_bytes)
     tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
     endpoints = McpEndpoints(registry, tokens, bodies, public_url, has_page=page is not None)
-    health = HealthEndpoints(registry)
     added = [
         load(part)(registry, tokens, bodies, public_url, has_page=page is not None)
         for plugin in plugins()
@@ -178,7 +177,7 @@ def http_app(
         routes=[
             *added,
             Route("/", index),
-            *health.routes(),
+            *health_routes(registry),
             Route("/.well-known/decathlon-key", public_key),
         ],
         exception_handlers={

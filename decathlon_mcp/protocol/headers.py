@@ -27,7 +27,7 @@ from decathlon_mcp.protocol.messages import (
 from decathlon_mcp.types import JsonObject
 
 MAX_KNOWN_HEADERS = 256
-MAX_KNOWN_HEADER_BYTES = 512
+"""Values of `Accept` that are remembered: a client's is always the same."""
 SESSION, VERSION = b"mcp-session-id", b"mcp-protocol-version"
 _METHOD, _NAME = b"mcp-method", b"mcp-name"
 _NAMED = frozenset({CALL, GET_PROMPT})
@@ -58,9 +58,7 @@ class Headers(dict[bytes, bytes]):
     @property
     def accepts(self) -> tuple[bool, bool]:
         """Whether the client takes JSON, and events."""
-        # A client's header is always the same.
-        accept = self.get(b"accept", b"")
-        return _known_types(accept) if len(accept) <= MAX_KNOWN_HEADER_BYTES else _media_types(accept)
+        return _media_types(self.get(b"accept", b""))
 
     @property
     def is_sessionless(self) -> bool:
@@ -69,6 +67,7 @@ class Headers(dict[bytes, bytes]):
         return version is not None and version not in HANDSHAKE_VERSIONS
 
 
+@lru_cache(MAX_KNOWN_HEADERS)
 def _media_types(accept: bytes) -> tuple[bool, bool]:
     # RFC 9110, section 8.3.1: media types are case-insensitive.
     types = {part.partition(b";")[0].strip().lower() for part in accept.split(b",")}
@@ -76,9 +75,6 @@ def _media_types(accept: bytes) -> tuple[bool, bool]:
         bool(types & {b"application/json", b"application/*", b"*/*"}),
         bool(types & {b"text/event-stream", b"text/*", b"*/*"}),
     )
-
-
-_known_types = lru_cache(MAX_KNOWN_HEADERS)(_media_types)
 
 
 def check_routing(message: Message, headers: Headers) -> None:
