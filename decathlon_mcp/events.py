@@ -78,29 +78,14 @@ class Swept(Event, frozen=True):
     sandboxes: int
 
 
-class RequestRead(Event, frozen=True):
-    """The body of an MCP request over HTTP was read."""
-
-    size_bytes: int
-
-
-class ResponseBegun(Event, frozen=True):
-    """An HTTP response has this status."""
+class ResponseOver(Event, frozen=True):
+    """An HTTP response is over. The bytes are those of the bodies, of requests only at MCP addresses."""
 
     status: int
-
-
-class ResponseSent(Event, frozen=True):
-    """A part of the body of an HTTP response was sent."""
-
-    size_bytes: int
-
-
-class CallServed(Event, frozen=True):
-    """The response to a call is complete: the seconds that it took to the episode, and from its reply on."""
-
-    request_seconds: float
-    response_seconds: float
+    request_bytes: int = 0
+    response_bytes: int = 0
+    call_seconds: tuple[float, float] | None = None
+    """Of a call that has a reply: the time until the episode had the call, and from the reply on."""
 
 
 Emit: TypeAlias = Callable[[Event], None]

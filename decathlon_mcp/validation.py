@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import difflib
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic_core import ErrorDetails
 
+from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.types import as_object
 
 MAX_NAME_CHARACTERS = 200
@@ -28,10 +30,38 @@ again."""
 MAX_COMPARED = 16
 """Candidates that are compared exactly: two names of 100 characters can take a millisecond."""
 
+MAX_ARGUMENTS = 100
+MAX_FAULTS = 5
+"""Invalid arguments that an error message lists."""
+
 Path: TypeAlias = tuple[str | int, ...]
+Model = TypeVar("Model", bound=BaseModel)
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """Pydantic's types of errors about a field that does not exist."""
+_KINDS = {
+    "string": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "datetime": "a date and time in ISO 8601, such as `2026-01-31T12:00:00Z`",
+    **dict.fromkeys(("list", "tuple", "set"), "an array"),
+    **dict.fromkeys(("dict", "mapping", "model", "dataclass"), "an object"),
+}
+"""What JSON calls the types in the names of pydantic's faults."""
+_FAULTS = {
+    "missing": "is required",
+    "literal_error": "must be one of {expected}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_pattern_mismatch": "must match the pattern `{pattern}`",
+    "too_long": "must have at most {max_length} items",
+    "too_short": "must have at least {min_length} items",
+    "finite_number": "must be a finite number",
+}
 
 
 def one_line(text: str) -> str:
@@ -77,7 +107,8 @@ class Problem:
 
     @property
     def field(self) -> str:
-        return ".".join(map(str, self.path))
+        parts = map(str, self.path)
+        return ".".join(part if len(part) < MAX_NAME_CHARACTERS else quoted(part) for part in parts)
 
 
 def find_problems(
@@ -97,7 +128,7 @@ def find_problems(
     details = error.errors(include_url=False, include_input=False)
     for detail in sorted(details, key=lambda detail: detail["type"] not in _UNKNOWN):
         path = _path(detail["loc"], value)
-        message = detail["msg"].removeprefix("Value error, ")
+        message = _fault_text(detail)
         if detail["type"] in _UNKNOWN:
             message = f"there is no such field{did_you_mean(str(path[-1]), names)}"
         messages.setdefault(path, []).append(message)
@@ -108,6 +139,38 @@ def find_problems(
         if not any(len(other) > len(path) and other[: len(path)] == path for other in messages)
     ]
     return [Problem(path, "; ".join(dict.fromkeys(messages[path]))) for path in inner]
+
+
+def read_arguments(model: type[Model], source: str, values: Mapping[str, Any]) -> Model:
+    """The arguments of a client as an instance of the model.
+
+    `source` names what they are given to. null stands for a member that is not there, where one need not be.
+    Raises BadRequestError naming each one that does not fit.
+    """
+    if len(values) > MAX_ARGUMENTS:
+        raise BadRequestError(f"{source}: more than {MAX_ARGUMENTS} arguments")
+    optional = {name for name, field in model.model_fields.items() if not field.is_required()}
+    given = {name: value for name, value in values.items() if value is not None or name not in optional}
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        problems = find_problems(error, given, more_names=model.model_fields)[:MAX_FAULTS]
+    faults = "; ".join(f"`{problem.field or 'arguments'}`: {problem.message}" for problem in problems)
+    fields = ", ".join(f"`{name}`" for name in model.model_fields) or "no arguments"
+    raise BadRequestError(f"{source}: {faults}; it takes {fields}")
+
+
+def _fault_text(fault: ErrorDetails) -> str:
+    """A fault without the words of Python: clients of all languages read it."""
+    kind, context = fault["type"], fault.get("ctx", {})
+    if (text := _FAULTS.get(kind)) is not None:
+        # A limit as JSON has it: 1 and not 1.0.
+        whole = {name: int(x) for name, x in context.items() if isinstance(x, float) and x.is_integer()}
+        return text.format_map({**context, **whole})
+    if (expected := _KINDS.get(kind.partition("_")[0])) is not None and kind != "string_unicode":
+        return f"must be {expected}"
+    message = fault["msg"].removeprefix("Value error, ")
+    return message if kind == "value_error" else message[:1].lower() + message[1:]
 
 
 def _path(location: Sequence[str | int], value: Any) -> Path:

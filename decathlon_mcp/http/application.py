@@ -17,19 +17,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import DecathlonError
-from decathlon_mcp.events import CallServed, Emit, ResponseBegun, ResponseSent
+from decathlon_mcp.events import Emit, ResponseOver
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES, BodyReader
 from decathlon_mcp.http.endpoints import McpEndpoints, address_of
 from decathlon_mcp.http.errors import UnknownAddress, handle_refusal, json_line
-from decathlon_mcp.http.health import PROBE_PATHS, HealthEndpoints
+from decathlon_mcp.http.health import PROBE_PATHS, health_routes
 from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import McpError
-from decathlon_mcp.protocol.requests import SCOPE_KEY, RequestContext
+from decathlon_mcp.protocol.requests import RequestContext
 
 EXPOSED_HEADERS = ("Mcp-Session-Id", "Mcp-Protocol-Version", "Retry-After", "WWW-Authenticate")
 """Headers of a response that a page of an allowed origin may read."""
+_CONTEXT_KEY = "decathlon.request_context"
 PREFLIGHT_SECONDS = 7_200
 """How long a browser may rely on the answer to OPTIONS."""
 INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
@@ -43,39 +44,6 @@ INDEX_TEXT = """decathlon-mcp: Toolathlon as an environment for MCP clients.
 /readyz                    whether an episode can be started now
 /.well-known/decathlon-key the public key that verdicts are signed with
 """
-
-
-class MeteredResponses:
-    """ASGI middleware that reports each response's status and bytes, and the time that a call
-    spends in this server."""
-
-    def __init__(self, app: ASGIApp, emit: Emit) -> None:
-        self._app = app
-        self._emit = emit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        emit, arrived_at, has_started = self._emit, perf_counter(), False
-
-        # Not a coroutine itself: each of its two calls in a request would cost twice as much.
-        def metered_send(message: Message) -> Awaitable[None]:
-            nonlocal has_started
-            if message["type"] == "http.response.start":
-                has_started = True
-                emit(ResponseBegun(message["status"]))
-                return send(message)
-            emit(ResponseSent(len(message.get("body", b""))))
-            context: RequestContext | None = scope.get(SCOPE_KEY)
-            if context is not None and context.replied_at and not message.get("more_body"):
-                emit(CallServed(context.called_at - arrived_at, perf_counter() - context.replied_at))
-            return send(message)
-
-        try:
-            await self._app(scope, receive, metered_send)
-        except Exception:
-            if not has_started:
-                # Starlette's outermost layer makes the response to an unexpected exception.
-                emit(ResponseBegun(500))
-            raise
 
 
 class Page(Protocol):
@@ -109,8 +77,9 @@ def page_for(
 class HttpApp:
     """Gives a request to what serves it: the page, the MCP addresses, or `others`, the other addresses.
 
-    The page has no headers of CORS: no other page may read what it shows. Others have them, refusals of the
-    check of `hosts` too, so that a page of an allowed origin can read these.
+    It reports each response, with the time that a call spends in this server. The page has no headers of
+    CORS: no other page may read what it shows. Others have them, refusals of the check of `hosts` too, so
+    that a page of an allowed origin can read these.
     """
 
     def __init__(
@@ -119,7 +88,7 @@ class HttpApp:
         self.running = mcp.running
         """The context in which sessions can be opened, for a program that has no lifespan of ASGI."""
         self._mcp = mcp
-        self._metered = MeteredResponses(self._choose, emit)
+        self._emit = emit
         self._others = others
         self._hosts = hosts
         self._page = page
@@ -133,27 +102,44 @@ class HttpApp:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._metered if scope["type"] == "http" else self._others)(scope, receive, send)
+        if scope["type"] != "http":
+            await self._others(scope, receive, send)
+            return
+        arrived_at, status, sent_bytes = perf_counter(), 0, 0
+        scope[_CONTEXT_KEY] = context = RequestContext(headers=Headers(scope["headers"]))
 
-    async def _choose(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[SCOPE_KEY] = context = RequestContext(headers=Headers(scope["headers"]))
+        # Not a coroutine itself: each of its two calls in a request would cost twice as much.
+        def metered_send(message: Message) -> Awaitable[None]:
+            nonlocal status, sent_bytes
+            status = message.get("status", status)
+            sent_bytes += len(message.get("body", b""))
+            return send(message)
+
+        app = self._with_cors if b"origin" in context.headers else self._serve
         if self._page is not None and self._page.serves(scope):
             app = self._page
-        elif b"origin" in context.headers:
-            app = self._with_cors
-        else:
-            app = self._serve
-        await app(scope, receive, send)
+        try:
+            await app(scope, receive, metered_send)
+        except Exception:
+            # Starlette's outermost layer makes the response to an unexpected exception.
+            status = status or 500
+            raise
+        finally:
+            if status:
+                replied_at, seconds = context.replied_at, None
+                if replied_at:
+                    seconds = context.called_at - arrived_at, perf_counter() - replied_at
+                self._emit(ResponseOver(status, context.body_bytes, sent_bytes, seconds))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context: RequestContext = scope[SCOPE_KEY]
+        context: RequestContext = scope[_CONTEXT_KEY]
         refused = self._hosts.refusal(scope["method"], context.headers)
         if refused is not None and scope["path"] not in PROBE_PATHS:
             response = PlainTextResponse(f"{refused.message}\n", refused.status)
             await response(scope, receive, send)
         elif (address := address_of(scope)) is not None:
-            context.asgi = (scope, receive, send)
-            await self._mcp.serve(address, context)
+            context.asgi, context.address = (scope, receive, send), address
+            await self._mcp.serve(context)
         else:
             await self._others(scope, receive, send)
 
@@ -171,7 +157,6 @@ def http_app(
     bodies = BodyReader(max_body_bytes)
     tokens, hosts = tokens or Tokens(), hosts or AllowedHosts()
     endpoints = McpEndpoints(registry, tokens, bodies, public_url, has_page=page is not None)
-    health = HealthEndpoints(registry)
     added = [
         load(part)(registry, tokens, bodies, public_url, has_page=page is not None)
         for plugin in plugins()
@@ -192,7 +177,7 @@ def http_app(
         routes=[
             *added,
             Route("/", index),
-            *health.routes(),
+            *health_routes(registry),
             Route("/.well-known/decathlon-key", public_key),
         ],
         exception_handlers={

@@ -108,8 +108,8 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _JSON = "application/json"
 _CHECKED_HEADERS = (b"host", b"origin", b"content-type")
 MAX_KNOWN_CHECKS = 256
-MAX_KNOWN_BYTES = 512
-"""Combinations of headers whose check is remembered, and the size of each."""
+"""Combinations of headers whose check is remembered: a client's are always the same. Each has at most the 64
+KiB of a request's head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +189,9 @@ class AllowedHosts:
         Without that, any page could make its visitor's browser send a request which needs no preflight, such
         as a POST of `text/plain`.
         """
-        values = [headers.get(name) for name in _CHECKED_HEADERS]
-        if not headers.repeated.isdisjoint(_CHECKED_HEADERS):
-            # A list of values is none of those that are accepted.
-            values = [b"," if name in headers.repeated else headers.get(name) for name in _CHECKED_HEADERS]
-        # A client's headers are always the same.
-        is_short = sum(len(value or b"") for value in values) <= MAX_KNOWN_BYTES
-        return (_known_refusal if is_short else _refusal)(self, method, *values)
+        # A list of values is none that is accepted.
+        values = [b"," if name in headers.repeated else headers.get(name) for name in _CHECKED_HEADERS]
+        return _refusal(self, method, *values)
 
     def answers_to(self, host: str) -> bool:
         """Whether a client may call the server by this `Host` header."""
@@ -219,6 +215,7 @@ class AllowedHosts:
         return normalized in self.origins or normalized in own
 
 
+@lru_cache(MAX_KNOWN_CHECKS)
 def _refusal(
     hosts: AllowedHosts, method: str, host: bytes | None, origin: bytes | None, content_type: bytes | None
 ) -> Refused | None:
@@ -230,9 +227,6 @@ def _refusal(
     if method == "POST" and _text(content_type).partition(";")[0].strip().lower() != _JSON:
         return Refused(400, f"Invalid Content-Type header: {_JSON} is expected")
     return None
-
-
-_known_refusal = lru_cache(MAX_KNOWN_CHECKS)(_refusal)
 
 
 def _text(header: bytes | None) -> str:

@@ -63,42 +63,31 @@ PROBE_PATHS = frozenset({"/healthz", "/readyz"})
 """Paths that answer under every host name."""
 
 
-class HealthEndpoints:
+def health_routes(registry: EpisodeRegistry) -> list[Route]:
     """The endpoints for monitoring one server.
 
     They are for probes: they need no token, and answer under every host name, because a probe often knows an
     address only.
     """
 
-    def __init__(self, registry: EpisodeRegistry) -> None:
-        self._registry = registry
+    def numbers() -> dict[str, int]:
+        admission = registry.admission
+        live = len(registry.live)
+        return {"episodes": live, "sandboxes": admission.active, "waiting": admission.queued}
 
-    def routes(self) -> list[Route]:
-        """The routes of the application to these endpoints."""
-        return [
-            Route("/healthz", self._health),
-            Route("/readyz", self._readiness),
-        ]
-
-    async def _health(self, request: Request) -> Response:
+    async def health(request: Request) -> Response:
         """200 as long as the server answers, whatever its state."""
-        state, _ = server_state(self._registry)
-        return json_line({"status": HEALTH_WORDS.get(state, "ok"), "state": str(state), **self._numbers()})
+        state, _ = server_state(registry)
+        return json_line({"status": HEALTH_WORDS.get(state, "ok"), "state": str(state), **numbers()})
 
-    async def _readiness(self, request: Request) -> Response:
+    async def readiness(request: Request) -> Response:
         """200 if an episode could be started now, else 503."""
-        state, retry_seconds = server_state(self._registry)
-        why = self._registry.why_unwritable() if state is ServerState.UNWRITABLE else None
+        state, retry_seconds = server_state(registry)
+        why = registry.why_unwritable() if state is ServerState.UNWRITABLE else None
         return json_line(
-            {"status": str(state), **({"why": why} if why else {}), **self._numbers()},
+            {"status": str(state), **({"why": why} if why else {}), **numbers()},
             200 if state is ServerState.READY else 503,
             None if retry_seconds is None else {"Retry-After": f"{retry_seconds:.0f}"},
         )
 
-    def _numbers(self) -> dict[str, int]:
-        admission = self._registry.admission
-        return {
-            "episodes": len(self._registry.live),
-            "sandboxes": admission.active,
-            "waiting": admission.queued,
-        }
+    return [Route("/healthz", health), Route("/readyz", readiness)]

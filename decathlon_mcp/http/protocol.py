@@ -19,7 +19,7 @@ import anyio
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from decathlon_mcp.events import Events, ResponseBegun
+from decathlon_mcp.events import Events, ResponseOver
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES, body_length
 from decathlon_mcp.protocol.responses import CONNECTION_KEY, Connection
 from decathlon_mcp.sandboxes.kernel_limits import max_connections
@@ -224,41 +224,6 @@ def _plain_length(headers: list[tuple[bytes, bytes]]) -> int | None:
     return None if b"transfer-encoding" in values else body_length(values)
 
 
-class _RequestSize:
-    """What has arrived of the request that a connection reads, in bytes."""
-
-    __slots__ = ("_body", "_framing", "_head", "_limit", "has_event", "head_begun", "in_body", "piece_body")
-
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.in_body = False
-        """Whether a body is expected."""
-        self.head_begun = False
-        self.has_event = False
-        """Whether a request or its body began or ended in this piece of data."""
-        self.piece_body = 0
-        """What is in this piece of the body."""
-        self._head = self._framing = self._body = 0
-        self._limit = limits.head_bytes
-
-    def end_head(self) -> None:
-        self.has_event, self.head_begun, self.in_body = True, False, True
-        self._head = self._framing = self._body = 0
-
-    def end_body(self) -> None:
-        self.has_event, self.in_body = True, False
-
-    def is_too_large(self, size: int) -> bool:
-        """Count a piece of `size` bytes. Returns whether the head, or the framing of a body, is too large."""
-        if self.in_body:
-            self._body += self.piece_body
-            self._framing += 0 if self.has_event else size - self.piece_body
-            # Chunks of a few bytes cost a callback each.
-            return self._framing > self._limit + self._body // 2
-        # Line breaks before a request are counted too, and do not begin one.
-        self._head = (size if self.head_begun else 0) if self.has_event else self._head + size
-        return self._head > self._limit
-
-
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One HTTP connection: uvicorn's, with the limits of `ConnectionLimits`. Checked with uvicorn 0.54."""
 
@@ -271,7 +236,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.running: RequestResponseCycle | None = None
         self._is_last = False
         self._connection = Connection()
-        self._size = _RequestSize(self._limits)
+        self._head_begun = False
+        self._in_body = False
+        """Whether a body is expected."""
+        self._overhead_bytes = 0
+        """What has arrived of a head, or of a body's framing beyond half of its content. Line breaks before a
+        request are counted too. Chunks of a few bytes cost a callback each."""
         self._unparsed_bytes = 0
         """What is missing of the body of a request that offered another protocol."""
         self._deadline: float | None = None
@@ -286,9 +256,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(503, "there are too many connections", linger=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.is_lost = True
-        if self._connection.settled is not None:
-            self._connection.settled.set()
+        self._connection.lose()
         self._connections.remove(self)
         super().connection_lost(exc)
         # uvicorn tells the last request only, which may be one that waits for the response to this one.
@@ -297,7 +265,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Called at the end of the client's input. Returns whether the connection stays open."""
-        probe = None if self._refused or self._size.in_body else _probe(self.running)
+        probe = None if self._refused or self._in_body else _probe(self.running)
         if probe is None or self._connection.settled is not None:
             return False
         # The client may be gone, or only send no more, as after `shutdown(SHUT_WR)`. The kernel of one that
@@ -332,8 +300,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         parser = self.parser
         if parser is None or self._refused or self.transport.is_closing():
             return
-        size, count = self._size, len(data)
-        size.has_event, size.piece_body = False, 0
+        self._overhead_bytes += len(data)
         while True:
             if self._unparsed_bytes:
                 # This belongs to the body of a request that offered another protocol.
@@ -358,14 +325,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             break
         if self._refused:
             return
-        if size.is_too_large(count):
-            if size.in_body:
+        if self._overhead_bytes > self._limits.head_bytes:
+            if self._in_body:
                 self._refuse(
                     400, "the body consists of too small chunks, or has too long extensions or trailers"
                 )
             else:
                 self._refuse(431, self._limits.head_fault)
-        elif self._deadline is None and self._response_complete and not size.in_body:
+        elif self._deadline is None and self._response_complete and not self._in_body:
             # This was the rest of a body that was not needed for the response.
             self._expire_in(self._limits.idle_seconds)
 
@@ -374,12 +341,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         cast("dict[str, object]", self.scope)[CONNECTION_KEY] = self._connection
-        self._size.has_event = self._size.head_begun = True
+        self._head_begun, self._overhead_bytes = True, 0
         if self._deadline is None or self._response_complete:
             self._expire_in(self._limits.head_seconds)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._size.in_body:
+        if self._in_body:
             return  # a trailer, which the application does not expect in the headers that it was given
         headers = self.headers
         if len(headers) >= self._limits.head_lines:
@@ -392,7 +359,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._size.end_head()
+        self._head_begun, self._in_body, self._overhead_bytes = False, True, 0
         if self._refused:
             return
         if len(self.pipeline) >= self._limits.pipelined:
@@ -413,15 +380,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
-        self._size.piece_body += len(body)
+        self._overhead_bytes -= len(body) * 3 // 2
         if not self._refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._unparsed_bytes:
             return  # called by the parser, for which the other protocol begins here
-        self._size.end_body()
-        self._deadline = None
+        self._in_body, self._overhead_bytes, self._deadline = False, 0, None
         if not self._refused:
             super().on_message_complete()
 
@@ -484,7 +450,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         elif self._deadline is None:
             self._expire_in(self._limits.idle_seconds)
-        elif self._size.in_body:
+        elif self._in_body:
             # The rest of the body is discarded. The client should first notice the response, not an error.
             self._expire_in(self._limits.linger_seconds)
 
@@ -514,7 +480,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 return
             _disconnect(self.running)
         self.flush_response()
-        self._connections.events.emit(ResponseBegun(status))
+        self._connections.events.emit(ResponseOver(status))
         text = message.encode("ascii")
         self.transport.write(
             STATUS_LINE[status] + b"content-type: text/plain; charset=utf-8\r\n"
@@ -539,9 +505,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         if self._refused:
             self.transport.abort()
-        elif self._last is None or (self._response_complete and self._size.head_begun):
+        elif self._last is None or (self._response_complete and self._head_begun):
             self._refuse(408, "the request was not complete in time")
         elif self._response_complete:
             self.transport.close()
-        elif self._size.in_body:
+        elif self._in_body:
             self.transport.abort()

@@ -194,9 +194,9 @@ class TaskService(EpisodeService):
     def _open(self, request: Request) -> EpisodeAccess:
         context = request.context
         if context.access is None:
-            if context.task_id is None:
+            if context.start is None:
                 return self._access(request)
-            episode = self._registry.start(context.task_id, context.principal, labels=context.labels)
+            episode = context.start()
             context.add_started(episode)
             context.access = EpisodeAccess.by_session(episode, context.principal)
         return context.access

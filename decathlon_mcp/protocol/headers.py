@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -13,20 +14,23 @@ import anyio.to_thread
 from decathlon_mcp.protocol.messages import (
     CALL,
     CAPABILITIES_KEY,
+    GET_PROMPT,
     HANDSHAKE_VERSIONS,
-    SESSIONLESS_VERSIONS,
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
     VERSION_KEY,
     McpError,
     Message,
     RequestId,
+    check_version,
 )
 from decathlon_mcp.types import JsonObject
 
 MAX_KNOWN_HEADERS = 256
-MAX_KNOWN_HEADER_BYTES = 512
+"""Values of `Accept` that are remembered: a client's is always the same."""
 SESSION, VERSION = b"mcp-session-id", b"mcp-protocol-version"
 _METHOD, _NAME = b"mcp-method", b"mcp-name"
-_NAMED = {CALL: "name", "prompts/get": "name", "resources/read": "uri"}
+_NAMED = frozenset({CALL, GET_PROMPT})
 """Methods whose requests name something, which the header `Mcp-Name` repeats."""
 
 
@@ -54,9 +58,7 @@ class Headers(dict[bytes, bytes]):
     @property
     def accepts(self) -> tuple[bool, bool]:
         """Whether the client takes JSON, and events."""
-        # A client's header is always the same.
-        accept = self.get(b"accept", b"")
-        return _known_types(accept) if len(accept) <= MAX_KNOWN_HEADER_BYTES else _media_types(accept)
+        return _media_types(self.get(b"accept", b""))
 
     @property
     def is_sessionless(self) -> bool:
@@ -65,6 +67,7 @@ class Headers(dict[bytes, bytes]):
         return version is not None and version not in HANDSHAKE_VERSIONS
 
 
+@lru_cache(MAX_KNOWN_HEADERS)
 def _media_types(accept: bytes) -> tuple[bool, bool]:
     # RFC 9110, section 8.3.1: media types are case-insensitive.
     types = {part.partition(b";")[0].strip().lower() for part in accept.split(b",")}
@@ -74,63 +77,49 @@ def _media_types(accept: bytes) -> tuple[bool, bool]:
     )
 
 
-_known_types = lru_cache(MAX_KNOWN_HEADERS)(_media_types)
-
-
-def _agrees(message: Message, headers: Headers) -> bool:
-    """Whether the headers of a request without a session plainly agree with its body."""
-    version, meta = headers.text(VERSION), message.meta
-    named = _NAMED.get(message.method)
-    return (
-        version in SESSIONLESS_VERSIONS
-        and meta.get(VERSION_KEY) == version
-        and CAPABILITIES_KEY in meta
-        and headers.text(_METHOD) == message.method
-        and not headers.repeated & {VERSION, _METHOD, _NAME}
-        and (
-            named is None
-            or (named == "name" and message.params is not None and headers.text(_NAME) == message.params.name)
-        )
-        and not headers.get(_NAME, b"").startswith(b"=?")
-    )
-
-
-async def check_routing(message: Message, headers: Headers) -> None:
+def check_routing(message: Message, headers: Headers) -> None:
     """Raise McpError unless the headers of a request without a session agree with its body."""
-    if _agrees(message, headers):
-        return
-    inbound = await _inbound()
+    meta = message.meta
+    if missing := [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]:
+        text = f"params._meta is missing the required {' and '.join(missing)}"
+        raise McpError(INVALID_PARAMS, text, request_id=message.id)
+    body: dict[bytes, Any] = {VERSION: meta[VERSION_KEY], _METHOD: message.method}
+    if message.method in _NAMED and message.params is not None and message.params.name is not None:
+        body[_NAME] = message.params.name
     if repeated := headers.repeated & {VERSION, _METHOD, _NAME}:
-        raise _repeated(min(repeated), message.id)
-    params = None if message.params is None else {"name": message.params.name, "_meta": message.params.meta}
-    route = inbound.classify_inbound_request(
-        {"method": message.method, "params": params}, headers=headers.texts()
-    )
-    if isinstance(route, inbound.InboundLadderRejection):
-        _raise_rejection(route, message.id)
+        raise _mismatch(f"{min(repeated).decode()} header appears more than once", message.id)
+    for name, value in body.items():
+        header = headers.text(name)
+        if (_decoded(header) if name == _NAME else header) != value or header is None:
+            text = f"{name.decode()} header does not match the body's {value!r:.100}"
+            raise _mismatch(text, message.id)
+    check_version(headers.text(VERSION))
+
+
+def _decoded(header: str | None) -> str | None:
+    """A header's value, which is in Base64 if it is not plain ASCII; None if it cannot be decoded."""
+    if header is None or not (header.startswith("=?base64?") and header.endswith("?=")):
+        return header
+    try:
+        return b64decode(header[9:-2], validate=True).decode()
+    except ValueError:
+        return None
 
 
 async def check_argument_headers(
     schema: Mapping[str, Any], arguments: bytes | None, headers: Headers, request_id: RequestId
 ) -> None:
     """Raise McpError unless the arguments that headers repeat are the same there."""
-    inbound = await _inbound()
+    # The SDK's check of schemas. Its import takes some seconds.
+    inbound: Any = await anyio.to_thread.run_sync(importlib.import_module, "mcp.shared.inbound")
     values: JsonObject = {} if arguments is None else json.loads(arguments)
-    _raise_rejection(inbound.validate_mcp_param_headers(schema, values, headers.texts()), request_id)
+    rejection = inbound.validate_mcp_param_headers(schema, values, headers.texts())
+    if rejection is not None:
+        raise _mismatch(rejection.message, request_id)
     for name in headers.repeated:
         if name.startswith(b"mcp-param-"):
-            raise _repeated(name, request_id)
+            raise _mismatch(f"{name.decode()} header appears more than once", request_id)
 
 
-def _repeated(name: bytes, request_id: RequestId) -> McpError:
-    return McpError(-32020, f"{name.decode()} header appears more than once", request_id=request_id)
-
-
-def _raise_rejection(rejection: Any, request_id: RequestId) -> None:
-    if rejection is not None:
-        raise McpError(rejection.code, rejection.message, rejection.data, request_id=request_id)
-
-
-async def _inbound() -> Any:
-    """The SDK's checks of headers. Imported where a request needs them: it takes some seconds."""
-    return await anyio.to_thread.run_sync(importlib.import_module, "mcp.shared.inbound")
+def _mismatch(text: str, request_id: RequestId) -> McpError:
+    return McpError(HEADER_MISMATCH, text, request_id=request_id)

@@ -243,6 +243,7 @@ class Lobby(Service):
             info |= _waits_for(episode)
         if (session := request.session) is not None:
             session.access = access
+            session.save()
             session.announce_tools()
         names = "".join(f"\n- {tool['name']}" for tool in info.get("tools", []))
         text = f"Episode {episode.id} of {episode.spec.task_name} is {info['phase']}.\n\n{info['prompt']}"

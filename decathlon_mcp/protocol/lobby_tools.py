@@ -9,31 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.errors import AccessDeniedError, BadRequestError, SettingsError
+from decathlon_mcp.errors import AccessDeniedError, SettingsError
 from decathlon_mcp.grading.attempt import MAX_COUNT
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.labels import MAX_LABELS, check_labels, merge_labels
 from decathlon_mcp.protocol.requests import episode_address, page_address
 from decathlon_mcp.settings import RewardPolicy
 from decathlon_mcp.types import JsonObject, NoteRole
-from decathlon_mcp.validation import MAX_NAME_CHARACTERS, quoted
+from decathlon_mcp.validation import read_arguments
 
 HANDLE = "The episode's handle, as returned by `start_episode`."
 OPTIONAL_HANDLE = f"{HANDLE} Default: the episode that this MCP session started last."
 SAMPLE_LIMIT = 10_000
 """Bounds the size of a `list_tasks` result."""
-MAX_ARGUMENTS = 100
-MAX_FAULTS = 5
-"""Invalid values that an error message lists."""
 MAX_PROMPTS = 1_000
 """Prompts in a `list_tasks` result; each has some kilobytes."""
 Labels = Annotated[dict[str, str], AfterValidator(check_labels)]
@@ -42,79 +38,6 @@ MAX_REASON_CHARACTERS = 500
 MAX_USAGE_NAMES = 16
 UsageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 UsageCount = Annotated[int | float, Field(ge=0, le=MAX_COUNT, allow_inf_nan=False)]
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def validate(model: type[Model], source: str, values: Mapping[str, Any]) -> Model:
-    """The values as an instance of the model. Raises BadRequestError naming each value that does not fit.
-
-    `source` names where the values come from, for the error message. null stands for a member that is not
-    there, where one need not be.
-    """
-    if len(values) > MAX_ARGUMENTS:
-        raise BadRequestError(f"{source}: more than {MAX_ARGUMENTS} arguments")
-    optional = {name for name, field in model.model_fields.items() if not field.is_required()}
-    given = {name: value for name, value in values.items() if value is not None or name not in optional}
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        faults = "; ".join(
-            f"`{'.'.join(_shown(part) for part in fault['loc']) or 'arguments'}`: {_fault_text(fault)}"
-            for fault in error.errors(include_url=False, include_input=False)[:MAX_FAULTS]
-        )
-        fields = ", ".join(f"`{name}`" for name in model.model_fields) or "no arguments"
-        raise BadRequestError(f"{source}: {faults}; it takes {fields}") from None
-
-
-_KINDS = {
-    "string": "a string",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "list": "an array",
-    "tuple": "an array",
-    "set": "an array",
-    "dict": "an object",
-    "mapping": "an object",
-    "model": "an object",
-    "datetime": "a date and time in ISO 8601, such as `2026-01-31T12:00:00Z`",
-}
-"""What JSON calls the types in the names of pydantic's faults."""
-_FAULTS = {
-    "missing": "is required",
-    "extra_forbidden": "is not known",
-    "literal_error": "must be one of {expected}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    "string_too_long": "must have at most {max_length} characters",
-    "string_too_short": "must have at least {min_length} characters",
-    "string_pattern_mismatch": "must match the pattern `{pattern}`",
-    "too_long": "must have at most {max_length} items",
-    "too_short": "must have at least {min_length} items",
-    "finite_number": "must be a finite number",
-}
-
-
-def _fault_text(fault: ErrorDetails) -> str:
-    """A fault without the words of Python: clients of all languages read it."""
-    kind, context = fault["type"], fault.get("ctx", {})
-    if (text := _FAULTS.get(kind)) is not None:
-        return text.format_map({name: _plain(value) for name, value in context.items()})
-    if (expected := _KINDS.get(kind.partition("_")[0])) is not None and kind != "string_unicode":
-        return f"must be {expected}"
-    message = fault["msg"].removeprefix("Value error, ")
-    return message[:1].lower() + message[1:]
-
-
-def _plain(value: object) -> object:
-    """A limit as JSON has it: 1 and not 1.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _shown(part: int | str) -> str:
-    """A part of a value's place in an error message: an index, or a name that may be the client's."""
-    return str(part) if isinstance(part, int) or len(part) < MAX_NAME_CHARACTERS else quoted(part)
 
 
 class LobbyTool(BaseModel):
@@ -142,7 +65,7 @@ class LobbyTool(BaseModel):
     @classmethod
     def from_arguments(cls, arguments: JsonObject | None) -> Self:
         """Raises BadRequestError naming each argument that does not fit."""
-        return validate(cls, cls.tool, arguments or {})
+        return read_arguments(cls, cls.tool, arguments or {})
 
 
 class EpisodeTool(LobbyTool):

@@ -47,15 +47,13 @@ from decathlon_mcp.protocol.messages import (
     request_id_text,
 )
 from decathlon_mcp.protocol.results import SERVER_INFO, envelope_members, relayed_error, wire_error
-from decathlon_mcp.protocol.sessions import LOG_LEVELS, Session
+from decathlon_mcp.protocol.sessions import LOG_LEVELS, Address, Session
 from decathlon_mcp.storage.trajectory import RequestKeys
 from decathlon_mcp.suites.prompts import CLAIM, EVALUATE, LOCAL, spell
 from decathlon_mcp.types import JsonObject, Names, as_json, as_object, json_kind
 
 _log = logging.getLogger("decathlon.protocol")
 
-SCOPE_KEY = "decathlon.request_context"
-"""Key of the `RequestContext` in the ASGI scope."""
 START_TOOL = "start_episode"
 NESTED_CALL = "call_tool"
 """The lobby's tool that calls another one."""
@@ -76,18 +74,18 @@ class RequestContext(msgspec.Struct, eq=False):
     """What is known of a request apart from its message."""
 
     principal: Principal = msgspec.field(default_factory=Principal)
-    path: str = ""
+    address: Address = Address()
     headers: Headers = msgspec.field(default_factory=Headers)
     """The headers of the HTTP request; empty for a line."""
     asgi: tuple[Scope, Receive, Send] | None = None
     """The HTTP request, whose body has been read; None for a line."""
+    body_bytes: int = 0
     public_url: str | None = None
     """The server's URL as configured."""
     has_page: bool = False
     """Whether the server shows its episodes to people."""
-    task_id: str | None = None
-    """The task that `initialize` at a task's address starts, with these labels."""
-    labels: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    start: Callable[[], Episode] | None = None
+    """Starts the episode of `initialize` at a task's address."""
     access: EpisodeAccess | None = None
     """Access to the episode of the address, or to the episode that the session is."""
     by_agent_id: bool = False
@@ -356,7 +354,12 @@ class Service(ABC):
         if session is not None and method == INITIALIZE:
             return await self._initialize(request)
         if session is not None and method == SET_LEVEL:
-            session.log_level = _level_of(request)
+            level = request.params.level
+            if level not in LOG_LEVELS:
+                levels = ", ".join(LOG_LEVELS)
+                raise McpError(INVALID_PARAMS, f"logging/setLevel: `level` must be one of {levels}")
+            session.log_level = level
+            session.save()
             return {}
         if session is not None and method == PING:
             return {}
@@ -398,13 +401,6 @@ class Service(ABC):
     def schema_with_headers(self, context: RequestContext, tool: str) -> Mapping[str, Any] | None:
         """The input schema of a tool some of whose arguments must be repeated in headers; None for others."""
         return None
-
-
-def _level_of(request: Request) -> str:
-    level = request.params.level
-    if level not in LOG_LEVELS:
-        raise McpError(INVALID_PARAMS, f"logging/setLevel: `level` must be one of {', '.join(LOG_LEVELS)}")
-    return level
 
 
 def episode_address(base_url: str | None, episode_id: str) -> str | None:

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from itertools import count
 
 import anyio
+import anyio.lowlevel
 from msgspec.structs import replace
-from starlette.types import Receive, Send
+from starlette.types import Send
 
 from decathlon_mcp.background import name_event_loop
 from decathlon_mcp.episodes.lease import Hold
@@ -51,8 +52,8 @@ CONNECTION_KEY = "decathlon.connection"
 PING_SECONDS = 15.0
 """Time between two comments on a silent stream: clients and proxies close silent connections."""
 PING = b": ping\r\n\r\n"
-FAST_SECONDS = 0.25
-"""A request that takes longer notices that its client is gone; before, watching costs more than it saves."""
+LOOKS = 3
+"""Iterations of the event loop in which it reads what a connection has received."""
 MAX_EVENT_BYTES = (1 << 20) - 1024
 """Longest answer in an event. The Python SDK (2.1 and later) ends its session, and all calls, over 1 MiB."""
 LARGE_EVENTS_HEADER = b"decathlon-large-events"
@@ -79,25 +80,40 @@ class Connection:
     is_lost = False
     settled: asyncio.Event | None = None
     """Once the client has sent its last byte: set when it is known whether it still reads."""
+    on_lost: Callable[[], object] | None = None
+    """Set by the request in progress."""
+
+    def watch(self, on_lost: Callable[[], object]) -> None:
+        """Call `on_lost` when the connection is lost; now, if it is."""
+        self.on_lost = on_lost
+        if self.is_lost:
+            on_lost()
+
+    def lose(self) -> None:
+        """The connection is lost."""
+        self.is_lost = True
+        if self.settled is not None:
+            self.settled.set()
+        if self.on_lost is not None:
+            self.on_lost()
 
 
 class HttpRequest(Request):
     """One request, and its response.
 
-    `start_soon` starts a task that watches a request which takes long. `resumed`: the client comes back for
-    the answer, with this event's id. `starts_episode`: the request may start an episode, which only its reply
+    `start_soon` starts a task that sends something meanwhile. `resumed`: the client comes back for the
+    answer, with this event's id. `starts_episode`: the request may start an episode, which only its reply
     makes known.
     """
 
     starts_episode = False
     _is_accepted = False
-    _watching: anyio.CancelScope | None = None
+    _pings: asyncio.TimerHandle | None = None
     _hold: Hold | None = None
     _waits = False
     """Whether the episode that the request concerns was not ready when the request came."""
     _sends_events = False
     _is_answering = False
-    _is_gone = False
     _session_ended = False
     _writing: anyio.Lock | None = None
 
@@ -112,8 +128,8 @@ class HttpRequest(Request):
         resumed: EventId | None = None,
     ) -> None:
         super().__init__(message, context, session, version)
-        scope, self._receive, self._send = context.http
-        self._connection: Connection | None = scope.get(CONNECTION_KEY)
+        scope, _, self._send = context.http
+        self._connection: Connection = scope[CONNECTION_KEY]
         self._start_soon = start_soon
         self._scope = anyio.CancelScope()
         self._takes_events = context.headers.accepts[1]
@@ -133,17 +149,14 @@ class HttpRequest(Request):
         The lease of the episode that the request concerns does not expire meanwhile. `is_use`: the request is
         a use of the episode.
         """
-        session, access, timer = self.session, self.context.access, None
+        session, access, connection = self.session, self.context.access, self._connection
         if access is not None:
             self._waits = access.episode.state.phase in NOT_READY
             self._hold = access.episode.lease.acquire(use=is_use)
         if session is not None:
             session.requests[self] = None
-        if self.starts_episode or self._waits:
-            self._start_soon(self.watch)
-        else:
-            name_event_loop()
-            timer = asyncio.get_running_loop().call_later(FAST_SECONDS, self._start_soon, self.watch)
+        connection.watch(self._on_lost)
+        self._ping_later()
         answer, was_answered = None, False
         try:
             with self._scope:
@@ -155,11 +168,9 @@ class HttpRequest(Request):
             if answer is not None:
                 was_answered = await self._answer(*answer)
         finally:
-            self._is_answering = True
-            if timer is not None:
-                timer.cancel()
-            if self._watching is not None:
-                self._watching.cancel()
+            self._is_answering, connection.on_lost = True, None
+            if self._pings is not None:
+                self._pings.cancel()
             if session is not None:
                 session.used_at = time.monotonic()
             self.end(handed_over=was_answered)
@@ -174,23 +185,14 @@ class HttpRequest(Request):
 
     # the client
 
-    async def watch(self) -> None:
-        """Notice that the client is gone, and keep the connection busy."""
-        if self._is_answering or self._watching is not None:
-            return
-        with anyio.CancelScope() as self._watching:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait_until_disconnected, self._receive, self._on_disconnect)
-                while self.can_stream:
-                    await anyio.sleep(PING_SECONDS - (0 if self._sends_events else FAST_SECONDS))
-                    await self._send_event(PING)
-
-    def _on_disconnect(self) -> None:
+    def _on_lost(self) -> None:
+        """The client is gone before it has the answer."""
         if self._is_answering:
-            return  # it has the answer
-        self._lose_client()
-        if self._watching is not None:
-            self._watching.cancel()
+            return
+        if self._hold is None:
+            self.context.abandon()
+        elif self._hold.release(answered=False) and self._waits and self.context.access is not None:
+            self.context.access.episode.lease.lose_client(until_ready=True)
         if self.session is None:
             self._scope.cancel()
         elif self._resumed is not None and any(
@@ -199,24 +201,21 @@ class HttpRequest(Request):
             # A client that comes back again and again would leave a request each time.
             self._scope.cancel()
 
-    def _lose_client(self) -> None:
-        """The client is gone before it has the answer."""
-        if self._is_gone:
-            return
-        self._is_gone = True
-        if self._hold is None:
-            self.context.abandon()
-        elif self._hold.release(answered=False) and self._waits and self.context.access is not None:
-            self.context.access.episode.lease.lose_client(until_ready=True)
-
     async def is_gone(self) -> bool:
-        if self._is_gone:
-            return True
-        if self._connection is None:
-            return await _is_disconnected(self._receive)
         if self._connection.settled is not None:
             await self._connection.settled.wait()
         return self._connection.is_lost
+
+    def _ping_later(self) -> None:
+        """Keep the connection busy as long as the request takes."""
+        if self.can_stream:
+            name_event_loop()
+            self._pings = asyncio.get_running_loop().call_later(PING_SECONDS, self._start_soon, self._ping)
+
+    async def _ping(self) -> None:
+        await self._send_event(PING)
+        if not self._is_answering:
+            self._ping_later()
 
     # what comes before the answer
 
@@ -267,9 +266,9 @@ class HttpRequest(Request):
         """Send the answer. Returns whether all of it was handed over while the client was there."""
         # A client that starts an episode may have left before this server has looked: nobody else knows of
         # the episode. What the connection says about that is read while this waits.
-        left = self.starts_episode and await _is_disconnected(self._receive)
-        if left or await self.is_gone():
-            self._lose_client()
+        for _ in range(LOOKS if self.starts_episode else 0):
+            await anyio.lowlevel.checkpoint()
+        await self.is_gone()
         self._is_answering = True
         if self._writing is not None:
             async with self._writing:
@@ -288,7 +287,7 @@ class HttpRequest(Request):
                 if (seconds := retry_after(error)) is not None:
                     headers = ((b"retry-after", seconds.encode()),)
             await send_whole(self._send, message, status=status, session=self.session, headers=headers)
-        return not (self._is_gone or (self._connection is not None and self._connection.is_lost))
+        return not self._connection.is_lost
 
     @property
     def _takes_long_events(self) -> bool:
@@ -337,7 +336,7 @@ async def send_whole(
 
 
 def _session_header(session: Session | None) -> tuple[tuple[bytes, bytes], ...]:
-    if session is None or session.id is None or not session.is_open:
+    if session is None or session.id is None or session.sessions is None:
         return ()
     return ((b"mcp-session-id", session.id.encode("ascii")),)
 
@@ -345,19 +344,3 @@ def _session_header(session: Session | None) -> tuple[tuple[bytes, bytes], ...]:
 async def send_body(send: Send, body: bytes, *, more: bool) -> None:
     """Send a part of a response's body."""
     await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-async def _is_disconnected(receive: Receive) -> bool:
-    """Whether the client of a request, whose body has been read, is gone or has the whole response."""
-    # What comes next is the disconnect, without waiting if it has come.
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        return (await receive())["type"] == "http.disconnect"
-    return False
-
-
-async def wait_until_disconnected(receive: Receive, on_gone: Callable[[], object]) -> None:
-    """Wait until the client is gone or has the whole response, then call `on_gone`."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    on_gone()

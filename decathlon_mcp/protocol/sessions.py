@@ -9,15 +9,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 
 from decathlon_mcp.episodes.admission import share_of
 from decathlon_mcp.episodes.episode import EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
-from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import AtCapacityError, UnknownEpisodeError
 from decathlon_mcp.protocol.messages import RESUMABLE_SINCE
 from decathlon_mcp.storage.store import SessionRow
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 AddressKind = Literal["task", "episode", "lobby"]
 MAX_SESSIONS = 10_000
-"""Open sessions at each kind of address, ten for each of the most episodes that a machine can have."""
+"""Open sessions, ten for each of the most episodes that a machine can have."""
 MAX_AGENT_SESSIONS = 1_000
 """Open sessions at the address of one episode's agent, which needs no token. Some clients open a session for
 every call and never end it; a session without requests ends after the idle time."""
@@ -40,6 +39,14 @@ SESSION_RETRY_SECONDS = 30.0
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 """In ascending order of severity."""
 _TOOLS_CHANGED = b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":{}}'
+
+
+class Address(NamedTuple):
+    """An MCP address. `name`: the task's or the episode's in it; `path`: without a slash at the end."""
+
+    kind: AddressKind = "lobby"
+    name: str = ""
+    path: str = ""
 
 
 class Stream:
@@ -81,9 +88,9 @@ class Session:
     def __init__(
         self,
         session_id: str | None,
-        *,
         version: str,
-        path: str = "",
+        *,
+        address: Address = Address(),  # noqa: B008  (it is immutable)
         token: str | None = None,
         share: tuple[str, str] | None = None,
     ) -> None:
@@ -91,7 +98,7 @@ class Session:
         self.owner = session_id or secrets.token_hex(16)
         """Names it among the owners of episodes."""
         self.version = version
-        self.path = path
+        self.address = address
         self.token = token
         self.access: EpisodeAccess | None = None
         """Access to the episode that the session is, or has started last."""
@@ -103,17 +110,18 @@ class Session:
         """Generation of this server, if the session's client can come back for an answer; else 0."""
         self.ends_stream = False
         """Whether the session's next GET stream is ended soon, see `endpoints.END_STREAM_SECONDS`."""
-        self.is_open = False
-        """Whether requests can name the session: `initialize` has succeeded."""
+        self.sessions: Sessions | None = None
+        """Where it is open: requests can name the session, as `initialize` has succeeded."""
         self.used_at = time.monotonic()
         self.requests: dict[Request, None] = {}
         """The requests without an answer, the oldest first."""
         self.streams: list[Stream] = []
         """Its GET streams, the newest last."""
 
-    @property
-    def is_idle(self) -> bool:
-        return not self.requests and not self.streams
+    def save(self) -> None:
+        """Store what a request has changed: the access, or the log level."""
+        if self.sessions is not None:
+            self.sessions.save(self)
 
     def cancel(self, request_id: object) -> None:
         """Cancel the newest request with this id, and requests with this id that wait for the same call."""
@@ -154,20 +162,17 @@ class Session:
 
 
 class Sessions:
-    """The open sessions of one kind of address.
+    """The open sessions of a server.
 
-    At most `MAX_SESSIONS` are open; on a server with several tokens, each may have the part `share_per_token`
-    of them. At a task's address the episode ends with its session.
+    At most `MAX_SESSIONS` are open; on a server with several tokens, each may have its share of them. At a
+    task's address the episode ends with its session.
     """
 
-    def __init__(self, registry: EpisodeRegistry, kind: AddressKind) -> None:
+    def __init__(self, registry: EpisodeRegistry) -> None:
         self._registry = registry
-        self._kind: AddressKind = kind
         self._store = registry.store
         self._max_per_token = share_of(MAX_SESSIONS, registry.admission.share_per_token)
         self._open: dict[str, Session] = {}
-        self._saved: dict[str, tuple[str | None, str]] = {}
-        """What can change of the stored sessions, as stored: the episode and the log level."""
 
     def find(self, session_id: str, context: RequestContext) -> Session | None:
         """The session that a request names, perhaps of an earlier server; None if it has no such session.
@@ -175,7 +180,7 @@ class Sessions:
         Raises AtCapacityError if it would have to be opened again, and cannot.
         """
         session = self._open.get(session_id) or self._revive(session_id, context)
-        if session is None or (session.path, session.token) != (context.path, context.principal.token):
+        if session is None or session.address != context.address or session.token != context.principal.token:
             return None
         return session
 
@@ -186,7 +191,7 @@ class Sessions:
         """
         share, limit = None, self._max_per_token
         if context.by_agent_id:
-            share, limit = ("agent", context.path), min(MAX_AGENT_SESSIONS, limit)
+            share, limit = ("agent", context.address.path), min(MAX_AGENT_SESSIONS, limit)
         elif (token := context.principal.share_key) is not None:
             share = ("token", token)
         of_share = 0 if share is None else sum(each.share == share for each in self._open.values())
@@ -194,8 +199,8 @@ class Sessions:
             raise AtCapacityError("too many open sessions", retryAfterSeconds=SESSION_RETRY_SECONDS)
         session = Session(
             session_id or secrets.token_hex(16),
-            version=version,
-            path=context.path,
+            version,
+            address=context.address,
             token=context.principal.token,
             share=share,
         )
@@ -206,8 +211,7 @@ class Sessions:
     def add(self, session: Session) -> None:
         """A session is open."""
         assert session.id is not None
-        session.is_open = True
-        self._open[session.id] = session
+        session.sessions, self._open[session.id] = self, session
         self.save(session)
 
     def end(self, session: Session) -> None:
@@ -221,11 +225,11 @@ class Sessions:
         session.end_streams()
         if self._open.pop(session.id, None) is None:
             return
-        if self._store is not None and self._registry.handing_over:
-            return  # the next server opens it again
-        if self._saved.pop(session.id, None) is not None and self._store is not None:
+        if self._store is not None:
+            if self._registry.handing_over:
+                return  # the next server opens it again
             self._store.delete(SessionRow, session.id)
-        if self._kind == "task" and session.access is not None:
+        if session.address.kind == "task" and session.access is not None:
             session.access.episode.close()
 
     def end_streams(self) -> None:
@@ -233,12 +237,27 @@ class Sessions:
         for session in self._open.values():
             session.end_streams()
 
-    def end_idle(self) -> None:
-        """End the sessions without a request or a stream for the idle time."""
-        before = time.monotonic() - self._registry.options.limits.idle_seconds
+    def end_unused(self) -> None:
+        """End the sessions without a request or a stream for the idle time, and delete stored ones.
+
+        Raises DecathlonError if the store cannot be written.
+        """
+        idle_seconds = self._registry.options.limits.idle_seconds
         for session in list(self._open.values()):
-            if session.is_idle and session.used_at < before:
+            is_idle = not session.requests and not session.streams
+            if is_idle and session.used_at < time.monotonic() - idle_seconds:
                 self.end(session)
+        if self._store is None:
+            return
+        live = {episode.id for episode in self._registry.live}
+        for row in self._store.unused_sessions(time.time() - idle_seconds):
+            if (session := self._open.get(row.id)) is not None:
+                self.save(session)
+            elif row.address == "task" and row.episode in live:
+                # A task's session lasts as long as its episode.
+                self._store.save(row)
+            else:
+                self._store.delete(SessionRow, row.id)
 
     def close_all(self) -> None:
         """This server ends. Requests in progress are left to their connections."""
@@ -248,78 +267,38 @@ class Sessions:
     # the store
 
     def save(self, session: Session) -> None:
-        """Store what a request has changed in its session."""
-        if self._store is None or session.id not in self._open:
+        """Store an open session."""
+        if self._store is None or session.id is None:
             return
-        episode = None if session.access is None else session.access.episode.id
-        if self._saved.get(session.id) != (episode, session.log_level):
-            self._saved[session.id] = (episode, session.log_level)
-            self._store.save(self._row(session))
-
-    def _row(self, session: Session) -> SessionRow:
-        assert session.id is not None
         data: JsonObject = {
             "token": session.token,
             "protocol_version": session.version,
             "log_level": session.log_level,
         }
-        return SessionRow(
+        row = SessionRow(
             id=session.id,
             server="",  # the store's own name
-            address=self._kind,
-            path=session.path,
-            episode=self._saved[session.id][0],
+            address=session.address.kind,
+            path=session.address.path,
+            episode=None if session.access is None else session.access.episode.id,
             data=data,
         )
+        self._store.save(row)
 
     def _revive(self, session_id: str, context: RequestContext) -> Session | None:
         if (store := self._store) is None:
             return None
-        row = store.find_one(SessionRow, id=session_id, server=store.server)
-        if row is None or row.address != self._kind:
+        row, principal = store.find_one(SessionRow, id=session_id, server=store.server), context.principal
+        if row is None or (row.path, row.data.get("token")) != (context.address.path, principal.token):
             return None
-        data, principal = row.data, context.principal
-        if (row.path, data.get("token")) != (context.path, principal.token):
-            return None
-        session = self.create(str(data.get("protocol_version")), context, session_id)
-        level = data.get("log_level")
+        session = self.create(str(row.data.get("protocol_version")), context, session_id)
+        level = row.data.get("log_level")
         session.log_level = level if level in LOG_LEVELS else "debug"
         session.ends_stream = True
-        session.access = self._access(row.episode, principal.in_session(session_id))
-        self._saved[session_id] = (row.episode, session.log_level)
-        self.add(session)
+        if row.episode is not None and context.address.kind != "episode":
+            is_task, principal = context.address.kind == "task", principal.in_session(session_id)
+            by = EpisodeAccess.by_session if is_task else EpisodeAccess.by_handle
+            with suppress(UnknownEpisodeError):
+                session.access = by(self._registry.find(row.episode, principal), principal)
+        session.sessions, self._open[session_id] = self, session
         return session
-
-    def _access(self, handle: str | None, principal: Principal) -> EpisodeAccess | None:
-        """Access to a session's episode; None if the registry does not know it any more."""
-        if handle is None or self._kind == "episode":
-            return None
-        try:
-            episode = self._registry.find(handle, principal)
-        except UnknownEpisodeError:
-            return None
-        by = EpisodeAccess.by_session if self._kind == "task" else EpisodeAccess.by_handle
-        return by(episode, principal)
-
-    def keep_stored(self, row: SessionRow) -> bool:
-        """Whether a stored session that no client has used for the idle time is open here; it is kept."""
-        if (session := self._open.get(row.id)) is None or self._store is None:
-            return False
-        self._store.save(self._row(session))
-        return True
-
-
-def delete_unused(registry: EpisodeRegistry, kinds: Collection[Sessions]) -> None:
-    """Delete the stored sessions that no client has used for the idle time, and that are not open."""
-    store = registry.store
-    if store is None:
-        return
-    live = {episode.id for episode in registry.live}
-    for row in store.unused_sessions(time.time() - registry.options.limits.idle_seconds):
-        if any(sessions.keep_stored(row) for sessions in kinds):
-            continue
-        if row.address == "task" and row.episode in live:
-            # A task's session lasts as long as its episode.
-            store.save(row)
-        else:
-            store.delete(SessionRow, row.id)

@@ -103,7 +103,7 @@ class _StreamSession(Session):
     """The session of a process or an in-memory client: its messages go where answers go."""
 
     def __init__(self, version: str, send_soon: Callable[[bytes], object]) -> None:
-        super().__init__(None, version=version)
+        super().__init__(None, version)
         self._send_soon = send_soon
 
     def send(self, message: bytes) -> None:

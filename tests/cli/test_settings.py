@@ -76,14 +76,14 @@ def test_a_file_may_hold_settings_of_other_commands(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "variables", "message"),
     [
-        (["--max-sandboxes", "many"], {}, "--max-sandboxes: Input should be a valid integer"),
-        (["--idle-seconds", "-3"], {}, "--idle-seconds: Input should be greater than 0"),
+        (["--max-sandboxes", "many"], {}, "--max-sandboxes: must be an integer"),
+        (["--idle-seconds", "-3"], {}, "--idle-seconds: must be greater than 0"),
         (
             ["--isolation", "containers"],
             {},
-            "--isolation: Input should be 'auto', 'namespaces' or 'none'",
+            "--isolation: must be one of 'auto', 'namespaces' or 'none'",
         ),
-        ([], {"DECATHLON_CPUS": "0"}, "DECATHLON_CPUS: Input should be greater than 0"),
+        ([], {"DECATHLON_CPUS": "0"}, "DECATHLON_CPUS: must be greater than 0"),
     ],
 )
 def test_an_invalid_value_is_reported_with_its_source(
@@ -94,7 +94,7 @@ def test_an_invalid_value_is_reported_with_its_source(
 
 def test_an_invalid_value_in_the_file_is_reported_with_the_file(shell: Shell) -> None:
     write(shell, "max_sandboxes = 0")
-    message = "decathlon.toml: max_sandboxes: Input should be greater than or equal to 1"
+    message = "decathlon.toml: max_sandboxes: must be at least 1"
     assert shell.error("serve", status=2) == message
 
 
@@ -138,8 +138,8 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (["--host", ""], "--host: a value was expected, not ''"),
         (["--allowed-host", ""], "--allowed-host: a value was expected, not ''"),
         (["--public-url", "me"], "--public-url: an address was expected, such as https://tasks.example.org"),
-        (["--pool", "some"], "--pool: Input should be a valid integer"),
-        (["--idle-seconds", "inf"], "--idle-seconds: Input should be a finite number"),
+        (["--pool", "some"], "--pool: must be an integer"),
+        (["--idle-seconds", "inf"], "--idle-seconds: must be a finite number"),
         (["--state", ""], "--state: must not be empty"),
     ],
 )

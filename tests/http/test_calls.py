@@ -246,7 +246,6 @@ async def test_cancelling_an_id_that_is_in_flight_twice_cancels_the_newest(
 async def test_long_sessionless_call_is_answered_with_events(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "FAST_SECONDS", 0.02)
     monkeypatch.setattr(responses, "PING_SECONDS", 0.05)
     tools = Tools()
     async with serving(tmp_path, tools) as served:

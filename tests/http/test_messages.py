@@ -286,7 +286,7 @@ async def test_null_stands_for_an_optional_member_that_is_not_there(
         ("list_tasks", {"prompts": "maybe"}, "`prompts`: must be true or false"),
         ("list_tasks", {"sample": "x"}, "`sample`: must be an integer"),
         ("list_tasks", {"sample": 0}, "`sample`: must be at least 1"),
-        ("list_tasks", {"spilt": "x"}, "`spilt`: is not known"),
+        ("list_tasks", {"spilt": "x"}, "`spilt`: there is no such field; did you mean split?"),
         ("list_tasks", {"order": "none"}, "`order`: must be one of"),
         ("list_tasks", {"search": {}}, "`search`: must be a string"),
         ("start_episode", {"labels": []}, "`labels`: must be an object"),

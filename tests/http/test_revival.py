@@ -236,7 +236,7 @@ async def test_sessions_that_nobody_revives_expire(tmp_path: Path, http: httpx2.
             with anyio.fail_after(20):
                 while rows(server) != 1:  # noqa: ASYNC110  (a periodic task)
                     await anyio.sleep(0.05)
-            sessions.delete_unused(server.registry, ())
+            sessions.Sessions(server.registry).end_unused()
             assert rows(server) == 1, "a task's session lasts as long as its episode"
         await episode.state.reach(Phase.ENDED)
         with anyio.fail_after(20):

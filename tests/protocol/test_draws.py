@@ -82,7 +82,7 @@ async def test_without_a_seed_each_token_walks_through_an_order_independently(
         ("split=nowhere", "there is no split 'nowhere'; the splits are test, train"),
         ("order=sideways", "'easy_first', 'hard_first' or 'curriculum'"),
         ("needs=teleport", "no task here needs 'teleport'; what they need is network, credentials, services"),
-        ("spilt=train", "`spilt`: is not known; it takes `split`, `needs`, `without`"),
+        ("spilt=train", "`spilt`: there is no such field; did you mean split?; it takes `split`, `needs`"),
         ("seed=seven", "`seed`: must be an integer"),
         ("seed=1&seed=2", "`seed`: must be an integer"),
         ("search=nothing", "no task fits all of the filters"),

@@ -115,7 +115,7 @@ async def test_the_random_address_refuses_labels_and_unknown_filters_alike(serve
     error = await refusal(f"{served.task('random')}?label=RUN=a", INITIALIZE)
     assert "the label 'RUN': a name has 1 to 32 of the characters" in error["message"]
     error = await refusal(f"{served.task('random')}?label=run=a&labels=b", INITIALIZE)
-    assert "`labels`: is not known" in error["message"]
+    assert "`labels`: there is no such field" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -226,10 +226,10 @@ def test_folders_that_must_exist_when_a_server_starts(checkout: Checkout) -> Non
         (
             "name: bad\nparams:\n  command: x\nclient_session_timeout_seconds: -1\n",
             4,
-            "Input should be greater than 0",
+            "must be greater than 0",
         ),
-        ("name: bad\nparams: {}\n", 2, "params.command: Field required"),
-        ("name: bad\n", 1, "params: Field required"),
+        ("name: bad\nparams: {}\n", 2, "params.command: is required"),
+        ("name: bad\n", 1, "params: is required"),
         ("- name: bad\n", 1, "a mapping was expected"),
     ],
 )

@@ -33,7 +33,7 @@ from decathlon_mcp.http.protocol import HELD_KEY
 from decathlon_mcp.labels import LABEL_HEADER, read_label_header
 from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.lobby_tools import describe_start, start_tool
-from decathlon_mcp.protocol.responses import wait_until_disconnected
+from decathlon_mcp.protocol.responses import CONNECTION_KEY
 from decathlon_mcp.types import JsonObject, as_object
 
 HEARTBEAT_SECONDS = 5.0
@@ -110,8 +110,8 @@ class _HeldResponse(Response):
         # Not one of Starlette's responses: they notice that the client is gone by the next line at the
         # earliest.
         with self._holding:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait_until_disconnected, receive, tasks.cancel_scope.cancel)
+            with anyio.CancelScope() as connected:
+                scope[CONNECTION_KEY].watch(connected.cancel)
                 await self._send_lines(send)
 
     async def _send_lines(self, send: Send) -> None:

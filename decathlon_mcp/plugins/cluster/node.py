@@ -24,7 +24,6 @@ from decathlon_mcp.labels import LABEL_HEADER
 from decathlon_mcp.plugins.cluster.held_episodes import LINES_HEADERS
 from decathlon_mcp.protocol.headers import Headers
 from decathlon_mcp.protocol.messages import INVALID_PARAMS, McpError, readable_id
-from decathlon_mcp.protocol.responses import wait_until_disconnected
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import as_object
 
@@ -196,7 +195,9 @@ class _ForwardedEpisode(Response):
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
     try:
-        await wait_until_disconnected(receive, scope.cancel)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
     except Exception:  # noqa: BLE001  (Serve's `receive` raises if the client has gone)
         scope.cancel()
 

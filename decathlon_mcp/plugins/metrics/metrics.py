@@ -22,7 +22,6 @@ from decathlon_mcp.events import (
     Admitted,
     Called,
     CallOutcome,
-    CallServed,
     Claimed,
     Emit,
     Ended,
@@ -32,9 +31,7 @@ from decathlon_mcp.events import (
     Ready,
     Recovered,
     RecoveryResult,
-    RequestRead,
-    ResponseBegun,
-    ResponseSent,
+    ResponseOver,
     SandboxTaken,
     Started,
     Swept,
@@ -124,7 +121,7 @@ class Metrics:
         self._response_seconds = call_seconds.labels("response")
         # HTTP.
         responses = counter(
-            "decathlon_http_responses", "HTTP responses that were begun, by status.", ("status",)
+            "decathlon_http_responses", "HTTP responses that are over, by status.", ("status",)
         )
         self._responses = responses
         responses.labels(200)
@@ -169,15 +166,13 @@ class Metrics:
     def on_event(self, event: Event) -> None:
         """Count an event of the server."""
         match event:
-            case ResponseSent(size_bytes):
-                self._response_bytes.inc(size_bytes)
-            case ResponseBegun(status):
+            case ResponseOver(status, request_bytes, response_bytes, call_seconds):
                 self._responses.labels(status).inc()
-            case RequestRead(size_bytes):
-                self._request_bytes.inc(size_bytes)
-            case CallServed(request_seconds, response_seconds):
-                self._request_seconds.observe(request_seconds)
-                self._response_seconds.observe(response_seconds)
+                self._request_bytes.inc(request_bytes)
+                self._response_bytes.inc(response_bytes)
+                if call_seconds is not None:
+                    self._request_seconds.observe(call_seconds[0])
+                    self._response_seconds.observe(call_seconds[1])
             case SandboxTaken(opening):
                 self._openings.labels(opening).inc()
             case Swept(sandboxes):
