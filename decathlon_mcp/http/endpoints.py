@@ -17,7 +17,7 @@ from starlette.types import Scope, Send
 
 from decathlon_mcp.background import LazyTimer, background_tasks, run_alone, run_for_ever
 from decathlon_mcp.catalogue.draws import TaskFilter
-from decathlon_mcp.episodes.operations import check_operation
+from decathlon_mcp.episodes.call import check_operation
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.events import RequestRead

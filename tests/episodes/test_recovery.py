@@ -28,9 +28,9 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.episodes import recovery as recovery_module
 from decathlon_mcp.episodes import registry as registry_module
+from decathlon_mcp.episodes.call import Waiter, call_digest
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import Waiter, call_digest
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal

@@ -19,12 +19,12 @@ from pydantic import ValidationError
 
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.beginnings import EpisodeResources, read_credentials
-from decathlon_mcp.episodes.call_log import RecordedCalls
 from decathlon_mcp.episodes.extensions import EpisodeWeb
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownTaskError
+from decathlon_mcp.grading.attempt import RecordedCalls
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.signing import verdict_digest
