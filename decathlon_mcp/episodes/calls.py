@@ -166,7 +166,7 @@ class EpisodeCalls:
         comes back.
         """
         await call.wait(waiter)
-        outcome = call.outcome or await anyio.to_thread.run_sync(self._read_outcome, call.seq)
+        outcome = call.outcome or await anyio.to_thread.run_sync(_read_outcome, self._trajectory, call.seq)
         if outcome is None:
             raise LimitExceededError("the call has run, but its reply could not be kept")
         if isinstance(outcome, DecathlonError):
@@ -174,7 +174,7 @@ class EpisodeCalls:
             error = type(outcome)(outcome.message, **outcome.data)
             was_read = call.outcome is None
             is_end = isinstance(error, SandboxLostError) or error.data.get("reason") == "frozen"
-            raise error if was_read and not is_end else await self._explain(error)
+            raise error if was_read and not is_end else await _explained(error, self._state)
         return outcome
 
     def cancel(self, operation: str) -> None:
@@ -286,6 +286,11 @@ class EpisodeCalls:
             raise
         return call
 
+    def _write(self, event: str, call: Call, **members: object) -> None:
+        """Write a call's line. Raises EpisodeClaimedError if the log is full, and DiskFullError."""
+        if not self._trajectory.add(event, **members, **call.line()):
+            raise self._close_full()
+
     def _start(self, call: Call, work: Callable[[], Awaitable[None]]) -> None:
         """Have a task bring a call on its way, which waits while the disk cannot be written.
 
@@ -389,19 +394,6 @@ class EpisodeCalls:
         message = LOG_FULL if self._is_log_full else "this attempt was closed before the call was sent"
         return EpisodeClaimedError(message, truncated=True)
 
-    async def _explain(self, error: DecathlonError) -> DecathlonError:
-        """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
-        if isinstance(error, EpisodeClaimedError | UnknownToolError):
-            return error
-        state = self._state
-        if error.code == "sandbox_lost":
-            with anyio.move_on_after(LOST_SECONDS):
-                await state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
-        if state.phase in (Phase.CLAIMED, Phase.SCORED):
-            why = f": {error.message}" if error.code == "sandbox_lost" else ""
-            return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
-        return state.end_error() if state.phase is Phase.ENDED else error
-
     # from the driver to the waiting requests
 
     def _on_outcome(self, session: ToolSession, call: Call, outcome: Outcome | None) -> None:
@@ -448,7 +440,7 @@ class EpisodeCalls:
         if call.is_ended:
             return
         try:
-            is_kept = self._write_reply(call, outcome)
+            is_kept = _write_reply(self._trajectory, call, outcome)
             if call.sent_at is not None and call.route is not None and self._session is not None:
                 self._emit(Called(_metric_outcome(outcome), call.sent_at))
                 failure = outcome if isinstance(outcome, DriverError) else None
@@ -472,37 +464,45 @@ class EpisodeCalls:
         self.known.end(call, outcome)
         self.gate.call_ended()
 
-    # lines of the trajectory
 
-    def _write(self, event: str, call: Call, **members: object) -> None:
-        """Write a call's line. Raises EpisodeClaimedError if the log is full, and DiskFullError."""
-        if not self._trajectory.add(event, **members, **call.line()):
-            raise self._close_full()
+async def _explained(error: DecathlonError, state: State) -> DecathlonError:
+    """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
+    if isinstance(error, EpisodeClaimedError | UnknownToolError):
+        return error
+    if error.code == "sandbox_lost":
+        with anyio.move_on_after(LOST_SECONDS):
+            await state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+    if state.phase in (Phase.CLAIMED, Phase.SCORED):
+        why = f": {error.message}" if error.code == "sandbox_lost" else ""
+        return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
+    return state.end_error() if state.phase is Phase.ENDED else error
 
-    def _write_reply(self, call: Call, outcome: Outcome) -> bool:
-        """Write a call's reply or the error that it failed with; False if it cannot be kept.
 
-        Instead of a reply that is too long, the fact is written, if there is room for that. Raises
-        DiskFullError; then nothing has happened.
-        """
-        name, value = outcome_member(outcome)
-        failed = name != "result" or (isinstance(outcome, Reply) and outcome.is_error)
-        line = {"seq": call.seq, "failed": failed, "seconds": round(time.time() - call.started_at, 6)}
-        if self._trajectory.add("reply", **line, **{name: value}):
-            return True
-        _, failure = outcome_member(LimitExceededError(NOT_KEPT_MESSAGE))
-        if not self._trajectory.add("reply", **line, failure=failure):
-            self._trajectory.index.count_reply(call.seq, failed=failed)
-        return False
+def _write_reply(trajectory: Trajectory, call: Call, outcome: Outcome) -> bool:
+    """Write a call's reply or the error that it failed with; False if it cannot be kept.
 
-    def _read_outcome(self, seq: int) -> Outcome | None:
-        """The reply of a call that has ended; None if it was not kept. Blocks."""
-        try:
-            line = self._trajectory.line(self._trajectory.index.places(seq)[1])
-        except OSError as error:
-            log.warning("the reply to a call cannot be read", extra=fields(why=error.strerror))
-            return None
-        return None if line is None else outcome_of_line(line)
+    Instead of a reply that is too long, the fact is written, if there is room for that. Raises DiskFullError;
+    then nothing has happened.
+    """
+    name, value = outcome_member(outcome)
+    failed = name != "result" or (isinstance(outcome, Reply) and outcome.is_error)
+    line = {"seq": call.seq, "failed": failed, "seconds": round(time.time() - call.started_at, 6)}
+    if trajectory.add("reply", **line, **{name: value}):
+        return True
+    _, failure = outcome_member(LimitExceededError(NOT_KEPT_MESSAGE))
+    if not trajectory.add("reply", **line, failure=failure):
+        trajectory.index.count_reply(call.seq, failed=failed)
+    return False
+
+
+def _read_outcome(trajectory: Trajectory, seq: int) -> Outcome | None:
+    """The reply of a call that has ended; None if it was not kept. Blocks."""
+    try:
+        line = trajectory.line(trajectory.index.places(seq)[1])
+    except OSError as error:
+        log.warning("the reply to a call cannot be read", extra=fields(why=error.strerror))
+        return None
+    return None if line is None else outcome_of_line(line)
 
 
 def _episode_ended() -> SandboxLostError:

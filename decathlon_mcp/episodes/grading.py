@@ -150,7 +150,7 @@ def attempt_of(episode: Episode) -> Attempt:
     network = factory.network_for(spec.task)
     # Grading reads evaluators and rubrics now, unless preprocess may have written them.
     revision = factory.suite.revision_of(spec.task)
-    facts = episode.facts
+    facts = progress.facts.with_(**episode.reported)
     if claim is not None and revision != facts.suite_revision:
         facts = facts.with_(suite_changed=True)
     return Attempt(

@@ -178,7 +178,7 @@ class McpEndpoints:
 
     async def _end_streams_after_drain(self) -> None:
         # At shutdown uvicorn waits for open connections, and a client's GET stream never ends by itself.
-        await self._registry.drained.wait()
+        await self._registry.shutdown.drained.wait()
         for sessions in self._sessions.values():
             sessions.end_streams()
 

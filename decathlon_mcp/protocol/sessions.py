@@ -221,7 +221,7 @@ class Sessions:
         session.end_streams()
         if self._open.pop(session.id, None) is None:
             return
-        if self._store is not None and self._registry.handing_over:
+        if self._store is not None and self._registry.shutdown.handing_over:
             return  # the next server opens it again
         if self._saved.pop(session.id, None) is not None and self._store is not None:
             self._store.delete(SessionRow, session.id)

@@ -230,7 +230,7 @@ async def assert_lost(registry: EpisodeRegistry, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
     for access in (registry.access(HANDLE, PLAYER), registry.access(AGENT_ID, PLAYER)):
         assert access.episode.state.ending is Ending.SANDBOX_LOST
-    registry._episodes.clear()  # pyright: ignore[reportPrivateUsage]
+    registry.index._episodes.clear()  # pyright: ignore[reportPrivateUsage]
     again = registry.access(HANDLE, PLAYER).episode
     assert again is not episode
     for each in (episode, again):

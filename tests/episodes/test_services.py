@@ -12,13 +12,13 @@ import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.cli.suite_probe import probe_suite
-from decathlon_mcp.episodes.beginnings import EpisodeResources, Services, read_credentials
+from decathlon_mcp.episodes.beginnings import EpisodeResources, read_credentials
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import DriverError, ImageError, SandboxLostError, SetUpError
-from decathlon_mcp.plugins.services import SERVICE_ROOT, open_services
+from decathlon_mcp.plugins.services import SERVICE_ROOT, Services, open_services
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.suites.tasks import Task
 from tests.episodes.environment import TOOLS, ended, running_registry, sandbox_factory, suite_with
@@ -145,7 +145,7 @@ async def test_a_lost_service_cancels_what_watches_it(tmp_path: Path) -> None:
     async with services_of(tmp_path, provider, **COUNTER) as (_, services):
 
         async def watch() -> None:
-            async with services.watched():
+            async with EpisodeResources((), [services]).watched():
                 await provider.opened[0].end()
                 await anyio.sleep_forever()
 
@@ -222,8 +222,7 @@ async def test_forwards_are_ignored_where_the_sandbox_shares_the_loopback_interf
 
     provider = FakeProvider()
     factory = sandbox_factory(tmp_path, provider)
-    task = factory.suite.tasks["find-answer"]
-    resources = EpisodeResources(factory, task, Services({7000: connect}))
+    resources = EpisodeResources((), [Services(factory, {7000: connect})])
     async with provider:
         # The fake driver knows no `forward`: that it refuses shows that the factory asked for it.
         with pytest.raises(DriverError, match="forward"):

@@ -94,7 +94,7 @@ class HeldEpisodes:
         finally:
             if self._newest.get(episode.id) is response:
                 del self._newest[episode.id]
-                if not self._registry.handing_over:
+                if not self._registry.shutdown.handing_over:
                     episode.close(Ending.CLIENT_LOST)
 
 
