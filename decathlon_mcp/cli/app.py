@@ -263,34 +263,6 @@ def token(
 
 
 @app.command
-def verify(
-    file: Annotated[Path, Parameter(name="FILE")],
-    /,
-    *files: Annotated[Path, Parameter(name="FILE", show=False)],
-    key: Annotated[tuple[str, ...], Parameter(metavar="KEY", negative=(), show_default=False)] = (),
-    state: Annotated[Path | None, Parameter(metavar="DIR")] = None,
-) -> int:
-    """Check the signatures of verdicts.
-
-    The exit status is 0 only if all of them are valid.
-
-    Parameters
-    ----------
-    file
-        A `verdict.json`, a stored reply of `evaluate`, or a file with one verdict or reply per line. Can be
-        repeated.
-    key
-        The server's public key (hexadecimal, base64), a file with it, or the server's URL. Can be repeated.
-        [the key in the state folder]
-    state
-        The server's state folder, which holds the key. [the default one]
-    """
-    from decathlon_mcp.cli.keys import verify
-
-    return verify((file, *files), key, state)
-
-
-@app.command
 def key(*, state: StateFolder = None) -> int:
     """Print the public key that verdicts are signed with.
 

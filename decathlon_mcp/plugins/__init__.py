@@ -91,6 +91,8 @@ PLUGINS = (
         releases={"toolathlon": "decathlon_mcp.plugins.toolathlon.release:find_release"},
         suites=("decathlon_mcp.plugins.toolathlon.suite:ToolathlonHooks",),
     ),
+    # Signatures of verdicts are checked: `verify`.
+    Plugin(name="verify", commands=("decathlon_mcp.plugins.verify.commands:add_commands",)),
     # Recorded web: a recording proxy for tasks that need the internet, and its recordings.
     Plugin(
         name="web",

@@ -82,6 +82,7 @@ def test_the_core_has_its_own_commands_only(core: Path) -> None:
         "replay",
         "run",
         "serve-episode",
+        "verify",
         "view",
     }
 
