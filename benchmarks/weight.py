@@ -262,7 +262,7 @@ async def serving(state: Path) -> AsyncGenerator[str]:
             await serve_http(
                 http_app(episodes),
                 listener,
-                drain=episodes.drain,
+                drain=episodes.shutdown.drain,
                 on_ready=ready.set,
                 stop=stop,
                 events=episodes.events,

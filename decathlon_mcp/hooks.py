@@ -42,10 +42,10 @@ class Plugin:
     settings: str = ""
     """Its own settings: a model, `settings.PluginSettings`, in a module that is cheap to import."""
     services: str = ""
-    """A function that makes a context of a task's `episodes.beginnings.Services`. It gets the factory of its
-    sandboxes, the task, the episode's public id and, by name, `start_seconds`, the `records` of the episode's
-    sandboxes, and `reattaches`: the services run, in sandboxes that `records` has from a dead server. It
-    raises SetUpError and SandboxLostError."""
+    """A function that makes a context of the `EpisodeResource` of a task's services. It gets the factory of
+    its sandboxes, the task, the episode's public id and, by name, `start_seconds`, the `records` of the
+    episode's sandboxes, and `reattaches`: the services run, in sandboxes that `records` has from a dead
+    server. It raises SetUpError and SandboxLostError."""
     web: str = ""
     """A function that makes the `episodes.extensions.Web` of a server, of its settings; None without it."""
     readiness: Sequence[str] = ()

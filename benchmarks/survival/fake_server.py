@@ -63,7 +63,7 @@ async def main(state: Path, ready_file: Path, options: str) -> None:
         await serve_http(
             http_app(registry),
             listener,
-            drain=registry.drain,
+            drain=registry.shutdown.drain,
             on_ready=announce,
             events=registry.events,
         )

@@ -152,7 +152,7 @@ async def serve(settings: Settings, address: ListenAddress) -> int:
                     sys.stderr.flush()
 
             if await serve_at(listener, address, episodes, settings, announce):
-                await episodes.hand_over()
+                await episodes.shutdown.hand_over()
                 if episodes.spans is not None:
                     await episodes.spans.end()
                 _leave(address.ready_file)
@@ -189,8 +189,8 @@ async def serve_at(
             page=page,
         ),
         listener,
-        drain=episodes.drain,
-        hurry=episodes.hurry,
+        drain=episodes.shutdown.drain,
+        hurry=episodes.shutdown.hurry,
         on_ready=lambda: announce(address.url(listener.getsockname()[1]), page),
         limits=ConnectionLimits.for_bodies(max_body_bytes, behind_proxy=address.public_url is not None),
         events=episodes.events,

@@ -4,15 +4,14 @@ A link begins the episode itself, or asks the link that follows it. So it can ho
 it knows when the set-up is done, before the episode is READY. The links of a server are its plug-ins'; an
 episode of a dead server has one before them, which reattaches to its sandbox (`recovery`).
 
-Here is also what all sandboxes of an episode share: credentials, and the services and the web that plug-ins
-open.
+Here is also what all sandboxes of an episode share: credentials, and the resources that plug-ins open.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
@@ -22,7 +21,7 @@ import anyio.to_thread
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.admission import Admission
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.extensions import EpisodeWeb, Opened, OpenNew
+from decathlon_mcp.episodes.extensions import EpisodeResource, Opened, OpenNew, SandboxRole
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory, agent_sandbox
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.tools.offer import ToolOffer
@@ -40,75 +39,42 @@ SEALED_FILE = "sealed.tar"
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
-    """The running services of an episode.
+class EpisodeResources:
+    """What all sandboxes of an episode share. `credentials`: archives, each with its target folder."""
 
-    `connect`: leads ports of another sandbox's `localhost` to them, by its driver. `drivers`: the drivers of
-    the services that run in sandboxes.
-    """
+    credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
+    opened: Sequence[EpisodeResource] = ()
 
-    connect: Callable[[DriverClient], Awaitable[None]] | None = None
-    drivers: Sequence[DriverClient] = ()
+    @asynccontextmanager
+    async def attached(
+        self, sandbox: Sandbox, driver: DriverClient, role: SandboxRole, reattached: bool
+    ) -> AsyncGenerator[None]:
+        """Give a sandbox what it gets of each, in the body; see `EpisodeResource.attached`."""
+        async with AsyncExitStack() as stack:
+            for resource in self.opened:
+                await stack.enter_async_context(resource.attached(sandbox, driver, role, reattached))
+            yield
 
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
-        """Cancel the body and raise SandboxLostError as soon as the sandbox of a service is lost."""
+        """Cancel the body and raise SandboxLostError as soon as a sandbox of a resource is lost."""
+        drivers = [driver for resource in self.opened for driver in resource.drivers]
         with anyio.CancelScope() as body:
-            for driver in self.drivers:
+            for driver in drivers:
                 driver.closed.on_set(body.cancel)
             try:
                 yield
             finally:
-                for driver in self.drivers:
+                for driver in drivers:
                     driver.closed.forget(body.cancel)
         if body.cancelled_caught:
-            raise await next(driver for driver in self.drivers if driver.closed.is_set()).closed_error()
+            raise await next(driver for driver in drivers if driver.closed.is_set()).closed_error()
 
-
-@dataclass(frozen=True, slots=True)
-class EpisodeResources:
-    """What all sandboxes of an episode share.
-
-    `credentials`: archives, each with its target folder. `web`: None if the task does not use the recorded
-    web.
-    """
-
-    factory: SandboxFactory
-    task: Task
-    services: Services = field(default_factory=Services)
-    credentials: Sequence[tuple[PurePosixPath, bytes]] = ()
-    web: EpisodeWeb | None = None
-
-    @asynccontextmanager
-    async def attached(
-        self, sandbox: Sandbox, driver: DriverClient, role: str, reattached: bool
-    ) -> AsyncGenerator[None]:
-        """Give a sandbox the services, and the web if it uses it, in the body.
-
-        `reattached`: an earlier server process has done that. Raises SetUpError.
-        """
-        provider, web = self.factory.provider, self.web
-        shares_loopback = provider.shares_loopback(sandbox.spec)
-        if self.services.connect is not None and not shares_loopback:
-            await self.services.connect(driver)
-        if web is None or not self.factory.uses_web(self.task, role):
-            yield
-            return
-        assert role in ("agent", "preprocess", "grader"), "no other role uses the web"
-        async with web.connected(
-            sandbox,
-            driver,
-            role,
-            shares_loopback=shares_loopback,
-            # Elsewhere the files belong to the machine, or to an image that other sandboxes use too.
-            has_own_files=provider.isolation == "container",
-            reattached=reattached,
-        ):
-            yield
-
-    async def with_web(self, verdict: Verdict) -> Verdict:
-        """The verdict with how the requests to the recorded web were answered."""
-        return verdict if self.web is None else verdict.model_copy(update={"web": await self.web.use()})
+    async def reported(self, verdict: Verdict) -> Verdict:
+        """The verdict with what the resources report."""
+        for resource in self.opened:
+            verdict = verdict.model_copy(update=await resource.facts())
+        return verdict
 
 
 @asynccontextmanager
@@ -120,7 +86,7 @@ async def open_resources(episode: Episode, admission: Admission) -> AsyncGenerat
     factory, task, public_id = episode.sandbox_factory, episode.spec.task, episode.public_id
     credentials = await read_credentials(factory, task, episode.ticket.accounts)
     async with AsyncExitStack() as stack:
-        services = Services()
+        resources: list[EpisodeResource] = []
         if factory.suite.services(task):
             part = next((plugin.services for plugin in plugins() if plugin.services), None)
             if part is None:
@@ -135,13 +101,11 @@ async def open_resources(episode: Episode, admission: Admission) -> AsyncGenerat
                     records=episode.sandbox_records,
                     reattaches=episode.was_ready,
                 )
-                services = await stack.enter_async_context(opened)
-        web: EpisodeWeb | None = None
+                resources.append(await stack.enter_async_context(opened))
         if factory.web is not None and factory.uses_web(task):
-            web = await stack.enter_async_context(
-                factory.web.episode(factory.suite, task, public_id, episode.spec.launch_time)
-            )
-        yield EpisodeResources(factory, task, services, credentials, web)
+            web = factory.web.episode(factory, task, public_id, episode.spec.launch_time)
+            resources.append(await stack.enter_async_context(web))
+        yield EpisodeResources(credentials, resources)
 
 
 async def read_credentials(

@@ -1,7 +1,10 @@
-"""The calls of one episode: written to its trajectory, sent to its sandbox, answered to waiting requests.
+"""The calls of one episode: each runs exactly once, and a request that repeats one gets its reply.
 
-A call needs no task of its own. Where its reply is read, it is written to the trajectory and ends the call. A
-task is started for a call that has to wait before it is sent.
+A call is written to the trajectory before it is sent, and so is its reply before a request gets it. A call
+needs no task of its own; a task is started for a call that has to wait before it is sent.
+
+Of calls that have ended only digests and numbers are kept in memory; their replies are read from the
+trajectory.
 """
 
 from __future__ import annotations
@@ -15,12 +18,22 @@ from functools import partial
 
 import anyio
 import anyio.to_thread
+import msgspec
 from anyio.abc import TaskGroup
 
 from decathlon_mcp.background import Flag, background_tasks
 from decathlon_mcp.driver.replies import CallParams, Reply
-from decathlon_mcp.episodes.call_log import CallLog
-from decathlon_mcp.episodes.operations import Call, Operations, Outcome, Waiter, call_digest_of_any_size
+from decathlon_mcp.episodes.call import (
+    NOT_KEPT_MESSAGE,
+    Call,
+    CallGate,
+    KnownCalls,
+    Outcome,
+    Waiter,
+    call_digest_of_any_size,
+    outcome_member,
+    outcome_of_line,
+)
 from decathlon_mcp.episodes.specification import EpisodeSpec
 from decathlon_mcp.episodes.state import NOT_READY, Phase, State
 from decathlon_mcp.episodes.tools.offered import EpisodeTools, ToolRoute
@@ -56,20 +69,6 @@ LOG_FULL = (
 )
 
 
-class CallGate:
-    """Decides when the calls of an episode may be sent. This one holds none back."""
-
-    def holds(self, call: Call) -> bool:
-        """Whether the call has to wait now."""
-        return False
-
-    async def passed(self, call: Call) -> None:
-        """Wait until the call may be sent."""
-
-    def call_ended(self) -> None:
-        """A call has its outcome."""
-
-
 class EpisodeCalls:
     """Accepts an episode's calls and runs them to their end."""
 
@@ -84,11 +83,13 @@ class EpisodeCalls:
         close: Callable[[TruncationCause], bool],
     ) -> None:
         """`close` closes the attempt for a limit that was reached, and returns whether it will be graded."""
-        self.log = CallLog(trajectory, first=spec.calls_before)
         self.gate = CallGate()
-        self.operations = Operations()
-        self._public_id = spec.public_id
-        self._max_calls = spec.limits.max_calls
+        self.known = KnownCalls()
+        self.restored = Flag()
+        """Requests wait for it: they may repeat a call of a server that died, which `restore` finds."""
+        self.restored.set()
+        self._spec = spec
+        self._trajectory = trajectory
         self._emit = emit
         self._state = state
         self._tools = tools
@@ -97,19 +98,21 @@ class EpisodeCalls:
         self._tasks: TaskGroup | None = None
         self._session: ToolSession | None = None
         """What calls the tools: from READY on, or earlier for the calls of another episode."""
-        self.restored = Flag()
-        """Requests wait for it: they may repeat a call of a server that died, which `restore` finds."""
-        self.restored.set()
 
     @property
     def sent(self) -> int:
         """Number of calls that were sent so far, by this server or by one that died."""
-        return self.log.trajectory.index.sent
+        return self._trajectory.index.sent
+
+    @property
+    def last(self) -> int:
+        """Number of the newest call, from 1; numbers of another episode's calls come before the first."""
+        return max(self._spec.calls_before, self._trajectory.index.last)
 
     @property
     def unanswered(self) -> tuple[Call, ...]:
         """The calls without a reply so far."""
-        return self.operations.running
+        return tuple(self.known.running.values())
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -129,26 +132,27 @@ class EpisodeCalls:
         """Accept a call of one of the task's tools, for `reply_of`.
 
         The call is in the trajectory then, and runs whatever becomes of its client; before the episode is
-        ready, it waits. If the request repeats an earlier call (see `operations`), that one is returned, and
-        nothing runs. The request, `waiter`, ends with `operations.response_over`. Raises UnknownToolError,
-        EpisodeClaimedError, EpisodeEndedError, the cause of a failed set-up, and BadRequestError for
-        arguments that are no JSON object, or an operation that was another call.
+        ready, it waits. If the request repeats an earlier call, that one is returned, and nothing runs. The
+        request, `waiter`, ends with `known.response_over`. Raises UnknownToolError, EpisodeClaimedError,
+        EpisodeEndedError, the cause of a failed set-up, and BadRequestError for arguments that are no JSON
+        object, or an operation that was another call.
         """
         digest = await call_digest_of_any_size(name, params.arguments)
         await self.restored.wait()
         keys = waiter.keys
-        call = await self.operations.find(keys, digest)
+        call = await self.known.find(keys, digest)
         if call is None:
             call = self._begin(name, params, keys, digest)
-        elif not call.is_ended and self.operations.remember(call.seq, digest, keys.texts):
-            self.log.add_joined(call, keys)
+        elif not call.is_ended and self.known.remember(call.seq, digest, keys.texts):
+            with suppress(DiskFullError):
+                self._trajectory.add("joined", seq=call.seq, digest=digest, **msgspec.to_builtins(keys))
         call.add(waiter)
         return call
 
     async def find(self, waiter: Waiter) -> Call | None:
         """The call of a request that has come before, for `reply_of`; None if it was not accepted."""
         await self.restored.wait()
-        call = self.operations.known(waiter.keys)
+        call = self.known.by_keys(waiter.keys)
         if call is not None:
             call.add(waiter)
         return call
@@ -162,7 +166,7 @@ class EpisodeCalls:
         comes back.
         """
         await call.wait(waiter)
-        outcome = call.outcome or await anyio.to_thread.run_sync(self.log.read_outcome, call.seq)
+        outcome = call.outcome or await anyio.to_thread.run_sync(_read_outcome, self._trajectory, call.seq)
         if outcome is None:
             raise LimitExceededError("the call has run, but its reply could not be kept")
         if isinstance(outcome, DecathlonError):
@@ -170,12 +174,12 @@ class EpisodeCalls:
             error = type(outcome)(outcome.message, **outcome.data)
             was_read = call.outcome is None
             is_end = isinstance(error, SandboxLostError) or error.data.get("reason") == "frozen"
-            raise error if was_read and not is_end else await self._explain(error)
+            raise error if was_read and not is_end else await _explained(error, self._state)
         return outcome
 
     def cancel(self, operation: str) -> None:
         """Cancel the call of an operation whose client will not come back; no effect if none is running."""
-        call = self.operations.known(RequestKeys(operation))
+        call = self.known.by_keys(RequestKeys(operation))
         if call is not None and not call.is_ended:
             call.abandon()
 
@@ -184,12 +188,18 @@ class EpisodeCalls:
     async def restore(self, *, starts_over: bool = False) -> None:
         """Read the calls of a server that died from the trajectory, before the episode is READY again.
 
-        If the set-up starts over, calls copied from another episode are removed from the trajectory.
+        If the set-up starts over, calls copied from another episode, which will be made again, are removed
+        from the trajectory. Raises OSError.
         """
-        keys, unanswered = await self.log.read(starts_over=starts_over)
-        for call in unanswered:
+        if starts_over and self._spec.calls_before:
+            await anyio.to_thread.run_sync(self._trajectory.remove_calls, self._spec.calls_before)
+        logged = await anyio.to_thread.run_sync(self._trajectory.read_calls)
+        for each in logged.keys:
+            self.known.remember(each.seq, each.digest, (each.key,))
+        for line in logged.unanswered:
+            call = Call.of_line(line)
             call.on_cancel = self._cancel
-        self.operations.restore(keys, unanswered)
+            self.known.add(call)
         self.restored.set()
 
     def open(self, session: ToolSession) -> None:
@@ -198,7 +208,7 @@ class EpisodeCalls:
 
         The driver ignores calls that it already has, and sends their replies anyway.
         """
-        self._use(session)
+        self._session = session
         for call in self.unanswered:
             if call.sent_at is None:
                 self._start(call, partial(self._bring, session, call))
@@ -218,18 +228,16 @@ class EpisodeCalls:
 
     def _forget(self) -> None:
         """Free the memory of an episode that is over: no client asks for a reply any more."""
-        self.log.trajectory.forget()
-        self.operations = Operations()
-
-    # another episode's calls, before the tools can be called
+        self._trajectory.forget()
+        self.known = KnownCalls()
 
     async def replay(self, session: ToolSession, seq: int, name: str, params: CallParams) -> Outcome:
-        """Make a call of another episode again under its number. Returns when it has ended.
+        """Make a call of another episode again under its number, before the tools can be called.
 
-        Raises UnknownToolError, and EpisodeClaimedError if the log is full.
+        Returns when it has ended. Raises UnknownToolError, and EpisodeClaimedError if the log is full.
         """
         digest = await call_digest_of_any_size(name, params.arguments)
-        self._use(session)
+        self._session = session
         self._tools.route(name)
         call = self._begin(name, params, RequestKeys(), digest, replayed=seq)
         await call.wait(Waiter())
@@ -247,7 +255,7 @@ class EpisodeCalls:
         if is_ready:
             self._require_open()
         call = Call(
-            seq=self.log.last + 1 if replayed is None else replayed,
+            seq=self.last + 1 if replayed is None else replayed,
             name=name,
             params=params.on_one_line(),
             digest=digest,
@@ -257,7 +265,7 @@ class EpisodeCalls:
             replayed=replayed is not None,
         )
         session = self._session if is_ready or call.replayed else None
-        self.operations.add(call)
+        self.known.add(call)
         try:
             if (
                 session is not None
@@ -268,25 +276,20 @@ class EpisodeCalls:
             ):
                 self._send(session, call, route)
             else:
-                self._write(call)
+                self._write("accepted", call)
                 if session is not None:
                     self._start(call, partial(self._bring, session, call))
         except BaseException as error:
-            self.operations.forget(call)
+            self.known.forget(call)
             if isinstance(error, DiskFullError):
                 raise DiskFullError(f"{error.message}; {NOT_SENT}", **error.data) from None
             raise
         return call
 
-    def _write(self, call: Call, route: ToolRoute | None = None, request: int = 0) -> None:
-        """Write a call's line, see `CallLog.add`. Raises EpisodeClaimedError if the log is full."""
-        if not self.log.add(call, route, request):
+    def _write(self, event: str, call: Call, **members: object) -> None:
+        """Write a call's line. Raises EpisodeClaimedError if the log is full, and DiskFullError."""
+        if not self._trajectory.add(event, **members, **call.line()):
             raise self._close_full()
-
-    def _use(self, session: ToolSession) -> None:
-        if self._session is not session:
-            self._session = session
-            session.driver.on_absent(self._on_absent)
 
     def _start(self, call: Call, work: Callable[[], Awaitable[None]]) -> None:
         """Have a task bring a call on its way, which waits while the disk cannot be written.
@@ -304,14 +307,14 @@ class EpisodeCalls:
                         if not is_logged:
                             log.warning(
                                 "a call waits until its line can be written",
-                                extra=fields(episode=self._public_id, why=error.message),
+                                extra=fields(episode=self._spec.public_id, why=error.message),
                             )
                         is_logged = True
                         await anyio.sleep(UNWRITTEN_SECONDS)
             except DecathlonError as error:
                 self._end(call, error)
             except Exception as error:
-                log.exception("a call failed", extra=fields(episode=self._public_id))
+                log.exception("a call failed", extra=fields(episode=self._spec.public_id))
                 self._end(call, _fault(error))
 
         if self._tasks is not None:
@@ -351,7 +354,7 @@ class EpisodeCalls:
         """
         if call.request is None:
             request = session.driver.new_request_id()
-            self._write(call, route, request)
+            self._write("call", call, server=route.server, tool=route.tool, request=request)
             call.request = request
         call.route, call.sent_at = route, time.perf_counter()
         session.starts.begin_call()
@@ -374,11 +377,11 @@ class EpisodeCalls:
             if self._is_log_full:
                 raise EpisodeClaimedError(LOG_FULL, truncated=True)
             raise EpisodeClaimedError("this attempt was claimed and is closed: no tool works any more")
-        if self._max_calls is not None and self.sent >= self._max_calls:
+        max_calls = self._spec.limits.max_calls
+        if max_calls is not None and self.sent >= max_calls:
             consequence = "will be graded as it is" if self._close("calls") else "counts as failed"
             raise EpisodeClaimedError(
-                f"the limit of {self._max_calls} tool calls is reached: this attempt is closed and "
-                f"{consequence}",
+                f"the limit of {max_calls} tool calls is reached: this attempt is closed and {consequence}",
                 truncated=True,
             )
 
@@ -390,19 +393,6 @@ class EpisodeCalls:
             self._close("log")
         message = LOG_FULL if self._is_log_full else "this attempt was closed before the call was sent"
         return EpisodeClaimedError(message, truncated=True)
-
-    async def _explain(self, error: DecathlonError) -> DecathlonError:
-        """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
-        if isinstance(error, EpisodeClaimedError | UnknownToolError):
-            return error
-        state = self._state
-        if error.code == "sandbox_lost":
-            with anyio.move_on_after(LOST_SECONDS):
-                await state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
-        if state.phase in (Phase.CLAIMED, Phase.SCORED):
-            why = f": {error.message}" if error.code == "sandbox_lost" else ""
-            return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
-        return state.end_error() if state.phase is Phase.ENDED else error
 
     # from the driver to the waiting requests
 
@@ -417,7 +407,7 @@ class EpisodeCalls:
         else:
             self._end(call, outcome)
 
-    def _on_absent(self, seconds: float) -> None:
+    def on_absent(self, seconds: float) -> None:
         """Answer waiting requests, which may be sent again: the sandbox was out of reach for so long."""
         for call in self.unanswered:
             for waiter in call.waiters:
@@ -450,31 +440,69 @@ class EpisodeCalls:
         if call.is_ended:
             return
         try:
-            self._record_end(call, outcome)
+            is_kept = _write_reply(self._trajectory, call, outcome)
+            if call.sent_at is not None and call.route is not None and self._session is not None:
+                self._emit(Called(_metric_outcome(outcome), call.sent_at))
+                failure = outcome if isinstance(outcome, DriverError) else None
+                self._session.starts.end_call(call.route.server, failure)
+            if not is_kept:
+                self._close_full()
         except DiskFullError as error:
             if self._tasks is not None:
                 self._start(call, end_later)
                 return
             log.warning(
-                "the reply to a call is lost", extra=fields(episode=self._public_id, why=error.message)
+                "the reply to a call is lost", extra=fields(episode=self._spec.public_id, why=error.message)
             )
-            self.log.trajectory.index.count_reply(call.seq, failed=True)
+            self._trajectory.index.count_reply(call.seq, failed=True)
         except Exception as error:
             # Nobody else would end it, and its callers would wait for ever.
-            log.exception("the end of a call could not be recorded", extra=fields(episode=self._public_id))
+            log.exception(
+                "the end of a call could not be recorded", extra=fields(episode=self._spec.public_id)
+            )
             outcome = _fault(error)
-        self.operations.end(call, outcome)
+        self.known.end(call, outcome)
         self.gate.call_ended()
 
-    def _record_end(self, call: Call, outcome: Outcome) -> None:
-        """Raises DiskFullError; then nothing has happened."""
-        is_kept = self.log.add_reply(call, outcome)
-        if call.sent_at is not None and call.route is not None and self._session is not None:
-            self._emit(Called(_metric_outcome(outcome), call.sent_at))
-            failure = outcome if isinstance(outcome, DriverError) else None
-            self._session.starts.end_call(call.route.server, failure)
-        if not is_kept:
-            self._close_full()
+
+async def _explained(error: DecathlonError, state: State) -> DecathlonError:
+    """The reason why a call failed, if it is the end of the attempt or of the episode; else `error`."""
+    if isinstance(error, EpisodeClaimedError | UnknownToolError):
+        return error
+    if error.code == "sandbox_lost":
+        with anyio.move_on_after(LOST_SECONDS):
+            await state.reach(Phase.CLAIMED, Phase.SCORED, Phase.ENDED)
+    if state.phase in (Phase.CLAIMED, Phase.SCORED):
+        why = f": {error.message}" if error.code == "sandbox_lost" else ""
+        return EpisodeClaimedError(f"this attempt was closed while the call ran{why}")
+    return state.end_error() if state.phase is Phase.ENDED else error
+
+
+def _write_reply(trajectory: Trajectory, call: Call, outcome: Outcome) -> bool:
+    """Write a call's reply or the error that it failed with; False if it cannot be kept.
+
+    Instead of a reply that is too long, the fact is written, if there is room for that. Raises DiskFullError;
+    then nothing has happened.
+    """
+    name, value = outcome_member(outcome)
+    failed = name != "result" or (isinstance(outcome, Reply) and outcome.is_error)
+    line = {"seq": call.seq, "failed": failed, "seconds": round(time.time() - call.started_at, 6)}
+    if trajectory.add("reply", **line, **{name: value}):
+        return True
+    _, failure = outcome_member(LimitExceededError(NOT_KEPT_MESSAGE))
+    if not trajectory.add("reply", **line, failure=failure):
+        trajectory.index.count_reply(call.seq, failed=failed)
+    return False
+
+
+def _read_outcome(trajectory: Trajectory, seq: int) -> Outcome | None:
+    """The reply of a call that has ended; None if it was not kept. Blocks."""
+    try:
+        line = trajectory.line(trajectory.index.places(seq)[1])
+    except OSError as error:
+        log.warning("the reply to a call cannot be read", extra=fields(why=error.strerror))
+        return None
+    return None if line is None else outcome_of_line(line)
 
 
 def _episode_ended() -> SandboxLostError:

@@ -31,9 +31,8 @@ from decathlon_mcp.episodes.tools.offered import EpisodeTools, offered_tools
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import AtCapacityError, DecathlonError, LimitExceededError
 from decathlon_mcp.events import Admitted, Claimed, Emit, Ended, Judged, Ready
-from decathlon_mcp.grading.attempt import Facts, TruncationCause
+from decathlon_mcp.grading.attempt import TruncationCause
 from decathlon_mcp.grading.verdict import Verdict
-from decathlon_mcp.labels import check_labels
 from decathlon_mcp.storage.disk import RETRY_SECONDS, DiskSpace, is_full
 from decathlon_mcp.storage.kept_files import KeptFiles
 from decathlon_mcp.storage.store import Store
@@ -50,7 +49,7 @@ TRAJECTORY_VERSION = 1
 
 
 class Episode:
-    """One attempt at one task. Its runner alone calls `close_attempt`, `record_verdict` and `mark_...`."""
+    """One attempt at one task. Its runner alone calls `record_verdict` and `mark_...`."""
 
     def __init__(
         self,
@@ -185,11 +184,6 @@ class Episode:
         noted = self.records.progress.facts.noted()
         return {name: noted.get(name, value) for name, value in self.spec.reported.items()}
 
-    @property
-    def facts(self) -> Facts:
-        """What the verdict reports of the way to it, until now."""
-        return self.records.progress.facts.with_(**self.reported)
-
     @cached_property
     def prompt(self) -> Prompt:
         """The task's prompt; needs no sandbox. The first access reads files and may raise SuiteError.
@@ -248,7 +242,7 @@ class Episode:
         if self.state.phase is Phase.ENDED and self.claim is None:
             raise self.state.end_error()
         cause = "client" if truncated else None
-        return self._accept_claim(Claim(not truncated, answer, cause, turns, operation))
+        return self.accept_claim(Claim(not truncated, answer, cause, turns, operation))
 
     async def evaluate(self) -> Verdict:
         """Wait for the verdict; an attempt that is still open is closed first.
@@ -256,7 +250,7 @@ class Episode:
         Every call returns the same verdict. A cancelled call does not stop the grading.
         """
         await self.set_up()
-        self._accept_claim(Claim(by_agent=False))
+        self.accept_claim(Claim(by_agent=False))
         await self.state.reach(Phase.SCORED, Phase.ENDED)
         if self.verdict is None:
             raise self.state.end_error()
@@ -306,16 +300,6 @@ class Episode:
                 f"most {MAX_NOTES} notes of limited size, and the disk must have room"
             )
 
-    def add_label(self, name: str, value: str) -> None:
-        """Add a label that is known only when the episode has begun; the verdict has it too.
-
-        Raises BadRequestError for one that is not allowed, and the error of an ended episode.
-        """
-        if self.state.phase is Phase.ENDED:
-            raise self.state.end_error()
-        self.spec = replace(self.spec, labels=check_labels({**self.spec.labels, name: value}))
-        self.records.write(labels=self.spec.labels)
-
     # for the runner
 
     def mark_opening(self) -> None:
@@ -349,17 +333,8 @@ class Episode:
         self.emit(Ready())
         self.calls.open(tool_session)
 
-    def close_attempt(self) -> None:
-        """Close the attempt without a claim, if it is still open: no tool can be called any more.
-
-        An attempt that a dead server left open is open, also if its sandbox cannot be taken back.
-        """
-        if self.was_ready and self.state.phase is Phase.OPENING:
-            self.state.move(Phase.READY)
-        self._accept_claim(Claim(by_agent=False))
-
     def record_verdict(self, verdict: Verdict) -> None:
-        """Keep the verdict, in memory and on disk. The phase changes later, with `mark_scored`."""
+        """Keep the verdict, in memory and on disk. The phase changes once the sandboxes are gone."""
         self.records.write(verdict=verdict.to_json())
         self.verdict = verdict
         self.emit(Judged(verdict.status, verdict.reward, verdict.success))
@@ -367,11 +342,6 @@ class Episode:
         if self.claim is not None:
             # The trajectory has it; the registry keeps thousands of ended episodes.
             self.records.progress = replace(self.records.progress, claim=replace(self.claim, answer=None))
-
-    def mark_scored(self) -> None:
-        """The sandboxes are gone and the verdict is a score: CLAIMED to SCORED."""
-        self.records.update(Phase.SCORED)
-        self.state.move(Phase.SCORED)
 
     def mark_ended(self, ending: Ending, cause: DecathlonError | None = None) -> None:
         """The episode is over and nothing of it is left but its files. Raises nothing."""
@@ -390,7 +360,7 @@ class Episode:
             self.files.release_verdict,
         )
 
-    def _accept_claim(self, claim: Claim) -> bool:
+    def accept_claim(self, claim: Claim) -> bool:
         """READY to CLAIMED: no tool can be called any more. False if the attempt is not open."""
         if self.state.phase is not Phase.READY or self.lease.expired:
             return False
@@ -411,7 +381,7 @@ class Episode:
 
     def _close_for_limit(self, cause: TruncationCause) -> bool:
         """Close the attempt because a limit was reached; returns whether it will be graded."""
-        self._accept_claim(Claim(by_agent=False, truncated_by=cause))
+        self.accept_claim(Claim(by_agent=False, truncated_by=cause))
         return self.is_graded
 
 

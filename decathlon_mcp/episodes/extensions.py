@@ -6,16 +6,16 @@ one source of sandboxes that were opened ahead, and one web in place of a networ
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.grading.attempt import Attempt, Facts
-from decathlon_mcp.grading.verdict import Verdict, WebUse
+from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
 from decathlon_mcp.settings import Settings
@@ -23,6 +23,7 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import JsonObject
 
+SandboxRole: TypeAlias = Literal["agent", "preprocess", "grader", "service"]
 Opened: TypeAlias = tuple[Sandbox, DriverClient]
 OpenNew: TypeAlias = Callable[[SandboxSpec], AbstractAsyncContextManager[Opened]]
 """Opens a new sandbox and connects to its driver; both are gone on exit."""
@@ -126,29 +127,24 @@ def suite_hooks(suite: Suite) -> SuiteHooks:
     return hooks or SuiteHooks()
 
 
-class EpisodeWeb(Protocol):
-    """The web of one episode's sandboxes."""
+class EpisodeResource:
+    """What a plug-in opens for one episode, and the sandboxes of the episode share."""
 
-    def connected(
-        self,
-        sandbox: Sandbox,
-        driver: DriverClient,
-        role: Literal["preprocess", "agent", "grader"],
-        *,
-        shares_loopback: bool,
-        has_own_files: bool,
-        reattached: bool = False,
+    drivers: Sequence[DriverClient] = ()
+    """Drivers of sandboxes without which the episode cannot go on."""
+
+    def attached(
+        self, sandbox: Sandbox, driver: DriverClient, role: SandboxRole, reattached: bool
     ) -> AbstractAsyncContextManager[None]:
-        """Give a sandbox the web in the body.
+        """Give a sandbox of the episode what it gets of this resource, in the body.
 
-        `has_own_files`: it has file systems of its own, in which programs can be configured. `reattached`: an
-        earlier server process has done that. Raises SetUpError.
+        `reattached`: an earlier server process has done that. Raises SetUpError.
         """
-        ...
+        return nullcontext()
 
-    async def use(self) -> WebUse | None:
-        """How the requests were answered, for the verdict; None if that is not known."""
-        ...
+    async def facts(self) -> JsonObject:
+        """Members of the episode's verdict."""
+        return {}
 
 
 class Web(Protocol):
@@ -172,9 +168,9 @@ class Web(Protocol):
         ...
 
     def episode(
-        self, suite: Suite, task: Task, episode: str, launch_time: datetime
-    ) -> AbstractAsyncContextManager[EpisodeWeb]:
-        """Open the web of one episode. Raises SetUpError."""
+        self, factory: Any, task: Task, episode: str, launch_time: datetime
+    ) -> AbstractAsyncContextManager[EpisodeResource]:
+        """Open the web of one episode, given the `SandboxFactory` of its suite. Raises SetUpError."""
         ...
 
 

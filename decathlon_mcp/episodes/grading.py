@@ -22,7 +22,7 @@ from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.records import Progress
 from decathlon_mcp.episodes.specification import Claim, EpisodeLimits
 from decathlon_mcp.errors import DiskFullError, LimitExceededError, SandboxLostError
-from decathlon_mcp.grading.attempt import Attempt
+from decathlon_mcp.grading.attempt import Attempt, CallCounts, RecordedCalls
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.fault import AgentsFaultError
 from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSandbox
@@ -146,11 +146,11 @@ def _seconds(progress: Progress, claim: Claim | None, limits: EpisodeLimits) -> 
 def attempt_of(episode: Episode) -> Attempt:
     """What grading needs to know about the attempt; complete once it is claimed. Blocks."""
     spec, factory, claim = episode.spec, episode.sandbox_factory, episode.claim
-    progress, calls, tools = episode.records.progress, episode.calls.log, episode.tools
+    progress, tools, index = episode.records.progress, episode.tools, episode.trajectory.index
     network = factory.network_for(spec.task)
     # Grading reads evaluators and rubrics now, unless preprocess may have written them.
     revision = factory.suite.revision_of(spec.task)
-    facts = episode.facts
+    facts = progress.facts.with_(**episode.reported)
     if claim is not None and revision != facts.suite_revision:
         facts = facts.with_(suite_changed=True)
     return Attempt(
@@ -165,8 +165,9 @@ def attempt_of(episode: Episode) -> Attempt:
         grader_network=network if spec.task.in_place else factory.grader_network_for(spec.task),
         launch_time=spec.launch_time,
         prompt=episode.prompt,
-        calls=calls.calls,
-        call_counts=calls.counts,
+        calls=RecordedCalls(episode.trajectory.sent_calls()),
+        # A call that was sent counts, and one without a reply counts as failed.
+        call_counts=CallCounts(index.sent, index.failed + index.sent - index.answered, len(index.tools)),
         tools=tools.offered.servers if tools.offered else {},
         claimed=claim is not None and claim.by_agent,
         truncated_by=claim.truncated_by if claim else None,

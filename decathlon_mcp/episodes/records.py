@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from decathlon_sandbox import wire
 from pydantic import TypeAdapter
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.episodes.extensions import SandboxRole
 from decathlon_mcp.episodes.specification import Claim, EpisodeLimits, EpisodeSpec, Instant, Principal
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import DecathlonError, SuiteError, UnknownTaskError
@@ -29,8 +30,6 @@ from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject
 
 log = logging.getLogger("decathlon.episodes")
-
-SandboxRole = Literal["agent", "preprocess", "grader", "service"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""The registry of a server's episodes: starts them, finds them, and ends them all when the server stops."""
+"""The registry of a server's episodes: starts them, and finds them."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,9 +25,10 @@ from decathlon_mcp.episodes.extensions import SandboxSource
 from decathlon_mcp.episodes.records import read_episode
 from decathlon_mcp.episodes.runner import EpisodeRunner
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.episodes.shutdown import Shutdown
 from decathlon_mcp.episodes.specification import EpisodeLimits, EpisodeSpec, Principal
-from decathlon_mcp.episodes.state import Ending, Phase
-from decathlon_mcp.errors import AtCapacityError, BadRequestError, NotRunnableError, UnknownEpisodeError
+from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.errors import BadRequestError, NotRunnableError, UnknownEpisodeError
 from decathlon_mcp.events import Events, Spans, Started
 from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.grading.signing import Signer
@@ -43,10 +44,6 @@ from decathlon_mcp.types import JsonObject
 
 log = logging.getLogger("decathlon.episodes")
 
-HAND_OVER_SECONDS = 5.0
-"""How long a server that hands over removes the sandboxes of its pool; the next one removes the others."""
-END_SECONDS = 15.0
-"""How long a server that stops waits for the ends of episodes whose gradings it has cancelled."""
 MAX_ENDED_EPISODES = 2_000
 """Ended episodes whose state and verdict can still be requested; the oldest are dropped."""
 MAX_ENDED_IN_MEMORY = 200
@@ -73,13 +70,69 @@ class RegistryOptions:
     """The hooks that plug-ins add to every episode."""
 
 
+class EpisodeIndex:
+    """The episodes that clients can ask for: of this server and, once they have ended, of the store.
+
+    `restore`: makes an ended episode of its row; None if that is not possible.
+    """
+
+    def __init__(self, store: Store | None, restore: Callable[[EpisodeRow], Episode | None]) -> None:
+        self._store = store
+        self._restore = restore
+        self._episodes: dict[str, Episode] = {}
+        self._others: dict[tuple[str, str], Episode] = {}
+        """By their agent id, and by the operation that has started them."""
+
+    def __iter__(self) -> Iterator[Episode]:
+        """The episodes in memory, the oldest first."""
+        return iter(tuple(self._episodes.values()))
+
+    def add(self, episode: Episode) -> None:
+        """Keep an episode in memory, and drop the oldest ended ones over their limit."""
+        ended = [other for other in self if other.state.phase is Phase.ENDED]
+        limit = MAX_ENDED_EPISODES if self._store is None else MAX_ENDED_IN_MEMORY
+        while len(ended) > limit:
+            # The token with the most ended episodes loses one, so that no token can displace the episodes of
+            # another.
+            ((token, _),) = Counter(other.spec.owner.token for other in ended).most_common(1)
+            oldest = next(other for other in ended if other.spec.owner.token == token)
+            ended.remove(oldest)
+            del self._episodes[oldest.id]
+            for key in _other_keys(oldest):
+                self._others.pop(key, None)
+        self._episodes[episode.id] = episode
+        self._others |= dict.fromkeys(_other_keys(episode), episode)
+
+    def find(self, by: Literal["id", "agent_id", "operation"], value: str) -> Episode | None:
+        """The episode with this value in the column `by` of the store."""
+        episode = self._episodes.get(value) if by == "id" else self._others.get((by, value))
+        # Most requests have the handle of a live episode, for which the store need not be asked.
+        if episode is not None or self._store is None or (by == "agent_id" and value in self._episodes):
+            return episode
+        row = self._store.find_one(EpisodeRow, **{by: value})
+        if row is None or row.phase != ENDED or (episode := self._restore(row)) is None:
+            return None
+        self.add(episode)
+        return episode
+
+    def handle_of(self, public_id: str) -> str | None:
+        """The handle of an episode of this state folder."""
+        here = next((episode.id for episode in self if episode.public_id == public_id), None)
+        rows = [] if here or self._store is None else self._store.find_episodes(public_id, 1)
+        return rows[0].id if rows else here
+
+
+def _other_keys(episode: Episode) -> list[tuple[str, str]]:
+    operation = episode.spec.operation
+    return [("agent_id", episode.spec.agent_id), *([] if operation is None else [("operation", operation)])]
+
+
 class EpisodeRegistry:
     """The episodes of one server, which run inside `running`, and the ended ones of its store.
 
     `factories`: sandbox factories by the names of the catalogue's suites. `source`: what has sandboxes ready
     for them. `store`: keeps what the next server needs to continue; None if all episodes end with this
-    process. `archive`: without a store, gets the rows of ended episodes. `on_stop`: called when no episode
-    can be started any more.
+    process. `archive`: without a store, gets the rows of ended episodes. `on_stop`: see `Shutdown`.
     """
 
     def __init__(
@@ -98,7 +151,6 @@ class EpisodeRegistry:
         archive: Store | None = None,
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_stop = on_stop
         self.catalogue = catalogue
         self.draws = draws
         self.factories = factories
@@ -112,19 +164,9 @@ class EpisodeRegistry:
         self._archive = archive
         self.recovering = False
         """Whether the episodes of a dead server are still being taken over."""
-        self.closing = False
-        """Whether the server is stopping; then no episode can be started."""
-        self.handing_over = False
-        """Whether this server ends and leaves its episodes and sessions to the next one."""
-        self.drained = anyio.Event()
-        """Set when a stopping server has no episode left to wait for."""
-        self._episodes: dict[str, Episode] = {}
-        self._by_agent_id: dict[str, Episode] = {}
-        self._by_operation: dict[str, Episode] = {}
+        self.shutdown = Shutdown(lambda: self.live, source, options.drain_seconds, on_stop)
+        self.index = EpisodeIndex(store, self._restore)
         self._tasks: TaskGroup | None = None
-        self._runners: set[anyio.CancelScope] = set()
-        self._drain_scope: anyio.CancelScope | None = None
-        self._drain_deadline: float | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Self]:
@@ -134,7 +176,7 @@ class EpisodeRegistry:
                 yield self
             finally:
                 with anyio.CancelScope(shield=True):
-                    await self.drain()
+                    await self.shutdown.drain()
 
     @property
     def is_running(self) -> bool:
@@ -191,7 +233,7 @@ class EpisodeRegistry:
         another request, the error by which a hook refuses the episode, and OSError.
         """
         operation = _operation_key(operation, principal)
-        if (episode := self._of_operation(operation)) is not None:
+        if (episode := self._started_by(operation)) is not None:
             if episode.spec.task_name != task_id or not principal.may_use(episode.spec.owner):
                 raise BadRequestError(
                     "another request has used this operation id to start an episode; use a new id for each"
@@ -256,10 +298,10 @@ class EpisodeRegistry:
         """
 
         def folder_of(public_id: str) -> Path | None:
-            handle = self.handle_of(public_id)
+            handle = self.index.handle_of(public_id)
             return None if handle is None else self.folder(handle)
 
-        self._keep(episode)
+        self.index.add(episode)
         runner = EpisodeRunner(
             episode,
             admission=self.admission,
@@ -273,30 +315,14 @@ class EpisodeRegistry:
 
         async def run() -> None:
             with anyio.CancelScope() as scope:
-                self._runners.add(scope)
+                self.shutdown.runners.add(scope)
                 try:
                     await run_alone(runner.run)
                 finally:
-                    self._runners.discard(scope)
+                    self.shutdown.runners.discard(scope)
 
         assert self._tasks is not None, "the registry is not running"
         self._tasks.start_soon(run)
-
-    def _keep(self, episode: Episode) -> None:
-        """Keep an episode in memory, and drop the oldest ended ones over their limit."""
-        ended = [other for other in self._episodes.values() if other.state.phase is Phase.ENDED]
-        limit = MAX_ENDED_EPISODES if self.store is None else MAX_ENDED_IN_MEMORY
-        while len(ended) > limit:
-            # The token with the most ended episodes loses one, so that no token can displace the episodes of
-            # another.
-            ((token, _),) = Counter(other.spec.owner.token for other in ended).most_common(1)
-            oldest = next(other for other in ended if other.spec.owner.token == token)
-            ended.remove(oldest)
-            del self._episodes[oldest.id], self._by_agent_id[oldest.spec.agent_id]
-            self._by_operation.pop(oldest.spec.operation or "", None)
-        self._episodes[episode.id] = self._by_agent_id[episode.spec.agent_id] = episode
-        if episode.spec.operation is not None:
-            self._by_operation[episode.spec.operation] = episode
 
     def draw(self, filters: TaskFilter, principal: Principal) -> str:
         """Draw a task for a new episode.
@@ -314,7 +340,7 @@ class EpisodeRegistry:
         self._refuse_if_full(principal)
 
     def _runnable_task(self, task_id: str) -> tuple[Suite, Task]:
-        self._require_open()
+        self.shutdown.refuse_if_begun()
         suite, task = self.catalogue.find(task_id)
         if missing := self.catalogue.missing_sentences(suite, task):
             raise NotRunnableError(f"task {task_id} cannot run here: {'; '.join(missing)}", missing=missing)
@@ -322,26 +348,20 @@ class EpisodeRegistry:
         return suite, task
 
     def _refuse_if_full(self, principal: Principal) -> None:
-        self._require_open()
+        self.shutdown.refuse_if_begun()
         self.options.disk.refuse_if_low()
         self.admission.refuse_if_full(principal.share_key)
-
-    def _require_open(self) -> None:
-        if self.closing:
-            raise AtCapacityError("the server is shutting down: no new episodes", retryAfterSeconds=30.0)
 
     # finding
 
     @property
     def live(self) -> list[Episode]:
         """The episodes that have not ended."""
-        return [episode for episode in self._episodes.values() if episode.state.phase is not Phase.ENDED]
+        return [episode for episode in self.index if episode.state.phase is not Phase.ENDED]
 
     def owned_by(self, principal: Principal) -> list[Episode]:
         """The principal's own episodes, newest first."""
-        return [
-            episode for episode in reversed(self._episodes.values()) if principal.owns(episode.spec.owner)
-        ]
+        return [episode for episode in self.index if principal.owns(episode.spec.owner)][::-1]
 
     def find(self, handle: str, principal: Principal) -> Episode:
         """The episode with this handle.
@@ -349,7 +369,7 @@ class EpisodeRegistry:
         Raises UnknownEpisodeError if there is none, and also if the principal may not use it: a client cannot
         tell the two apart.
         """
-        episode = self._episodes.get(handle) or self._ended_before("id", handle)
+        episode = self.index.find("id", handle)
         if episode is None or not principal.may_use(episode.spec.owner):
             raise UnknownEpisodeError(
                 "there is no such episode here: it was never started, belongs to another client, or ended so "
@@ -363,92 +383,26 @@ class EpisodeRegistry:
 
     def agent_access(self, agent_id: str) -> EpisodeAccess | None:
         """Access by an agent id, for anyone who knows it; None if it is not an agent id."""
-        episode = self._by_agent_id.get(agent_id)
-        # Most requests have the handle of a live episode, for which the store need not be asked.
-        if episode is None and agent_id not in self._episodes:
-            episode = self._ended_before("agent_id", agent_id)
+        episode = self.index.find("agent_id", agent_id)
         return None if episode is None else EpisodeAccess.by_agent_id(episode)
 
     def task_started_by(self, operation: str | None, principal: Principal) -> str | None:
         """The task of which an earlier request with this operation id has started an episode."""
-        episode = self._of_operation(_operation_key(operation, principal))
+        episode = self._started_by(_operation_key(operation, principal))
         return None if episode is None else episode.spec.task_name
 
-    def handle_of(self, public_id: str) -> str | None:
-        """The handle of an episode of this state folder."""
-        for episode in self._episodes.values():
-            if episode.public_id == public_id:
-                return episode.id
-        rows = [] if self.store is None else self.store.find_episodes(public_id, 1)
-        return rows[0].id if rows else None
+    def _started_by(self, operation: str | None) -> Episode | None:
+        return None if operation is None else self.index.find("operation", operation)
 
-    def _of_operation(self, operation: str | None) -> Episode | None:
-        """The episode that a request with this key has started."""
-        if operation is None:
-            return None
-        return self._by_operation.get(operation) or self._ended_before("operation", operation)
-
-    def _ended_before(self, by: Literal["id", "agent_id", "operation"], value: str) -> Episode | None:
-        """An episode that ended on this state folder and is not in memory, as far as the store has it.
-
-        `by`: the column of the store that has this value.
-        """
-        row = None if self.store is None else self.store.find_one(EpisodeRow, **{by: value})
-        if row is None or row.phase != ENDED:
-            return None
+    def _restore(self, row: EpisodeRow) -> Episode | None:
+        """An ended episode, as far as the store has it; None if its files were deleted."""
         try:
             stored = read_episode(row, (), self.catalogue)
         except ValueError:
-            return None  # its files were deleted
+            return None
         episode = self.make(stored.spec, stored.suite, Ticket(self.admission, stored.spec.task_name))
         episode.restore(stored)
-        self._keep(episode)
         return episode
-
-    # stopping
-
-    async def drain(self) -> None:
-        """End every episode; wait at most `drain_seconds`, or until `hurry`, for gradings in progress.
-
-        A grading that takes longer ends without a score, so that waiting requests get an answer.
-        """
-        self.closing = True
-        self._on_stop()
-        self.source.close()
-        if self.live:
-            log.info("draining", extra=fields(episodes=len(self.live)))
-        for episode in self.live:
-            episode.close(Ending.SERVER_STOPPED)
-        # A second call, at the end of `running`, must not extend the time.
-        if self._drain_deadline is None:
-            self._drain_deadline = anyio.current_time() + self.options.drain_seconds
-        with anyio.CancelScope(deadline=self._drain_deadline) as self._drain_scope:
-            await self._all_ended()
-        for scope in self._runners:
-            scope.cancel()
-        with anyio.move_on_after(END_SECONDS):
-            await self._all_ended()
-        self.drained.set()
-
-    async def _all_ended(self) -> None:
-        for episode in self.live:
-            await episode.state.reach(Phase.ENDED)
-
-    def hurry(self) -> None:
-        """Let `drain` wait no longer for gradings."""
-        self._drain_deadline = anyio.current_time()
-        if self._drain_scope is not None:
-            self._drain_scope.deadline = self._drain_deadline
-
-    async def hand_over(self) -> None:
-        """Start no further episode; leave running episodes to the next server on the state folder.
-
-        Returns when every remaining sandbox belongs to an episode, after at most `HAND_OVER_SECONDS`.
-        """
-        self.closing = self.handing_over = True
-        self._on_stop()
-        with anyio.move_on_after(HAND_OVER_SECONDS):
-            await self.source.empty()
 
 
 def _operation_key(operation: str | None, principal: Principal) -> str | None:

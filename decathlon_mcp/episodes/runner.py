@@ -34,6 +34,7 @@ from decathlon_mcp.episodes.grading import (
     with_room,
 )
 from decathlon_mcp.episodes.set_up import set_up
+from decathlon_mcp.episodes.specification import Claim
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.episodes.tools.offer import ToolOffer
 from decathlon_mcp.errors import (
@@ -142,7 +143,8 @@ class EpisodeRunner:
         if episode.verdict.status not in REWARDED:
             return Ending.NO_VERDICT
         if episode.state.phase is not Phase.SCORED:
-            episode.mark_scored()
+            episode.records.update(Phase.SCORED)
+            episode.state.move(Phase.SCORED)
         if episode.records.progress.requested_ending is None:
             with episode.lease.limit():
                 await anyio.sleep_forever()
@@ -158,13 +160,16 @@ class EpisodeRunner:
         async with AsyncExitStack() as stack:
             resources = await stack.enter_async_context(open_resources(episode, self._admission))
             try:
-                return await resources.with_web(await self._play_with(resources))
+                return await resources.reported(await self._play_with(resources))
             except DecathlonError as error:
                 # Before the tools are ready, nothing of the agent can run.
                 fault = fault_by_evidence(error)
                 if not episode.was_ready or fault is None or not fault.is_agents:
                     raise
-                episode.close_attempt()
+                # An attempt that a dead server left open is open, also if its sandbox cannot be taken back.
+                if episode.state.phase is Phase.OPENING:
+                    episode.state.move(Phase.READY)
+                episode.accept_claim(Claim(by_agent=False))
                 if episode.claim is None:  # its lease has just expired
                     raise
                 episode.calls.end()
@@ -172,7 +177,7 @@ class EpisodeRunner:
                 is_decided = isinstance(error, AgentsFaultError)
                 detail = error.message if is_decided else f"{error.message} ({fault.rule})"
                 verdict = verdict_without_grading(attempt, status="forfeited", detail=detail)
-                return await resources.with_web(verdict)
+                return await resources.reported(verdict)
 
     async def _play_with(self, resources: EpisodeResources) -> Verdict:
         """From the agent's sandbox to the verdict, which a fresh sandbox or the agent's own gives."""
@@ -182,7 +187,7 @@ class EpisodeRunner:
             captured = CapturedWorkspace(self._scratch / WORKSPACE_FILE, self._task_folder_archive)
         else:
             # The agent's sandbox is removed before a grader's is opened, so that an episode never has two.
-            async with resources.services.watched(), AsyncExitStack() as agent_stack:
+            async with resources.watched(), AsyncExitStack() as agent_stack:
                 start = Start(
                     episode=episode,
                     resources=resources,
@@ -207,7 +212,7 @@ class EpisodeRunner:
                 capture = partial(self._capture, agent_stack, agent)
                 captured = await with_room(episode, capture, agent.sandbox)
         require_whole_record(episode)
-        async with resources.services.watched():
+        async with resources.watched():
             return await grader.grade_in_fresh_sandbox(captured)
 
     async def _begin(self, start: Start) -> AgentSandbox:

@@ -14,15 +14,15 @@ from contextlib import (
 )
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from anyio import CapacityLimiter
 from decathlon_sandbox import wire
 
 from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
 from decathlon_mcp.driver.stream import ReconnectPolicy
-from decathlon_mcp.episodes.extensions import Opened, OpenNew, SandboxSource, SuiteHooks, Web
-from decathlon_mcp.episodes.records import SandboxRecords, SandboxRole, sandbox_spec
+from decathlon_mcp.episodes.extensions import Opened, OpenNew, SandboxRole, SandboxSource, SuiteHooks, Web
+from decathlon_mcp.episodes.records import SandboxRecords, sandbox_spec
 from decathlon_mcp.episodes.tools.offered import ToolLists
 from decathlon_mcp.events import Events, SandboxTaken
 from decathlon_mcp.grading.attempt import TruncationCause
@@ -34,7 +34,7 @@ from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Task
 from decathlon_mcp.types import Names, Network, ServerStart
 
-Attached: TypeAlias = Callable[[Sandbox, DriverClient, str, bool], AbstractAsyncContextManager[None]]
+Attached: TypeAlias = Callable[[Sandbox, DriverClient, SandboxRole, bool], AbstractAsyncContextManager[None]]
 """`EpisodeResources.attached`."""
 
 
@@ -224,7 +224,9 @@ class SandboxFactory:
             connection = connect(sandbox, reconnect=self.reconnect, reattached=True, unanswered=unanswered)
             driver = await stack.enter_async_context(connection)
             if attached is not None:
-                await stack.enter_async_context(attached(sandbox, driver, row.role, True))
+                await stack.enter_async_context(
+                    attached(sandbox, driver, cast("SandboxRole", row.role), True)
+                )
             yield sandbox, driver
 
     def spec(

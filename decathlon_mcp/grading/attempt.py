@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from decathlon_mcp.sandboxes.base import Isolation, LimitName
+from decathlon_mcp.storage.trajectory import SentCalls
 from decathlon_mcp.suites.prompts import Prompt
-from decathlon_mcp.types import JsonObject, Network, as_object
+from decathlon_mcp.types import JsonObject, Network, as_object, read_object
 
 SERVER_METRICS = ("calls", "failed_calls", "tools_used", "seconds", "turns", "success")
 """Names of the metrics that the server itself provides; `success` comes from the evaluator's exit code."""
@@ -123,6 +124,18 @@ class CallRecord:
             started_at=float(call["started_at"]),
             seconds=float(reply.get("seconds") or 0),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """The calls of an attempt, read one by one each time; a call whose line cannot be read is skipped."""
+
+    sent: SentCalls
+
+    def __iter__(self) -> Iterator[CallRecord]:
+        for lines in self.sent:
+            if (call := read_object(lines.call)) is not None:
+                yield CallRecord.of_lines(call, read_object(lines.reply))
 
 
 @dataclass(frozen=True, slots=True)

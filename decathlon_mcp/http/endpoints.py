@@ -16,7 +16,7 @@ from starlette.types import Scope, Send
 
 from decathlon_mcp.background import LazyTimer, background_tasks, run_alone, run_for_ever
 from decathlon_mcp.catalogue.draws import TaskFilter
-from decathlon_mcp.episodes.operations import check_operation
+from decathlon_mcp.episodes.call import check_operation
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.errors import BadRequestError, DecathlonError
 from decathlon_mcp.http.authentication import Tokens
@@ -157,7 +157,7 @@ class McpEndpoints:
 
     async def _end_streams_after_drain(self) -> None:
         # At shutdown uvicorn waits for open connections, and a client's GET stream never ends by itself.
-        await self._registry.drained.wait()
+        await self._registry.shutdown.drained.wait()
         self._sessions.end_streams()
 
     async def _end_unused_sessions(self) -> None:

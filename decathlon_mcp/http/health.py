@@ -40,7 +40,7 @@ HEALTH_WORDS: Mapping[ServerState, str] = {
 
 def server_state(registry: EpisodeRegistry) -> tuple[ServerState, float | None]:
     """The state of the server, and in how many seconds it may be another one, if that can be estimated."""
-    if registry.closing:
+    if registry.shutdown.has_begun:
         return ServerState.DRAINING, None
     if not registry.is_running:
         return ServerState.STARTING, RECOVERY_RETRY_SECONDS

@@ -104,6 +104,7 @@ PLUGINS = (
         releases={"toolathlon": "decathlon_mcp.plugins.toolathlon.release:find_release"},
         suites=("decathlon_mcp.plugins.toolathlon.suite:ToolathlonHooks",),
     ),
+    # Signatures of verdicts are checked: `verify`.
     # Recorded web: a recording proxy for tasks that need the internet, and its recordings.
     Plugin(
         name="web",

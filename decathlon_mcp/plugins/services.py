@@ -7,7 +7,7 @@ Either way a task reaches it at a port of its sandbox's `localhost`.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import PurePosixPath
@@ -18,7 +18,7 @@ from anyio.abc import ByteStream
 
 from decathlon_mcp.driver.archives import put_archive
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.episodes.beginnings import Services
+from decathlon_mcp.episodes.extensions import EpisodeResource, SandboxRole
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import ImageError, SandboxLostError, SetUpError
@@ -31,6 +31,30 @@ from decathlon_mcp.suites.tasks import Task
 OUTPUT_TAIL = 2000
 SERVICE_ROOT = PurePosixPath("/service")
 """Working folder of a service in its own sandbox."""
+
+
+class Services(EpisodeResource):
+    """The running services of an episode.
+
+    `targets`: the ports of a sandbox's `localhost` and how to connect to the service behind each. `drivers`:
+    the drivers of the services that run in sandboxes.
+    """
+
+    def __init__(
+        self, factory: SandboxFactory, targets: Mapping[int, Dialer], drivers: Sequence[DriverClient] = ()
+    ) -> None:
+        self._factory = factory
+        self.targets = targets
+        self.drivers = drivers
+
+    @asynccontextmanager
+    async def attached(
+        self, sandbox: Sandbox, driver: DriverClient, role: SandboxRole, reattached: bool
+    ) -> AsyncGenerator[None]:
+        """Let the sandbox reach the services."""
+        if self.targets and not self._factory.provider.shares_loopback(sandbox.spec):
+            await forward(driver, self.targets)
+        yield
 
 
 @asynccontextmanager
@@ -70,7 +94,7 @@ async def open_services(
                 driver = await sandboxes.enter_async_context(_reattach(factory, name, row, records))
             drivers.append(driver)
             targets |= {port: partial(dial, driver, port) for port in service.ports}
-        yield Services(partial(forward, targets=targets) if targets else None, tuple(drivers))
+        yield Services(factory, targets, tuple(drivers))
 
 
 async def check_reachable(name: str, service: Service) -> None:

@@ -18,8 +18,8 @@ import anyio
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.replies import Reply
+from decathlon_mcp.episodes.call import Call, Waiter
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
-from decathlon_mcp.episodes.operations import Call, Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import NOT_READY, Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools, claim_name, claim_tool, evaluate_tool
@@ -368,7 +368,7 @@ async def _reply_again(episode: Episode, request: Request) -> Reply:
 async def _reply(episode: Episode, request: Request, call: Call, waiter: Waiter, agent: str = "") -> Reply:
     """The reply of a task's server to a call that was accepted. `agent`: see `Request.accepted`."""
     request.call = call
-    request.on_answered = partial(episode.calls.operations.response_over, call, waiter)
+    request.on_answered = partial(episode.calls.known.response_over, call, waiter)
     await request.accepted(Kind.CALL, agent=agent)
     progress = Progress(request)
     waiter.on_progress = progress.relay

@@ -15,9 +15,9 @@ from msgspec import UnsetType
 from starlette.types import Receive, Scope, Send
 
 from decathlon_mcp.driver.replies import CallParams, Reply
+from decathlon_mcp.episodes.call import Call, check_operation
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.lease import Hold
-from decathlon_mcp.episodes.operations import Call, check_operation
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import AtCapacityError, BadRequestError, DecathlonError

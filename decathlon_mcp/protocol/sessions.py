@@ -226,7 +226,7 @@ class Sessions:
         if self._open.pop(session.id, None) is None:
             return
         if self._store is not None:
-            if self._registry.handing_over:
+            if self._registry.shutdown.handing_over:
                 return  # the next server opens it again
             self._store.delete(SessionRow, session.id)
         if session.address.kind == "task" and session.access is not None:

@@ -136,7 +136,7 @@ _decode_line = msgspec.json.Decoder(Line).decode
 
 
 class LoggedKey(NamedTuple):
-    """A key of a request, the digest of its call (see `episodes.operations`) and its number."""
+    """A key of a request, the digest of its call (see `episodes.call`) and its number."""
 
     key: str
     digest: str

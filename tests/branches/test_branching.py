@@ -14,8 +14,8 @@ import pytest
 from msgspec import Raw
 
 from decathlon_mcp.driver.replies import CallParams
+from decathlon_mcp.episodes.call import Waiter
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending, Phase
@@ -126,7 +126,7 @@ async def test_a_branch_stands_where_its_source_stood(tmp_path: Path) -> None:
         assert lines(registry, made)[0]["branch"] == {"episode": source.public_id, "at": 2, "differences": 0}
         failed = await branch(registry, source.id, 4)
         await failed.ready()
-        assert failed.calls.log.counts.failed == 1
+        assert failed.trajectory.index.failed == 1
         again = await branch(registry, made.id, 3)
         await again.ready()
         assert await call(again, "count") == "count 4 {}"

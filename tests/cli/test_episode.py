@@ -99,7 +99,7 @@ async def test_steps_in_separate_processes_share_an_episode(shell: Shell, served
     status, verdict = await step("evaluate", handle)
     assert (status, verdict["reward"], verdict["claimed"]) == (0, 1.0, False)
     assert (await step("close", handle)) == (0, {"episode": handle, "closed": True})
-    await served.episodes.drain()
+    await served.episodes.shutdown.drain()
     assert served.episodes.live == []
 
 

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from decathlon_mcp.cli.app import run
 from decathlon_mcp.grading.signing import PublicKey, Signer
 from decathlon_mcp.grading.verdict import Outcome, build_verdict
+from decathlon_mcp.plugins.operate.signatures import check, read_key
 from decathlon_mcp.starter import copy_template, oracle_ids
 from tests.grading.support import make_attempt
 
@@ -38,7 +39,7 @@ def signer(task: Path) -> Signer:
 
 
 def public_key(task: Path) -> PublicKey:
-    return PublicKey.read((task / "tests" / "key.json").read_bytes())
+    return read_key((task / "tests" / "key.json").read_bytes())
 
 
 def test_each_task_is_a_folder_with_a_key_of_its_own(
@@ -69,7 +70,7 @@ def test_each_task_is_a_folder_with_a_key_of_its_own(
         .sign(build_verdict(make_attempt(), Outcome(status="scored", success=True, reward=1.0)))
         .to_json()
     )
-    public_key(task).check(verdict)
+    check(public_key(task), verdict)
     service = sidecar(task)
     assert service["image"] == "registry.example/decathlon:1"
     assert service["command"][:2] == ["serve-episode", "find-rate-regression"]

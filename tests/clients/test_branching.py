@@ -10,7 +10,7 @@ import pytest
 from decathlon_client import Decathlon, RequestError, SetUpError, UnknownEpisodeError, sync
 from decathlon_client.results import Result, Summary
 
-from decathlon_mcp.plugins.operate.keys import verify
+from decathlon_mcp.plugins.operate.signatures import verify_files
 from tests.probe.serving import SUITE
 
 pytestmark = pytest.mark.anyio
@@ -69,5 +69,5 @@ def test_the_branch_is_part_of_what_is_signed(tmp_path: Path, capsys: pytest.Cap
     assert verdict["branch"]["at"] == 0
     for branch, status in ((verdict["branch"], 0), ({**verdict["branch"], "differences": 1}, 1)):
         file.write_text(json.dumps({**verdict, "branch": branch}))
-        assert verify((file,), (), state) == status
+        assert verify_files((file,), (), state) == status
     capsys.readouterr()

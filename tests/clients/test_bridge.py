@@ -528,7 +528,8 @@ class RestartableServer:
         stop, stopped = self._stop, self._stopped
         async with bootstrap(self._settings) as episodes, background_tasks():
             ready = task_status.started
-            await serve_http(http_app(episodes), listener, drain=episodes.drain, on_ready=ready, stop=stop)
+            drain = episodes.shutdown.drain
+            await serve_http(http_app(episodes), listener, drain=drain, on_ready=ready, stop=stop)
         stopped.set()
 
 

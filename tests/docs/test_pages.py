@@ -17,8 +17,8 @@ import yaml
 
 from decathlon_mcp.episodes.state import TRANSITIONS
 from decathlon_mcp.grading.attempt import SERVER_METRICS
-from decathlon_mcp.grading.signing import PublicKey
 from decathlon_mcp.grading.verdict import Status, Verdict
+from decathlon_mcp.plugins.operate.signatures import check, read_key
 from decathlon_mcp.settings import RewardPolicy
 from docs.first_reward import walkthroughs
 from docs.tables import with_tables
@@ -152,7 +152,7 @@ def test_example_verdict_is_signed_by_the_example_key() -> None:
     verdict = json.loads(block("docs/rewards.md", "Rewards", "json").text)
     assert Verdict.model_validate(verdict).to_json() == verdict
     key = block("docs/rewards.md", "Who it is from", "json").text
-    PublicKey.read(key.encode()).check(verdict)
+    check(read_key(key.encode()), verdict)
 
 
 def test_rewards_page_lists_every_policy_status_and_metric() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from decathlon_mcp.driver.replies import CallParams, Reply
+from decathlon_mcp.episodes.call import Waiter
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import Waiter
 
 
 async def make_call(
@@ -16,4 +16,4 @@ async def make_call(
     try:
         return await episode.calls.reply_of(call, waiter)
     finally:
-        episode.calls.operations.response_over(call, waiter, handed_over=True)
+        episode.calls.known.response_over(call, waiter, handed_over=True)

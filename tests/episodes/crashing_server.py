@@ -30,9 +30,9 @@ from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.replies import CallParams, Reply
+from decathlon_mcp.episodes.call import Waiter
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import attempt_of
-from decathlon_mcp.episodes.operations import Waiter
 from decathlon_mcp.episodes.specification import EpisodeSpec, Principal
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.episodes.tools.offered import OfferedTools
@@ -84,9 +84,6 @@ class FolderDriver:
         self._ids = count(first)
         self._waits = waits
         folder.mkdir(exist_ok=True)
-
-    def on_absent(self, listener: Any) -> None:
-        pass
 
     def new_request_id(self) -> int:
         return next(self._ids)

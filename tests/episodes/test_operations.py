@@ -15,16 +15,16 @@ from decathlon_sandbox import wire
 
 from decathlon_mcp.driver.link import Notification
 from decathlon_mcp.driver.replies import Reply
-from decathlon_mcp.episodes.operations import (
+from decathlon_mcp.episodes.call import (
     MAX_QUEUED,
     MAX_QUEUED_BYTES,
     Call,
-    Operations,
+    KnownCalls,
     Waiter,
     call_digest,
 )
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.storage.trajectory import MAX_KEYS, LoggedKey, RequestKeys
+from decathlon_mcp.storage.trajectory import MAX_KEYS, RequestKeys
 from decathlon_mcp.types import JsonObject, as_json
 from tests.episodes.crashing_server import STEPS
 
@@ -76,15 +76,15 @@ def test_calls_of_an_attempt_that_is_claimed_meanwhile_are_not_sent_again(tmp_pa
 
 @pytest.mark.anyio
 async def test_the_oldest_operations_are_forgotten() -> None:
-    operations, digest = Operations(), call_digest("tool", b"{}")
+    known, digest = KnownCalls(), call_digest("tool", b"{}")
     for number in range(MAX_KEYS + 1):
-        operations.restore([LoggedKey(str(number), digest, number + 1)], [])
-    assert await operations.find(RequestKeys("0"), digest) is None
-    found = await operations.find(RequestKeys("1"), digest)
+        known.remember(number + 1, digest, (str(number),))
+    assert await known.find(RequestKeys("0"), digest) is None
+    found = await known.find(RequestKeys("1"), digest)
     assert found is not None
     assert (found.seq, found.is_ended) == (2, True)
     with pytest.raises(BadRequestError, match="'1' was another call"):
-        await operations.find(RequestKeys("1"), call_digest("tool", b'{"x":1}'))
+        await known.find(RequestKeys("1"), call_digest("tool", b'{"x":1}'))
 
 
 def noted(number: int, size_bytes: int = 0) -> Notification:

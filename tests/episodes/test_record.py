@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from decathlon_mcp import __version__
-from decathlon_mcp.episodes.call_log import RecordedCalls
 from decathlon_mcp.episodes.records import read_episode
 from decathlon_mcp.episodes.specification import Instant
+from decathlon_mcp.grading.attempt import RecordedCalls
 from decathlon_mcp.storage.kept_tools import remove_unnamed_tools
 from decathlon_mcp.storage.store import EpisodeRow
 from decathlon_mcp.storage.trajectory import Trajectory

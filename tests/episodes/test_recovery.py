@@ -28,9 +28,9 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.episodes import recovery as recovery_module
 from decathlon_mcp.episodes import registry as registry_module
+from decathlon_mcp.episodes.call import Waiter, call_digest
 from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import Waiter, call_digest
 from decathlon_mcp.episodes.recovery import Recovery
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
@@ -230,7 +230,7 @@ async def assert_lost(registry: EpisodeRegistry, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(registry_module, "MAX_ENDED_IN_MEMORY", 0)
     for access in (registry.access(HANDLE, PLAYER), registry.access(AGENT_ID, PLAYER)):
         assert access.episode.state.ending is Ending.SANDBOX_LOST
-    registry._episodes.clear()  # pyright: ignore[reportPrivateUsage]
+    registry.index._episodes.clear()  # pyright: ignore[reportPrivateUsage]
     again = registry.access(HANDLE, PLAYER).episode
     assert again is not episode
     for each in (episode, again):

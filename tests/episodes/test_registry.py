@@ -245,15 +245,15 @@ async def test_draining_ends_open_attempts_and_waits_for_gradings(tmp_path: Path
         await claimed.claim_done(None)
         await evaluating.wait()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(registry.drain)
+            tasks.start_soon(registry.shutdown.drain)
             await ended(playing)
-            assert registry.closing
-            assert not registry.drained.is_set()
+            assert registry.shutdown.has_begun
+            assert not registry.shutdown.drained.is_set()
             assert registry.live == [claimed]
             with pytest.raises(AtCapacityError, match="shutting down"):
                 registry.start("find-answer", ADA)
             finish.set()
-        assert registry.drained.is_set()
+        assert registry.shutdown.drained.is_set()
         assert registry.live == []
     assert playing.state.ending is Ending.SERVER_STOPPED
     assert playing.verdict is not None

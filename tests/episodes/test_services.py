@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,15 +11,14 @@ import anyio
 import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.episodes.beginnings import EpisodeResources, Services, read_credentials
+from decathlon_mcp.episodes.beginnings import EpisodeResources, read_credentials
 from decathlon_mcp.episodes.records import SandboxRecords
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import DriverError, ImageError, SandboxLostError, SetUpError
 from decathlon_mcp.plugins.readiness.suites import probe_suite
-from decathlon_mcp.plugins.services import SERVICE_ROOT, open_services
-from decathlon_mcp.plugins.tunnels import forward
+from decathlon_mcp.plugins.services import SERVICE_ROOT, Services, open_services
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.suites.tasks import Task
 from tests.episodes.environment import TOOLS, ended, running_registry, sandbox_factory, suite_with
@@ -56,17 +54,12 @@ async def services_of(
             yield factory, services
 
 
-def targets_of(services: Services) -> Any:
-    connect: Any = services.connect
-    return connect.keywords["targets"]
-
-
 async def test_an_external_service_that_answers_is_a_target(tmp_path: Path) -> None:
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
         provider = FakeProvider()
         async with services_of(tmp_path, provider, ports={8080: port}, available=True) as (_, services):
-            targets = targets_of(services)
+            targets = services.targets
             assert list(targets) == [8080]
             assert services.drivers == ()
             await (await targets[8080]()).aclose()
@@ -94,7 +87,7 @@ async def test_a_service_with_an_image_runs_in_a_sandbox_of_its_own(tmp_path: Pa
         assert sandbox.root == SERVICE_ROOT
         assert [(request.argv, request.cwd) for request in requests] == [(("serve",), "/service")]
         assert requests[0].leave, "the service is what its start command leaves running"
-        assert list(targets_of(services)) == [7000]
+        assert list(services.targets) == [7000]
         assert len(services.drivers) == 1
     assert provider.machine.sandboxes == {}
 
@@ -153,7 +146,7 @@ async def test_a_lost_service_cancels_what_watches_it(tmp_path: Path) -> None:
     async with services_of(tmp_path, provider, **COUNTER) as (_, services):
 
         async def watch() -> None:
-            async with services.watched():
+            async with EpisodeResources((), [services]).watched():
                 await provider.opened[0].end()
                 await anyio.sleep_forever()
 
@@ -230,8 +223,7 @@ async def test_forwards_are_ignored_where_the_sandbox_shares_the_loopback_interf
 
     provider = FakeProvider()
     factory = sandbox_factory(tmp_path, provider)
-    task = factory.suite.tasks["find-answer"]
-    resources = EpisodeResources(factory, task, Services(partial(forward, targets={7000: connect})))
+    resources = EpisodeResources((), [Services(factory, {7000: connect})])
     async with provider:
         # The fake driver knows no `forward`: that it refuses shows that the factory asked for it.
         with pytest.raises(DriverError, match="forward"):

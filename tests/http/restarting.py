@@ -75,8 +75,8 @@ class Restartable:
 
     async def start(self) -> None:
         ready, self._stop, self._stopped, self._ended = (anyio.Event() for _ in range(4))
-        self.registry.handing_over = False
-        self.registry.drained = anyio.Event()
+        self.registry.shutdown.handing_over = False
+        self.registry.shutdown.drained = anyio.Event()
         self.store.generation += 1
         self.tasks.start_soon(self._serve, ready)
         await ready.wait()
@@ -125,14 +125,14 @@ class Restartable:
         self._over.discard(over)
 
     async def _drain(self) -> None:
-        self.registry.drained.set()
+        self.registry.shutdown.drained.set()
 
     async def stop(self, *, leaving_calls: bool = False) -> None:
         """End the server; its sessions stay in the store.
 
         `leaving_calls`: its calls in flight go on, as in the sandbox of a server that was killed.
         """
-        self.registry.handing_over = True
+        self.registry.shutdown.handing_over = True
         if leaving_calls:
             for request in self._over:
                 request.set()

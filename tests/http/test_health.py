@@ -244,8 +244,8 @@ async def test_a_draining_server_is_not_ready(tmp_path: Path, http: httpx2.Async
     async with serving(tmp_path / "state", provider="host", drain_seconds=60) as served:
         async with playing(served, "slow-verdict", "task") as player, background_tasks() as tasks:
             await player.call("claim_done")
-            tasks.start_soon(served.episodes.drain)
-            while not served.episodes.closing:  # noqa: ASYNC110
+            tasks.start_soon(served.episodes.shutdown.drain)
+            while not served.episodes.shutdown.has_begun:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             assert await ready(http, served.url) == (503, "draining")
             assert (await http.get(f"{served.url}/healthz")).json()["status"] == "draining"
@@ -285,7 +285,7 @@ async def registry_served(tmp_path: Path) -> AsyncGenerator[tuple[EpisodeRegistr
     listening, stop = anyio.Event(), anyio.Event()
 
     async def no_drain() -> None:
-        registry.drained.set()
+        registry.shutdown.drained.set()
 
     async def serve() -> None:
         await serve_http(http_app(registry), listener, drain=no_drain, on_ready=listening.set, stop=stop)

@@ -63,7 +63,7 @@ async def served_by_fake(
 
         async def serve() -> None:
             app = http_app(registry)
-            await serve_http(app, listener, drain=registry.drain, on_ready=ready.set, stop=stop)
+            await serve_http(app, listener, drain=registry.shutdown.drain, on_ready=ready.set, stop=stop)
             stopped.set()
 
         tasks.start_soon(serve)

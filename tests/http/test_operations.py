@@ -14,8 +14,8 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from decathlon_mcp.episodes import operations
-from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
+from decathlon_mcp.episodes import call as call_module
+from decathlon_mcp.episodes.call import MAX_OPERATION_CHARACTERS
 from decathlon_mcp.protocol.episode_service import EPISODE_KEY
 from decathlon_mcp.protocol.messages import OPERATION_KEY
 from tests.clients.relay import relayed
@@ -316,7 +316,7 @@ async def test_sessionless_call_whose_client_will_not_come_back_is_cancelled(
 async def test_call_that_nobody_comes_back_for_is_cancelled(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "UNATTENDED_SECONDS", 0.2)
+    monkeypatch.setattr(call_module, "UNATTENDED_SECONDS", 0.2)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(play.call, "slow", "one")
         await play.tools.running.wait()

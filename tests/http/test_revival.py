@@ -284,6 +284,6 @@ async def test_session_whose_episode_is_over_lists_tools_and_refuses_calls(
                 back = answer_of(await session.resume(event_id(server, kind, 77)))
                 assert back["error"]["data"]["code"] == ("unanswered" if request_id == 2 else "episode_ended")
             # The next server does not know the episode at all.
-            server.registry._episodes.clear()  # pyright: ignore[reportPrivateUsage]
+            server.registry.index._episodes.clear()  # pyright: ignore[reportPrivateUsage]
             server.store.write(("DELETE FROM episodes WHERE id = ?", (episode.id,)))
             await server.restart()

@@ -169,7 +169,7 @@ async def test_a_draining_server_has_no_pool(tmp_path: Path) -> None:
     async with running_registry(tmp_path, provider, pool=2) as registry:
         await open_ahead(registry.factories)
         await until(lambda: registry.source.idle == 2)
-        await registry.drain()
+        await registry.shutdown.drain()
         await until(lambda: not provider.machine.sandboxes)
 
 

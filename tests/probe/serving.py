@@ -99,7 +99,7 @@ async def serving(
             await serve_http(
                 app,
                 listener,
-                drain=episodes.drain,
+                drain=episodes.shutdown.drain,
                 on_ready=ready.set,
                 stop=stop,
                 limits=limits,

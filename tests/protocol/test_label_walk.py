@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from decathlon_mcp.grading.signing import PublicKey
+from decathlon_mcp.plugins.operate.signatures import check, read_key
 from tests.probe.clients import connected
 from tests.probe.serving import folder_of, serving
 
@@ -53,7 +53,7 @@ async def test_labels_are_only_in_the_record_and_in_a_verdict_that_may_be_seen(
     assert not [text for text in seen if TEXT in text]
     # Part of what is signed, for one that may evaluate.
     assert verdict.structured_content["labels"] == LABELS
-    PublicKey.read(key).check(verdict.structured_content)
+    check(read_key(key), verdict.structured_content)
     assert json.loads((folder / "verdict.json").read_text()) == verdict.structured_content
     for secret in (info["episode"], info["agent"]):
         assert secret not in json.dumps(verdict.structured_content)

@@ -134,7 +134,7 @@ async def test_requests_with_one_id_get_their_own_answers(registry: EpisodeRegis
     calls = [call("probe__slow", 1, text="a"), call("probe__slow", 1, text="a"), call("probe__slow", "1")]
     found = await answers(registry, initialize(), *calls, task=TASK)
     assert sorted(repr(each["id"]) for each in found[1:]) == ["'1'", "1", "1"]
-    (episode,) = registry._episodes.values()  # pyright: ignore[reportPrivateUsage]
+    (episode,) = registry.index
     assert episode.calls.sent == 3
 
 

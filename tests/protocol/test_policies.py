@@ -78,7 +78,7 @@ async def assert_cannot_evaluate(client: Client) -> None:
 
 
 async def wait_until_scored(served: Served, episode_id: str) -> None:
-    episode = served.episodes._episodes[episode_id]  # pyright: ignore[reportPrivateUsage]
+    episode = served.find(episode_id)
     await episode.state.reach(Phase.SCORED, Phase.ENDED)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from decathlon_mcp.episodes.call_log import RecordedCalls
 from decathlon_mcp.errors import DiskFullError
+from decathlon_mcp.grading.attempt import RecordedCalls
 from decathlon_mcp.storage.disk import DiskSpace
 from decathlon_mcp.storage.trajectory import (
     MAX_NOTE_LINE_BYTES,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from decathlon_mcp.driver.replies import CallParams
+from decathlon_mcp.episodes.grading import attempt_of
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.json_limits import MAX_DEPTH
 from decathlon_mcp.plugins.toolathlon import coercion
@@ -149,5 +150,5 @@ async def test_a_server_gets_coerced_arguments_only_with_the_option(
         verdict = await episode.evaluate()
         assert verdict.to_json().get("coerced_arguments") is (True if coerces else None)
         # The trajectory has what the model has sent.
-        (call,) = episode.calls.log.calls
+        (call,) = attempt_of(episode).calls
         assert call.arguments == {"rows": text}

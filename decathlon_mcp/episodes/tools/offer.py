@@ -128,6 +128,7 @@ class ToolOffer:
             # Taken back from a dead server.
             self._key = await self._lists.key(self._task, facts.suite_revision, facts.image_digest)
         driver.on_tools_changed(self._note_change)
+        driver.on_absent(episode.calls.on_absent)
         starts = ServerStarts(
             driver,
             start_seconds=episode.spec.limits.servers_seconds,

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 from anyio.abc import ByteReceiveStream
@@ -78,7 +78,9 @@ class AgentPlayer:
             )
         # An attempt that was claimed, or met a limit, is graded since; its verdict has the labels of then.
         if served.claim is None and served.state.phase is not Phase.ENDED:
-            served.add_label(STATUS_LABEL, KILLED if status is None else str(status))
+            labels = {**served.spec.labels, STATUS_LABEL: KILLED if status is None else str(status)}
+            served.spec = replace(served.spec, labels=labels)
+            served.records.write(labels=labels)
             if status is None:
                 await episode.truncate()
         return status

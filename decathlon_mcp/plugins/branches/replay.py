@@ -15,8 +15,8 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.driver.replies import CallParams
+from decathlon_mcp.episodes.call import Outcome
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import Outcome
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.tools.session import ToolSession
 from decathlon_mcp.errors import (

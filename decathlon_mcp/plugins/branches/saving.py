@@ -26,10 +26,10 @@ from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.client import DriverClient, connect
 from decathlon_mcp.driver.stream import COPIES_OF_COPIES, ReconnectPolicy
 from decathlon_mcp.episodes.beginnings import AgentSandbox, Start
-from decathlon_mcp.episodes.calls import CallGate, EpisodeCalls
+from decathlon_mcp.episodes.call import Call, CallGate
+from decathlon_mcp.episodes.calls import EpisodeCalls
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.extensions import Opened
-from decathlon_mcp.episodes.operations import Call
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import (
@@ -72,7 +72,7 @@ class CallPauses(CallGate):
     def begin(self) -> int:
         """Let calls that come from now on wait until `end`; returns the number of the last one before."""
         if self._count == 0:
-            self._last, self._over = self._calls.log.last, anyio.Event()
+            self._last, self._over = self._calls.last, anyio.Event()
         self._count += 1
         return self._last
 

@@ -21,8 +21,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from decathlon_mcp.episodes.call import MAX_OPERATION_CHARACTERS
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import MAX_OPERATION_CHARACTERS
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Ending, Phase
 from decathlon_mcp.errors import BadRequestError, DecathlonError
@@ -94,7 +94,7 @@ class HeldEpisodes:
         finally:
             if self._newest.get(episode.id) is response:
                 del self._newest[episode.id]
-                if not self._registry.handing_over:
+                if not self._registry.shutdown.handing_over:
                     episode.close(Ending.CLIENT_LOST)
 
 

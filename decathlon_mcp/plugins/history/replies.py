@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
-from decathlon_mcp.episodes.call_log import NOT_KEPT_MESSAGE
+from decathlon_mcp.episodes.call import NOT_KEPT_MESSAGE
 from decathlon_mcp.errors import DecathlonError, failure_text
 from decathlon_mcp.storage.trajectory import CallLines, Trajectory
 from decathlon_mcp.types import JsonObject, as_object, read_object

@@ -74,9 +74,9 @@ def verify(
     state
         The server's state folder, which holds the key. [the default one]
     """
-    from decathlon_mcp.plugins.operate.keys import verify
+    from decathlon_mcp.plugins.operate.signatures import verify_files
 
-    return verify((file, *files), key, state)
+    return verify_files((file, *files), key, state)
 
 
 def gc(

@@ -51,7 +51,7 @@ class RegistryControl:
         return from_thread.run(self._branch, episode_id, at, principal)
 
     async def _branch(self, episode_id: str, at: int, principal: Principal) -> str:
-        handle = self._registry.handle_of(episode_id)
+        handle = self._registry.index.handle_of(episode_id)
         # With this label its starter plays on by hand. People see what differs, and decide.
         arguments = {"branch_of": handle, "at": at, "on_difference": "report", "labels": {"run": BY_HAND}}
         call = start_tool().from_arguments(arguments)

@@ -88,7 +88,7 @@ class RegistryLive:
     @property
     def stopping(self) -> bool:
         """Whether the server stops, and its connections should end."""
-        return self._registry.closing
+        return self._registry.shutdown.has_begun
 
     def snapshot(self) -> Snapshot:
         """What plays now."""

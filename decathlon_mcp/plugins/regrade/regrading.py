@@ -19,12 +19,12 @@ from pydantic import ValidationError
 
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.beginnings import EpisodeResources, read_credentials
-from decathlon_mcp.episodes.call_log import RecordedCalls
-from decathlon_mcp.episodes.extensions import EpisodeWeb
+from decathlon_mcp.episodes.extensions import EpisodeResource
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.episodes.set_up import SEALED_LIMIT_BYTES
 from decathlon_mcp.errors import BadRequestError, SettingsError, UnknownTaskError
+from decathlon_mcp.grading.attempt import RecordedCalls
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.signing import verdict_digest
@@ -142,7 +142,7 @@ class Regrader:
             revision = await anyio.to_thread.run_sync(suite.revision_of, task)
             recorded = await anyio.to_thread.run_sync(Trajectory(folder).update)
             async with AsyncExitStack() as stack:
-                web = await self._open_web(stack, factory, kept_attempt, task)
+                resources = await self._open_resources(stack, factory, kept_attempt, task)
                 job = GradingJob(
                     attempt=replace(
                         attempt,
@@ -152,18 +152,16 @@ class Regrader:
                     ),
                     suite=vary(suite),
                     task=task,
-                    open_sandbox=self._opener(kept_attempt, images, EpisodeResources(factory, task, web=web)),
+                    open_sandbox=self._opener(factory, kept_attempt, images, resources),
                     captured=captured,
                     common=factory.common,
                     deadline_seconds=options.limits.for_task(task).evaluation_seconds,
                     log=factory.suite_hooks.evaluator_log,
-                    credentials=await read_credentials(factory, task, {}),
+                    credentials=resources.credentials,
                     grades_truncated=factory.grades_truncated,
                     fault_finder=factory.fault_finder(attempt.episode),
                 )
-                verdict = await grade(job)
-                if web is not None:
-                    verdict = verdict.model_copy(update={"web": await web.use()})
+                verdict = await resources.reported(await grade(job))
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(lambda: shutil.rmtree(scratch, ignore_errors=True))
@@ -185,17 +183,23 @@ class Regrader:
             raise UnknownTaskError(f"the suite {name} has no task {quoted(kept_attempt.task_id)} any more")
         return suites[name], suites[name].task(kept_attempt.task_id)
 
-    async def _open_web(
+    async def _open_resources(
         self, stack: AsyncExitStack, factory: SandboxFactory, kept_attempt: KeptAttempt, task: Task
-    ) -> EpisodeWeb | None:
-        """The recorded web for one grading, if the server has one and the evaluator needs it."""
-        if factory.web is None or not factory.uses_web(task, "grader"):
-            return None
-        name, launch_time = f"{kept_attempt.attempt.episode}-regrade", kept_attempt.attempt.launch_time
-        return await stack.enter_async_context(factory.web.episode(factory.suite, task, name, launch_time))
+    ) -> EpisodeResources:
+        """What one grading gets: credentials, and the recorded web if the evaluator needs one."""
+        opened: list[EpisodeResource] = []
+        if factory.web is not None and factory.uses_web(task, "grader"):
+            attempt = kept_attempt.attempt
+            web = factory.web.episode(factory, task, f"{attempt.episode}-regrade", attempt.launch_time)
+            opened.append(await stack.enter_async_context(web))
+        return EpisodeResources(await read_credentials(factory, task, {}), opened)
 
     def _opener(
-        self, kept_attempt: KeptAttempt, images: list[str | None], resources: EpisodeResources
+        self,
+        factory: SandboxFactory,
+        kept_attempt: KeptAttempt,
+        images: list[str | None],
+        resources: EpisodeResources,
     ) -> OpenSandbox:
         """Opens sandboxes for one grading; the digests of their images are added to `images`."""
         image = None if self._other_image else kept_attempt.attempt.facts.image_digest
@@ -204,7 +208,7 @@ class Regrader:
         @asynccontextmanager
         async def open_sandbox(network: Network) -> AsyncGenerator[tuple[Sandbox, DriverClient]]:
             opening = self._registry.admission.opening_graders
-            async with resources.factory.open(
+            async with factory.open(
                 next(names),
                 network,
                 image=image,

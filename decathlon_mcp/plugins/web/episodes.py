@@ -25,11 +25,13 @@ from anyio.abc import ByteStream, SocketAttribute
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver.client import DriverClient
+from decathlon_mcp.episodes.extensions import EpisodeResource, SandboxRole
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DriverError, SettingsError, SetUpError
 from decathlon_mcp.grading.verdict import WebUse
 from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.tunnels import forward, relay, resolve
-from decathlon_mcp.plugins.web.exchanges import Configuration, Listener, Mode, Part, SessionSpec
+from decathlon_mcp.plugins.web.exchanges import Configuration, Listener, Mode, SessionSpec
 from decathlon_mcp.plugins.web.proxy import ProxyOptions, WebProxy, find_program, running_proxy
 from decathlon_mcp.plugins.web.recording import (
     FOLDER,
@@ -107,10 +109,11 @@ class RecordedWeb:
 
     @asynccontextmanager
     async def episode(
-        self, suite: Suite, task: Task, episode: str, launch_time: datetime
+        self, factory: SandboxFactory, task: Task, episode: str, launch_time: datetime
     ) -> AsyncGenerator[RecordedEpisodeWeb]:
         """The web of one episode; its sessions end on exit. Raises SetUpError without a recording."""
         assert self._proxy is not None, "the proxy runs"
+        suite = factory.suite
         folder, belongs_to = self._state / FOLDER, recording_id(suite, task)
         if self.reaches_sites:
             create = partial(Recording.create, max_bytes=self._settings.web_recording_mib << 20)
@@ -121,7 +124,9 @@ class RecordedWeb:
                 raise SetUpError(f"the recording cannot be written: {error}") from error
         elif reason := self.missing(suite, task):
             raise SetUpError(reason)
-        web = RecordedEpisodeWeb(self._proxy, self._mode, episode, str(belongs_to.path(folder)))
+        web = RecordedEpisodeWeb(
+            factory, task, self._proxy, self._mode, episode, str(belongs_to.path(folder))
+        )
         try:
             yield web
         finally:
@@ -129,10 +134,20 @@ class RecordedWeb:
                 await web.close()
 
 
-class RecordedEpisodeWeb:
+class RecordedEpisodeWeb(EpisodeResource):
     """The web of one episode's sandboxes. `episode` names it in its recording."""
 
-    def __init__(self, proxy: WebProxy, mode: Mode, episode: str, recording: str) -> None:
+    def __init__(
+        self,
+        factory: SandboxFactory,
+        task: Task,
+        proxy: WebProxy,
+        mode: Mode,
+        episode: str,
+        recording: str,
+    ) -> None:
+        self._factory = factory
+        self._task = task
         self._proxy = proxy
         self._mode: Mode = mode
         self._episode = episode
@@ -140,21 +155,16 @@ class RecordedEpisodeWeb:
         self._sandboxes = 0
 
     @asynccontextmanager
-    async def connected(
-        self,
-        sandbox: Sandbox,
-        driver: DriverClient,
-        role: Part,
-        *,
-        shares_loopback: bool,
-        has_own_files: bool,
-        reattached: bool = False,
+    async def attached(
+        self, sandbox: Sandbox, driver: DriverClient, role: SandboxRole, reattached: bool
     ) -> AsyncGenerator[None]:
-        """Connect a sandbox to the proxy while the body runs, and make its programs use and trust it.
-
-        `has_own_files`: it has file systems of its own, in which the authority can be installed.
-        `reattached`: an earlier server process has done that. Raises SetUpError.
-        """
+        """Connect a sandbox that uses the web to the proxy, and make its programs use and trust it."""
+        if role == "service" or not self._factory.uses_web(self._task, role):
+            yield
+            return
+        shares_loopback = self._factory.provider.shares_loopback(sandbox.spec)
+        # Elsewhere the files belong to the machine, or to an image that other sandboxes use too.
+        has_own_files = self._factory.provider.isolation == "container"
         self._sandboxes += 1
         session = f"{self._episode}-{role}-{self._sandboxes}"
         spec = SessionSpec(session, self._episode, role, self._mode, self._recording)
@@ -175,14 +185,14 @@ class RecordedEpisodeWeb:
             driver.set_environment(proxy_variables(port, str(folder)))
             yield
 
-    async def use(self) -> WebUse | None:
-        """How the requests were answered, for the verdict; None if the proxy does not answer."""
+    async def facts(self) -> JsonObject:
+        """How the requests were answered, unless the proxy does not answer."""
         try:
             report = await self._proxy.counts(self._episode)
         except OSError as error:
             log.warning("requests could not be counted", extra=fields(episode=self._episode, why=str(error)))
-            return None
-        return WebUse(mode=self._mode, problem=report.problem, **asdict(report.counts))
+            return {}
+        return {"web": WebUse(mode=self._mode, problem=report.problem, **asdict(report.counts))}
 
     async def close(self) -> None:
         """End the sessions; the recording notes how many requests it answered."""

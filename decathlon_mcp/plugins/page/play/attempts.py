@@ -28,8 +28,8 @@ from starlette.routing import BaseRoute, Route
 
 from decathlon_mcp.catalogue.catalogue import list_tasks
 from decathlon_mcp.driver.replies import CallParams
+from decathlon_mcp.episodes.call import Call, Waiter
 from decathlon_mcp.episodes.episode import Episode
-from decathlon_mcp.episodes.operations import Call, Waiter
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.errors import DecathlonError, SuiteError

@@ -1,14 +1,7 @@
-"""Calls that run exactly once: a request that repeats an earlier one gets the reply of the first.
-
-A request repeats a call only if it (a) names the call's operation, an id that its client has chosen, (b) has
-an event id that this server has made for a response of the call, or (c) has the tool and the arguments of a
-call of its session whose response was not handed over: there is no reply and its connections broke, or a
-reply and they broke before the transport had its last byte, or the server died before the reply's line. A
-JSON-RPC id is no key: clients use one again.
+"""A call, its lines in the trajectory, the requests that wait for its reply, and how a repeat is known.
 
 A call does not belong to the request that began it. It ends early only if all requests that wait for it have
-cancelled it. Of calls that have ended only digests and numbers are kept here; their replies are read from the
-trajectory.
+cancelled it.
 """
 
 from __future__ import annotations
@@ -23,14 +16,15 @@ from typing import Any, TypeAlias
 
 import anyio.to_thread
 import msgspec
+from msgspec import Raw
 
 from decathlon_mcp.background import name_event_loop
 from decathlon_mcp.driver.link import Notification
 from decathlon_mcp.driver.replies import CallParams, Reply, relayed_notification
 from decathlon_mcp.episodes.tools.offered import ToolRoute
-from decathlon_mcp.errors import BadRequestError, DecathlonError
-from decathlon_mcp.storage.trajectory import MAX_KEYS, LoggedKey, RequestKeys
-from decathlon_mcp.types import JsonObject, as_object
+from decathlon_mcp.errors import BadRequestError, DecathlonError, DriverError
+from decathlon_mcp.storage.trajectory import MAX_KEYS, RequestKeys
+from decathlon_mcp.types import JsonObject, as_json, as_object
 from decathlon_mcp.validation import quoted
 
 MAX_OPERATION_CHARACTERS = 256
@@ -49,12 +43,17 @@ DIGEST_BYTES = 16
 HASHED_IN_THREAD_BYTES = 1 << 18
 """Arguments from this length on are hashed in a thread. These take about 0.3 ms; 4 MiB would stop the event
 loop for 5 ms."""
+NOT_KEPT_MESSAGE = "not kept: the log has reached its limit"
+"""Message of the failure that stands for a reply that is too long."""
 
 Outcome: TypeAlias = Reply | DecathlonError
 """The reply of a task's server, or the error that a call failed with."""
 NotificationHandler: TypeAlias = Callable[[JsonObject], Awaitable[None]]
 """Called with the params of one notification."""
 
+_FAILURES = {
+    kind.code: kind for kind in (DecathlonError, *DecathlonError.__subclasses__()) if "code" in vars(kind)
+}
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 _decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -138,26 +137,21 @@ class Waiter(msgspec.Struct, eq=False):
         self.detached, self._failure = True, error
         self.wake()
 
-    async def follow(self, call: Call) -> None:
-        """Handle notifications until the call has ended. Raises the error of `send_away`."""
-        while True:
-            while self._queue:
-                notification = self._queue.popleft()
-                self._bytes -= len(notification.params)
-                if (relayed := relayed_notification(notification)) is not None:
-                    is_progress, params = relayed
-                    handler = self.on_progress if is_progress else self.on_message
-                    if handler is not None:
-                        await handler(params)
-            if call.is_ended:
-                return
-            if self._failure is not None:
-                raise self._failure
+    async def follow(self) -> None:
+        """Wait until something has come, and handle the notifications. Raises the error of `send_away`."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._queue:
             self._waiting = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiting
-            finally:
-                self._waiting = None
+            await self._waiting
+        while self._queue:
+            notification = self._queue.popleft()
+            self._bytes -= len(notification.params)
+            if (relayed := relayed_notification(notification)) is not None:
+                is_progress, params = relayed
+                handler = self.on_progress if is_progress else self.on_message
+                if handler is not None:
+                    await handler(params)
 
 
 class Call(msgspec.Struct, eq=False, kw_only=True):
@@ -191,6 +185,35 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
     """The requests whose responses are not over."""
     _deadline: asyncio.TimerHandle | None = None
 
+    @classmethod
+    def of_line(cls, line: JsonObject) -> Call:
+        """A call of a server that died, from its last line in the trajectory."""
+        request = line.get("request")
+        return cls(
+            seq=int(line["seq"]),
+            name=str(line["name"]),
+            params=CallParams.of(as_object(line.get("arguments")), as_object(line.get("meta"))),
+            digest=str(line["digest"]),
+            started_at=float(line["started_at"]),
+            keys=msgspec.convert(line, RequestKeys),
+            route=None if request is None else ToolRoute(str(line["server"]), str(line["tool"])),
+            request=request,
+        )
+
+    def line(self) -> JsonObject:
+        """The members of the call's line that do not depend on whether the call was sent."""
+        return {
+            "seq": self.seq,
+            **({"replayed": True} if self.replayed else {}),
+            "name": self.name,
+            # None if the client sent no arguments, so that a later server can send the same call.
+            "arguments": None if self.params.arguments is None else Raw(self.params.arguments),
+            **({"meta": self.params.meta} if self.params.meta else {}),
+            **msgspec.to_builtins(self.keys),
+            "digest": self.digest,
+            "started_at": self.started_at,
+        }
+
     def add(self, waiter: Waiter) -> None:
         """A request waits for the call, until its response is over. No effect on a call that has ended."""
         if not self.is_ended and waiter not in self.waiters:
@@ -206,12 +229,12 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
         """Pass the call's notifications on to a request until the call has ended.
 
         If a request is cancelled and no other waits, the call is cancelled, unless the request is detached.
+        Raises the error of `Waiter.send_away`.
         """
-        if self.is_ended:
-            return
         self.add(waiter)
         try:
-            await waiter.follow(self)
+            while not self.is_ended:
+                await waiter.follow()
         except BaseException:
             self.remove(waiter)
             if not self.waiters and not self.is_ended:
@@ -259,20 +282,57 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
             self.on_cancel(self)
 
 
-class Operations:
-    """The calls of one episode, by the keys of their requests, and the calls whose reply no client has."""
+def outcome_member(outcome: Outcome) -> tuple[str, object]:
+    """The member of the line `reply` that has this outcome."""
+    if isinstance(outcome, DecathlonError):
+        data = {"data": outcome.data} if outcome.data else {}
+        return "failure", {"code": outcome.code, "message": outcome.message, **data}
+    if outcome.result is not None:
+        return "result", Raw(outcome.result)
+    return "error", outcome.error
+
+
+def outcome_of_line(line: JsonObject) -> Outcome:
+    """The outcome that a line `reply` has."""
+    if (failure := as_object(line.get("failure"))) is not None:
+        kind = _FAILURES.get(str(failure.get("code")), DriverError)
+        return kind(str(failure.get("message")), **(as_object(failure.get("data")) or {}))
+    if (result := as_object(line.get("result"))) is not None:
+        return Reply.from_result(as_json(result))
+    return Reply(None, as_object(line.get("error")) or {})
+
+
+class CallGate:
+    """Decides when the calls of an episode may be sent. This one holds none back."""
+
+    def holds(self, call: Call) -> bool:
+        """Whether the call has to wait now."""
+        return False
+
+    async def passed(self, call: Call) -> None:
+        """Wait until the call may be sent."""
+
+    def call_ended(self) -> None:
+        """A call has its outcome."""
+
+
+class KnownCalls:
+    """The calls that the requests of one episode may repeat.
+
+    A request repeats a call only if it (a) names the call's operation, an id that its client has chosen, (b)
+    has an event id that this server has made for a response of the call, or (c) has the tool and the
+    arguments of a call of its session whose response was not handed over: there is no reply and its
+    connections broke, or a reply and they broke before the transport had its last byte, or the server died
+    before the reply's line. A JSON-RPC id is no key: clients use one again.
+    """
 
     def __init__(self) -> None:
         # Digests of keys, with the number and the digest of each one's call; the oldest is first.
-        self._known: dict[bytes, tuple[int, str]] = {}
-        self._running: dict[int, Call] = {}
-        # Calls of sessions whose response was not handed over; ended ones without their outcome.
+        self._by_key: dict[bytes, tuple[int, str]] = {}
+        self.running: dict[int, Call] = {}
+        """The calls without a reply so far, by their numbers."""
+        # Calls of sessions whose response was not handed over; ended ones without params and outcome.
         self._lost: dict[int, Call] = {}
-
-    @property
-    def running(self) -> tuple[Call, ...]:
-        """The calls without a reply so far."""
-        return tuple(self._running.values())
 
     async def find(self, keys: RequestKeys, digest: str) -> Call | None:
         """The call that a request repeats.
@@ -280,7 +340,7 @@ class Operations:
         Returns None for a new call; then nothing is awaited between the last check and the return. Raises
         BadRequestError if another call has the same operation id.
         """
-        if (known := self.known(keys, digest)) is not None or keys.session is None:
+        if (known := self.by_keys(keys, digest)) is not None or keys.session is None:
             return known
         like = (call for call in self._lost.values() if call.digest == digest)
         for call in [call for call in like if call.keys.session == keys.session][:MAX_JOINABLE]:
@@ -288,14 +348,14 @@ class Operations:
                 if call.is_ended:
                     # Another request with the same arguments is a new call, unless this one is lost too.
                     del self._lost[call.seq]
-                return self.known(keys, digest) or call
+                return self.by_keys(keys, digest) or call
         # A request with the same operation may have come meanwhile.
-        return self.known(keys, digest)
+        return self.by_keys(keys, digest)
 
-    def known(self, keys: RequestKeys, digest: str = "") -> Call | None:
+    def by_keys(self, keys: RequestKeys, digest: str = "") -> Call | None:
         """The call that has a key of this request. `digest`: what it must have. Raises BadRequestError."""
         for text in keys.texts:
-            if (found := self._known.get(_key(text))) is None:
+            if (found := self._by_key.get(_key(text))) is None:
                 continue
             seq, known_digest = found
             if digest and known_digest != digest:
@@ -303,39 +363,39 @@ class Operations:
                     f"operation {quoted(keys.operation or '')} was another call, with another tool or other "
                     "arguments; a request that is sent again must be the same, and a new one needs a new id"
                 )
-            return self._running.get(seq) or Call(seq=seq, digest=digest, keys=keys, is_ended=True)
+            return self.running.get(seq) or Call(seq=seq, digest=digest, keys=keys, is_ended=True)
         return None
 
     def add(self, call: Call) -> None:
         """Keep a call that begins. Its keys are new."""
-        self._running[call.seq] = call
+        self.running[call.seq] = call
         self._keep_lost(call)
         self.remember(call.seq, call.digest, call.keys.texts)
 
     def remember(self, seq: int, digest: str, texts: Iterable[str]) -> bool:
         """Keep a request's keys for a call, and drop the oldest over MAX_KEYS; False if all are known."""
-        new = [key for text in texts if (key := _key(text)) not in self._known]
+        new = [key for text in texts if (key := _key(text)) not in self._by_key]
         for key in new:
-            self._known[key] = seq, digest
-            if len(self._known) > MAX_KEYS:
-                del self._known[next(iter(self._known))]
+            self._by_key[key] = seq, digest
+            if len(self._by_key) > MAX_KEYS:
+                del self._by_key[next(iter(self._by_key))]
         return bool(new)
 
     def forget(self, call: Call) -> None:
         """Forget a call that could not be accepted."""
-        self._running.pop(call.seq, None)
+        self.running.pop(call.seq, None)
         self._lost.pop(call.seq, None)
         for text in call.keys.texts:
-            self._known.pop(_key(text), None)
+            self._by_key.pop(_key(text), None)
 
     def end(self, call: Call, outcome: Outcome) -> None:
         """The call has ended, and the trajectory has its reply."""
-        self._running.pop(call.seq, None)
+        self.running.pop(call.seq, None)
         call.end(outcome)
         if call.is_cancelled:
             self._lost.pop(call.seq, None)
-        else:
-            self._drop_outcome(call)
+        elif not call.waiters and call.seq in self._lost:
+            call.outcome, call.params = None, CallParams()
 
     def response_over(self, call: Call, waiter: Waiter, *, handed_over: bool) -> None:
         """The response to a request that has waited for a call is over.
@@ -349,26 +409,14 @@ class Operations:
             self._lost.pop(call.seq, None)
         elif call.outcome is None and call.digest:
             self._keep_lost(call)
-        else:
-            self._drop_outcome(call)
-
-    def restore(self, keys: Iterable[LoggedKey], unanswered: Iterable[Call]) -> None:
-        """Continue the calls of a server that died."""
-        for each in keys:
-            self.remember(each.seq, each.digest, (each.key,))
-        for call in unanswered:
-            self.add(call)
+        elif not call.waiters and call.seq in self._lost:
+            call.outcome, call.params = None, CallParams()
 
     def _keep_lost(self, call: Call) -> None:
         if call.keys.session is not None:
             self._lost[call.seq] = call
             if len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
-
-    def _drop_outcome(self, call: Call) -> None:
-        """Keep of a call whose response was not handed over that it has ended."""
-        if not call.waiters and call.outcome is not None and call.seq in self._lost:
-            self._lost[call.seq] = Call(seq=call.seq, digest=call.digest, keys=call.keys, is_ended=True)
 
 
 def _key(text: str) -> bytes:
