@@ -40,7 +40,7 @@ def settings(**values: Any) -> Settings:
     return read_settings({"suite": (SUITE,), **values})
 
 
-@pytest.mark.parametrize("module", ["app", "cli.doctor", "http.authentication"])
+@pytest.mark.parametrize("module", ["app", "plugins.readiness.doctor", "http.authentication"])
 def test_commands_that_serve_nothing_import_neither_the_mcp_server_nor_starlette(module: str) -> None:
     program = f"import sys, decathlon_mcp.{module}; print(*{{name.split('.')[0] for name in sys.modules}})"
     result = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, check=True)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, Generic, TypeVar
 
 import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup, TaskStatus
+
+from decathlon_client.errors import ConnectionLostError
+
+T = TypeVar("T")
 
 INTERRUPTED_SECONDS = 3.5
 """Time to close everything after an interrupt, however much there is to close."""
@@ -98,6 +103,97 @@ async def shielded_tasks() -> AsyncGenerator[ShieldedTasks]:
             yield shielded
         finally:
             shielded.cancel()
+
+
+class OwnedContext(Generic[T]):
+    """A context that one task, `run`, enters and leaves; users in any task wait for both."""
+
+    # asyncio's cancellation, unlike anyio's, goes through every shield. In the user's task it would lose an
+    # episode that the server is starting, or its closing. And anyio's scopes must be left in the task that
+    # entered them.
+
+    def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
+        self._context = context
+        self._values: list[T] = []
+        self._error: Exception | None = None
+        self._scope = CancelScope()
+        self._ready = anyio.Event()
+        self._released = anyio.Event()
+        self._closed = anyio.Event()
+
+    async def run(self) -> None:
+        """Enter the context, and leave it once it is released."""
+        try:
+            with self._scope:
+                async with self._context as value:
+                    self._values.append(value)
+                    self._scope.shield = True
+                    self._ready.set()
+                    await self._released.wait()
+        except Exception as error:  # noqa: BLE001
+            self._error = error
+        finally:
+            self._ready.set()
+            self._closed.set()
+
+    @property
+    def value(self) -> T:
+        """What the context gave. Raises the error of entering it."""
+        if not self._values:
+            raise self._error or ConnectionLostError("this was closed")
+        return self._values[0]
+
+    async def entered(self) -> T:
+        """Wait until the context is entered. Returns and raises as `value`."""
+        await self._ready.wait()
+        return self.value
+
+    def release(self) -> None:
+        """Let the context be left. One that is being entered is cancelled."""
+        if not self._values:
+            self._scope.cancel()
+        self._released.set()
+
+    async def aclose(self) -> None:
+        """Release the context and wait until it is left; that goes on if this is cancelled."""
+        self.release()
+        await self._closed.wait()
+
+
+class OwnedContexts:
+    """Runs owned contexts."""
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self._running: set[OwnedContext[Any]] = set()
+
+    def own(self, context: AbstractAsyncContextManager[T]) -> OwnedContext[T]:
+        """Enter a context in a task of its own."""
+        owned = OwnedContext(context)
+
+        async def run() -> None:
+            await owned.run()
+            self._running.discard(owned)
+
+        self._running.add(owned)
+        self._tasks.start_soon(run)
+        return owned
+
+    def release(self) -> None:
+        """Let all contexts be left."""
+        for owned in self._running:
+            owned.release()
+
+
+@asynccontextmanager
+async def owned_contexts() -> AsyncGenerator[OwnedContexts]:
+    """Contexts of which all are left on exit, however often the exit is cancelled."""
+    async with background_tasks() as tasks:
+        owned = OwnedContexts(tasks)
+        try:
+            yield owned
+        finally:
+            owned.release()
 
 
 class ThreadInterrupted(Exception):  # noqa: N818

@@ -14,7 +14,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import anyio
 from anyio.abc import TaskStatus
 
-from decathlon_client.address import authorization
 from decathlon_client.errors import (
     AtCapacityError,
     ClientError,
@@ -31,7 +30,7 @@ from decathlon_client.session import (
     SessionOwner,
     error_from_response,
 )
-from decathlon_client.values import JsonObject, as_object
+from decathlon_client.values import JsonObject, as_object, authorization
 
 CLUSTER_CODE = "cluster"
 """`code` of the error with which a cluster answers to MCP at its own address."""

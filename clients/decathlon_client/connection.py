@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
 
 from decathlon_client.attempts import is_players_fault, player_failure
 from decathlon_client.background import (
     INTERRUPTED_SECONDS,
     CloseBudget,
+    OwnedContexts,
     ShieldedTasks,
-    background_tasks,
     is_interrupt,
+    owned_contexts,
     shielded_tasks,
 )
 from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
 from decathlon_client.episode import CallLobby, Episode, connect_episode
-from decathlon_client.errors import ClientError, ConnectionLostError, ProtocolError, error_from_reply
+from decathlon_client.errors import ClientError, ProtocolError, error_from_reply
 from decathlon_client.requests import ResendPolicy
 from decathlon_client.session import HttpEndpoint, OpenSession, ReconnectingSession, ServerEndpoint
 from decathlon_client.values import JsonObject, OnProgress, Reply
@@ -63,7 +63,7 @@ class ServerConnection:
         self._starting = anyio.CapacityLimiter(MAX_CONCURRENT)
         self._closing = anyio.CapacityLimiter(MAX_CONCURRENT)
         self._tasks: ShieldedTasks
-        self._owners: EpisodeOwners
+        self._owners: OwnedContexts
         self._lobby: ReconnectingSession
 
     async def open(self) -> None:
@@ -80,7 +80,7 @@ class ServerConnection:
                 self._cluster = ClusterEndpoint(self._server.root, self._server.token)
                 await stack.enter_async_context(self._cluster.run())
                 await self._open_lobby(stack)
-            self._owners = await stack.enter_async_context(episode_owners())
+            self._owners = await stack.enter_async_context(owned_contexts())
             self._stack = stack.pop_all()
 
     async def _open_lobby(self, stack: AsyncExitStack) -> None:
@@ -132,11 +132,11 @@ class ServerConnection:
             await anyio.lowlevel.checkpoint_if_cancelled()
             # Its time to close is the connection's: a user that is cancelled waits no longer, and the closing
             # of many episodes on a busy machine goes on.
-            owner = EpisodeOwner(partial(self._start, arguments), self._close)
-            self._owners.add(owner)
+            leaving: JsonObject = {}
+            owner = self._owners.own(self._started(arguments, leaving))
             started: JsonObject = {}
             try:
-                started = await owner.started()
+                started = await owner.entered()
                 address = started.get("address") or str(started["episode"])
                 agent_address = started.get("agent_address") or started.get("agent")
                 async with self.connect(address, close_budget, on_progress, agent_address) as episode:
@@ -145,7 +145,7 @@ class ServerConnection:
                 if isinstance(error, ClientError):
                     _name_episode(error, started)
                 if is_players_fault(error):
-                    owner.reason = f"the player failed: {player_failure(error)}"
+                    leaving["reason"] = f"the player failed: {player_failure(error)}"
                 raise
             finally:
                 with close_budget.shield(math.inf):
@@ -198,8 +198,12 @@ class ServerConnection:
                     held.end_with_node(session, lobby)
             yield await connect_episode(session, ask, agent_address, on_progress)
 
-    async def _start(self, arguments: JsonObject) -> JsonObject:
-        """Start an episode; returns the result of `start_episode`."""
+    @asynccontextmanager
+    async def _started(self, arguments: JsonObject, leaving: JsonObject) -> AsyncGenerator[JsonObject]:
+        """An episode that is started, as the result of `start_episode`, and closed on exit.
+
+        `leaving`: arguments of `close_episode` besides the handle, such as why its user leaves it.
+        """
         async with self._starting:
             # Each try is shielded: an episode that was started must be known here, or nobody would close it.
             # One whose starter is cancelled between two tries ends for lack of a first request.
@@ -211,11 +215,13 @@ class ServerConnection:
         started = reply.structured or {}
         if "episode" not in started:
             raise ProtocolError("`start_episode` gave no handle; is this a decathlon-mcp server?")
-        return dict(started)
+        try:
+            yield dict(started)
+        finally:
+            await self._close({"episode": str(started["episode"]), **leaving})
 
-    async def _close(self, handle: str, reason: str | None) -> None:
+    async def _close(self, arguments: JsonObject) -> None:
         """Close an episode. Bounded; never raises."""
-        arguments = {"episode": handle, **({"reason": reason} if reason else {})}
         budget = self._episodes_budget
         # An error here would hide the one that ended the body; the lease ends the episode anyway.
         with budget.shield(CLOSE_QUEUE_SECONDS):
@@ -240,94 +246,3 @@ def _name_episode(error: ClientError, start: JsonObject) -> None:
     """Let the error say in which episode it happened, given the result of `start_episode`."""
     error.episode = error.episode or start.get("public_id")
     error.page = error.page or start.get("page")
-
-
-class EpisodeOwner:
-    """One episode, started and closed by one task; its user waits for both."""
-
-    # asyncio's cancellation, unlike anyio's, goes through every shield. In the user's task it would lose the
-    # handle of an episode that the server is starting, or its closing.
-
-    def __init__(
-        self, start: Callable[[], Awaitable[JsonObject]], close: Callable[[str, str | None], Awaitable[None]]
-    ) -> None:
-        """`start` gives the result of `start_episode`; `close` is bounded and never raises."""
-        self._start = start
-        self._close = close
-        self.reason: str | None = None
-        """Why its user leaves it, for people who look at it."""
-        self._started: JsonObject | None = None
-        self._error: Exception | None = None
-        self._starting = anyio.CancelScope()
-        self._ready = anyio.Event()
-        self._released = anyio.Event()
-        self._closed = anyio.Event()
-
-    async def run(self) -> None:
-        """Start the episode, and close it once it is released."""
-        with anyio.CancelScope(shield=True):
-            try:
-                with self._starting:
-                    self._started = await self._start()
-                self._ready.set()
-                if self._started is not None:
-                    await self._released.wait()
-                    await self._close(str(self._started["episode"]), self.reason)
-            except Exception as error:  # noqa: BLE001
-                self._error = error
-            finally:
-                self._ready.set()
-                self._closed.set()
-
-    async def started(self) -> JsonObject:
-        """Wait until the episode is started. Returns the result of `start_episode`; raises its error."""
-        await self._ready.wait()
-        if self._started is None:
-            raise self._error or ConnectionLostError("this was closed")
-        return self._started
-
-    def release(self) -> None:
-        """Let the episode be closed, as soon as it is known if the server is starting it."""
-        self._starting.cancel()
-        self._released.set()
-
-    async def aclose(self) -> None:
-        """Release the episode and wait until it is closed; the closing goes on if this is cancelled."""
-        self.release()
-        await self._closed.wait()
-
-
-class EpisodeOwners:
-    """Runs the owners of one client."""
-
-    def __init__(self, tasks: TaskGroup) -> None:
-        self._tasks = tasks
-        self._owners: set[EpisodeOwner] = set()
-
-    def add(self, owner: EpisodeOwner) -> None:
-        """Run an owner in a task."""
-
-        async def run() -> None:
-            try:
-                await owner.run()
-            finally:
-                self._owners.discard(owner)
-
-        self._owners.add(owner)
-        self._tasks.start_soon(run)
-
-    def release(self) -> None:
-        """Release all episodes."""
-        for owner in self._owners:
-            owner.release()
-
-
-@asynccontextmanager
-async def episode_owners() -> AsyncGenerator[EpisodeOwners]:
-    """Owners of episodes; on exit all are closed, however often the exit is cancelled."""
-    async with background_tasks() as tasks:
-        owners = EpisodeOwners(tasks)
-        try:
-            yield owners
-        finally:
-            owners.release()

@@ -13,9 +13,7 @@ from typing import Any, Self, Unpack, overload
 import anyio
 
 from decathlon_client.attempts import Late, Plan
-from decathlon_client.background import (
-    CloseBudget,
-)
+from decathlon_client.background import CloseBudget, OwnedContext
 from decathlon_client.batch import Batch, open_batch, run_name
 from decathlon_client.connection import ServerConnection
 from decathlon_client.episode import Episode
@@ -387,18 +385,12 @@ class ManagedEpisode:
     For hooks of frameworks that use asyncio: it may be opened in one task and closed in another.
     """
 
-    # One task of its own opens and closes the connection and the episode: anyio's cancel scopes must be left
-    # in the task that entered them.
-
-    def __init__(self, decathlon: Decathlon, task: str | Task, options: OpeningOptions) -> None:
-        self._decathlon, self._task, self._options = decathlon, task, options
-        self._ready: asyncio.Future[Episode] = asyncio.get_running_loop().create_future()
-        self._closing = asyncio.Event()
-        self._scope = anyio.CancelScope()
-        self._owner = asyncio.create_task(self._run())
+    def __init__(self, owned: OwnedContext[Episode]) -> None:
+        self._owned = owned
         # asyncio itself keeps only weak references to tasks.
-        _managing.add(self._owner)
-        self._owner.add_done_callback(_managing.discard)
+        owner = asyncio.create_task(owned.run())
+        _managing.add(owner)
+        owner.add_done_callback(_managing.discard)
 
     @classmethod
     async def open(
@@ -413,33 +405,28 @@ class ManagedEpisode:
 
         Raises the error of the last try; cancelled, it leaves no episode.
         """
-        managed = cls(Decathlon(url, token), task, {**RETRIES, **options})
+        managed = cls(OwnedContext(_connected_episode(Decathlon(url, token), task, {**RETRIES, **options})))
         try:
-            await asyncio.shield(managed._ready)
+            await managed._owned.entered()
         except BaseException:
-            # Not the task itself: its own cancellation would go through the shields of what it closes.
-            managed._scope.cancel()
-            await asyncio.gather(asyncio.shield(managed._owner), return_exceptions=True)
+            with anyio.CancelScope(shield=True):
+                await managed.close()
             raise
         return managed
 
     @property
     def episode(self) -> Episode:
         """The episode."""
-        return self._ready.result()
+        return self._owned.value
 
     async def close(self) -> None:
         """Close the episode; a claimed attempt is still graded. Never raises; may be called again."""
-        self._closing.set()
-        await asyncio.gather(asyncio.shield(self._owner), return_exceptions=True)
+        await self._owned.aclose()
 
-    async def _run(self) -> None:
-        try:
-            with self._scope:
-                async with self._decathlon as d, d.episode(self._task, **self._options) as episode:
-                    self._ready.set_result(episode)
-                    await self._closing.wait()
-        except Exception as error:
-            if self._ready.done():
-                raise
-            self._ready.set_exception(error)
+
+@asynccontextmanager
+async def _connected_episode(
+    decathlon: Decathlon, task: str | Task, options: OpeningOptions
+) -> AsyncGenerator[Episode]:
+    async with decathlon as d, d.episode(task, **options) as episode:
+        yield episode

@@ -198,6 +198,26 @@ class Result(Generic[T]):
         return None if self.verdict is None else self.verdict.reward
 
 
+def pass_at(k: int, attempts: int, successes: int) -> float:
+    """The probability that at least one of `k` attempts succeeds.
+
+    The unbiased estimate `1 - C(n-c, k) / C(n, k)` from `c` successes in `n` attempts. Raises ValueError
+    unless `k` is from 1 to `attempts`.
+    """
+    return 1 - math.comb(attempts - successes, k) / _choices(k, attempts)
+
+
+def pass_all(k: int, attempts: int, successes: int) -> float:
+    """The probability that all of `k` attempts succeed: `C(c, k) / C(n, k)`. Raises as `pass_at`."""
+    return math.comb(successes, k) / _choices(k, attempts)
+
+
+def _choices(k: int, attempts: int) -> int:
+    if not 1 <= k <= attempts:
+        raise ValueError(f"k must be from 1 to {attempts}, not {k}")
+    return math.comb(attempts, k)
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
     """The episodes of one task that have ended.
@@ -223,26 +243,16 @@ class TaskSummary:
     def pass_at(self, k: int) -> float | None:
         """The probability that at least one of `k` attempts succeeds; None with fewer than `k` episodes.
 
-        The unbiased estimate `1 - C(n-c, k) / C(n, k)` from `c` successes in `n` episodes. Raises ValueError
-        for a `k` below 1.
+        Raises ValueError for a `k` below 1.
         """
-        if not self._has_attempts(k):
-            return None
-        return 1 - math.comb(self.episodes - self.successes, k) / math.comb(self.episodes, k)
+        return None if self.episodes < k else pass_at(k, self.episodes, self.successes)
 
     def pass_all(self, k: int) -> float | None:
-        """The probability that all of `k` attempts succeed, also written pass^k: `C(c, k) / C(n, k)`.
+        """The probability that all of `k` attempts succeed, also written pass^k.
 
         None and ValueError as for `pass_at`.
         """
-        if not self._has_attempts(k):
-            return None
-        return math.comb(self.successes, k) / math.comb(self.episodes, k)
-
-    def _has_attempts(self, k: int) -> bool:
-        if k < 1:
-            raise ValueError(f"k must be at least 1, not {k}")
-        return self.episodes >= k
+        return None if self.episodes < k else pass_all(k, self.episodes, self.successes)
 
 
 @dataclass(frozen=True, slots=True)

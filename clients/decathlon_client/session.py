@@ -16,7 +16,6 @@ from typing import Protocol, TypeAlias
 import anyio
 from anyio.abc import TaskStatus
 
-from decathlon_client.address import TOKEN_VARIABLE, authorization, server_token, server_url
 from decathlon_client.background import CloseBudget, ShieldedTasks
 from decathlon_client.errors import (
     AccessDeniedError,
@@ -39,7 +38,14 @@ from decathlon_client.sdk import (
     http_session,
     json_rpc_error,
 )
-from decathlon_client.values import JsonObject, OnProgress
+from decathlon_client.values import (
+    TOKEN_VARIABLE,
+    JsonObject,
+    OnProgress,
+    authorization,
+    server_token,
+    server_url,
+)
 
 CLOSE_SECONDS = 10.0
 """How long the end of a session may take; the server ends one that is silent by itself."""
@@ -329,7 +335,7 @@ class HttpEndpoint:
     """A server at a URL, given as its root or its lobby. `root` is its root."""
 
     def __init__(self, url: str | None, token: str | None) -> None:
-        """None: see `address.py`. Raises ValueError."""
+        """None: see `values.server_url`. Raises ValueError."""
         self.root = server_url(url, is_root=True).rstrip("/").removesuffix(LOBBY)
         self.token = server_token(token)
 

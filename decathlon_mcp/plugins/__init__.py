@@ -50,7 +50,7 @@ PLUGINS = (
     Plugin(
         name="page",
         commands=("decathlon_mcp.plugins.page.commands:add_commands",),
-        page="decathlon_mcp.plugins.page.serving:create_page",
+        page="decathlon_mcp.plugins.page.application:create_page",
     ),
     # Tokens, keys, signatures, leftovers of dead servers: `token`, `key`, `verify`, `gc`.
     Plugin(name="operate", commands=("decathlon_mcp.plugins.operate.commands:add_commands",)),
@@ -101,7 +101,7 @@ PLUGINS = (
     Plugin(
         name="toolathlon",
         profiles=("decathlon_mcp.plugins.toolathlon",),
-        releases={"toolathlon": "decathlon_mcp.plugins.toolathlon.release:find_release"},
+        releases={"toolathlon": "decathlon_mcp.plugins.toolathlon.suite:find_release"},
         suites=("decathlon_mcp.plugins.toolathlon.suite:ToolathlonHooks",),
     ),
     # Signatures of verdicts are checked: `verify`.

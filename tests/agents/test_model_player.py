@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.plugins.agents.model_player import MAX_ANSWER_BYTES, ModelFailedError, model_endpoint
+from decathlon_mcp.plugins.agents.player import MAX_ANSWER_BYTES, ModelFailedError, model_endpoint
 
 pytestmark = pytest.mark.anyio
 

@@ -186,12 +186,12 @@ sys.meta_path.insert(0, Interrupt)
 """,
     # The last step before uvicorn's own startup.
     "start": """
-from decathlon_mcp.plugins.page import serving
-create_page = serving.create_page
+from decathlon_mcp.plugins.page import application
+create_page = application.create_page
 def interrupted(*arguments):
     os.kill(os.getpid(), signal.SIGINT)
     return create_page(*arguments)
-serving.create_page = interrupted
+application.create_page = interrupted
 """,
 }
 

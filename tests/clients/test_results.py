@@ -47,7 +47,7 @@ def test_pass_at_k_is_the_share_of_choices_with_a_success_and_pass_all_of_those_
 def test_pass_at_zero_is_refused() -> None:
     (task,) = Summary.of([result("a", 1.0)]).tasks
     for estimate in (task.pass_at, task.pass_all):
-        with pytest.raises(ValueError, match="k must be at least 1, not 0"):
+        with pytest.raises(ValueError, match="k must be from 1 to 1, not 0"):
             estimate(0)
 
 

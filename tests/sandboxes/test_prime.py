@@ -39,7 +39,6 @@ from decathlon_mcp.plugins.conformance.target import (
 from decathlon_mcp.plugins.operate.gc import collect
 from decathlon_mcp.plugins.prime import provider as prime_provider
 from decathlon_mcp.plugins.prime import sandbox as prime_sandbox
-from decathlon_mcp.plugins.prime import stream as prime_stream
 from decathlon_mcp.plugins.prime.provider import OWNER_LABEL, REOPEN_SECONDS, PrimeProvider
 from decathlon_mcp.sandboxes.base import SandboxSpec, ended_from_inside
 from decathlon_mcp.storage.lock import create_state_folder
@@ -247,7 +246,7 @@ while True:
 async def test_a_first_process_that_does_not_read_can_be_attached_again(
     prime: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prime_stream, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(prime_sandbox, "SEND_SECONDS", 0.5)
     script = "import time; print('ready'); time.sleep(1000)"
     async with prime.provider.open(prime.python_spec(script, survives=True)) as sandbox:
         assert await receive_line(sandbox) == "ready"
@@ -260,7 +259,7 @@ async def test_a_first_process_that_does_not_read_can_be_attached_again(
 async def test_output_that_nobody_reads_is_bounded(
     prime: Bench, service: PrimeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prime_stream, "MAX_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr(prime_sandbox, "MAX_UNREAD_BYTES", 1 << 20)
     flood = "while True: print('x' * 60_000)"
     async with prime.provider.open(prime.python_spec(flood, survives=True)) as sandbox:
         with anyio.fail_after(20):

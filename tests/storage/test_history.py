@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from decathlon_client.results import TaskSummary
 
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.labels import check_labels
@@ -82,24 +81,6 @@ def test_pass_at_k_names_the_tasks_with_too_few_attempts(tmp_path: Path) -> None
     assert two.pass_at.mean == pytest.approx((5 / 6 + 1) / 2)
     assert two.pass_all.mean == pytest.approx((1 / 6 + 0) / 2)
     assert four.pass_all == Estimate(0.0, None, 1)
-
-
-@pytest.mark.parametrize(("attempts", "scored", "successes"), [(1, 1, 1), (5, 3, 2), (8, 8, 0), (9, 7, 7)])
-def test_the_client_counts_as_the_server_does(
-    tmp_path: Path, attempts: int, scored: int, successes: int
-) -> None:
-    rewards: list[float | str] = (
-        [1.0] * successes + [0.0] * (scored - successes) + [LOST] * (attempts - scored)
-    )
-    add_run(tmp_path, "r", {"a": rewards})
-    report = EpisodeHistory([tmp_path]).run("r")
-    assert report is not None
-    (task,) = report.tasks
-    client = TaskSummary("a", attempts, scored, successes, None, None)
-    assert task.counts.lost == client.lost
-    for k, probability in task.pass_at.items():
-        assert client.pass_at(k) == pytest.approx(probability)
-        assert client.pass_all(k) == pytest.approx(task.pass_all[k])
 
 
 def test_replays_and_branches_are_in_no_numbers_and_in_lists_if_asked_for(tmp_path: Path) -> None:

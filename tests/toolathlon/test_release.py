@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from decathlon_mcp.plugins.toolathlon import release
-from decathlon_mcp.plugins.toolathlon.release import find_release, texts_digest
+from decathlon_mcp.plugins.toolathlon import suite as toolathlon_suite
+from decathlon_mcp.plugins.toolathlon.suite import find_release, texts_digest
 from tests.suites.conftest import Checkout
 from tests.suites.test_revision import git
 
@@ -28,11 +28,11 @@ def test_the_release_is_known_from_the_history_or_the_texts(
     git(checkout, "init", "-q")
     git(checkout, "add", "--all")
     git(checkout, "commit", "-q", "-m", "first")
-    monkeypatch.setattr(release, "ROOT_COMMIT", git(checkout, "rev-parse", "HEAD"))
+    monkeypatch.setattr(toolathlon_suite, "ROOT_COMMIT", git(checkout, "rev-parse", "HEAD"))
     assert release_of(checkout) == "before"
     text.write_text("Find the right paper.")
     git(checkout, "commit", "-q", "-a", "-m", "repaired")
-    monkeypatch.setattr(release, "VERIFIED_COMMIT", git(checkout, "rev-parse", "HEAD"))
+    monkeypatch.setattr(toolathlon_suite, "VERIFIED_COMMIT", git(checkout, "rev-parse", "HEAD"))
     repaired = texts_digest(checkout.path)
     assert release_of(checkout) == "verified"
     git(checkout, "commit", "-q", "--allow-empty", "-m", "later")
@@ -40,13 +40,13 @@ def test_the_release_is_known_from_the_history_or_the_texts(
     copy = tmp_path / "shallow"
     subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{checkout.path}", str(copy)], check=True)
     assert find_release(copy).name == "unknown"
-    monkeypatch.setattr(release, "VERIFIED_TEXTS", repaired)
+    monkeypatch.setattr(toolathlon_suite, "VERIFIED_TEXTS", repaired)
     assert find_release(copy).name == "verified"
-    monkeypatch.setattr(release, "VERIFIED_TEXTS", "")
+    monkeypatch.setattr(toolathlon_suite, "VERIFIED_TEXTS", "")
     shutil.rmtree(copy / ".git")
     assert find_release(copy).name == "unknown"
     (copy / text.relative_to(checkout.path)).write_text("Find the paper.")
-    monkeypatch.setattr(release, "TEXTS_BEFORE", frozenset({before}))
+    monkeypatch.setattr(toolathlon_suite, "TEXTS_BEFORE", frozenset({before}))
     assert find_release(copy).name == "before"
 
 

@@ -16,11 +16,17 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.tls import TLSStream
 
-from decathlon_mcp.plugins.web.exchanges import Configuration, Listener, Mode, SessionSpec, WebRequest
+from decathlon_mcp.plugins.web.exchanges import (
+    Configuration,
+    Listener,
+    Mode,
+    SessionSpec,
+    WebRequest,
+    parse_addresses,
+)
 from decathlon_mcp.plugins.web.matching import request_key
 from decathlon_mcp.plugins.web.proxy import ProxyOptions, WebProxy, find_program, running_proxy
 from decathlon_mcp.plugins.web.recording import Recording, RecordingId
-from decathlon_mcp.plugins.web.targets import parse_addresses
 from tests.web.sites import Sites
 
 needs_mitmdump = pytest.mark.usefixtures("mitmdump")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decathlon_mcp.plugins.web.targets import (
+from decathlon_mcp.plugins.web.exchanges import (
     RefusedTargetError,
     check_port,
     host_name,

@@ -20,12 +20,11 @@ import anyio
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.stdio import stdio_server
 
-from decathlon_client.address import server_token, server_url
 from decathlon_client.background import background_tasks
 from decathlon_client.bridge.http import BridgeHttpClient, log
 from decathlon_client.bridge.relay import Relay
 from decathlon_client.process import StdinPump, stop_on_signal
-from decathlon_client.values import parse_labels
+from decathlon_client.values import parse_labels, server_token, server_url
 
 
 async def bridge(url: str | None, task: str | None, labels: Mapping[str, str] | None = None) -> int:

@@ -14,12 +14,11 @@ import mcp_types as types
 from mcp.client.streamable_http import MCP_SESSION_ID
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 
-from decathlon_client.address import DIRECT, authorization
 from decathlon_client.errors import ConnectionLostError
 from decathlon_client.requests import RESEND_SECONDS, ResendPolicy, Resends
 from decathlon_client.sdk import CONNECT_SECONDS, LARGE_EVENTS
 from decathlon_client.session import UNAVAILABLE
-from decathlon_client.values import as_object, label_headers
+from decathlon_client.values import DIRECT, as_object, authorization, label_headers
 
 DELETE_SECONDS = 5.0
 """For the DELETE of a session at the end: the server ends it by itself, and the user waits for the exit."""

@@ -1,28 +1,43 @@
-"""Plays an episode with a program: it gets an address that only plays, and its output becomes notes."""
+"""Plays an episode with a program or a model.
+
+A program gets an address that only plays, and its output becomes notes. A model, behind an endpoint like
+OpenAI's, gets the task's prompt and tools; its calls are made one after the other and their replies sent
+back, until it claims, answers without a call, or has taken all its turns.
+"""
 
 from __future__ import annotations
 
 import codecs
+import json
 import logging
+import os
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import anyio
+import httpx2
 from anyio.abc import ByteReceiveStream
 from decathlon_client import ClientError, Episode
+from decathlon_client.notes import text_of
+from decathlon_client.values import as_object, as_objects
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.cli.output import without_controls
+from decathlon_mcp.cli.usage import without_credentials
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
+from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.plugins.agents.configuration import configure
 from decathlon_mcp.plugins.agents.launch import Launcher
 from decathlon_mcp.plugins.agents.programs import Program
 from decathlon_mcp.plugins.agents.reach import Reached, relay_connections
 from decathlon_mcp.plugins.agents.serving import EmbeddedServer, PlayingApp, playing
 from decathlon_mcp.telemetry.logs import fields
+from decathlon_mcp.types import JsonObject
+from decathlon_mcp.validation import quoted
 
 NOTE_SECONDS = 1.0
 """Time between two notes: a line each would be thousands."""
@@ -173,3 +188,192 @@ async def _texts(stream: ByteReceiveStream) -> AsyncGenerator[str]:
     async for chunk in stream:
         if text := decoder.decode(chunk):
             yield text
+
+
+KEY_VARIABLE, URL_VARIABLE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
+"""Variables that OpenAI's SDKs read too."""
+DEFAULT_URL = "https://api.openai.com/v1"
+ANSWER_SECONDS, CONNECT_SECONDS = 600.0, 20.0
+MAX_ANSWER_BYTES = 8 << 20
+TRIES = 5
+"""How often a request is sent that failed for a reason that may pass."""
+MAX_DELAY_SECONDS = 60.0
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""HTTP statuses after which the same request may succeed."""
+TOO_LONG = frozenset({400, 413, 422})
+"""With these an endpoint refuses a conversation that is too long. Those with a wrong request have them too,
+but are refused at the first turn."""
+_MESSAGE_CHARACTERS = 300
+
+
+class ModelFailedError(Exception):
+    """The model's endpoint failed: there is no attempt."""
+
+
+class RequestRefusedError(ModelFailedError):
+    """The endpoint refused a request with a status of TOO_LONG."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlayer:
+    """Plays an attempt of a batch, see `Decathlon.batch`; returns how many turns the model took."""
+
+    model: str
+    turns: int
+    """How many answers the model may give. After the last one the attempt is truncated."""
+    endpoint: Endpoint
+
+    async def __call__(self, episode: Episode) -> int:
+        """Play until the end of the attempt. Raises ModelFailedError, ClientError."""
+        messages: list[JsonObject] = [{"role": "user", "content": episode.prompt}]
+        tools = [tool.function for tool in episode.tools]
+        for turn in range(self.turns):
+            request = {"model": self.model, "messages": messages, "tools": tools}
+            try:
+                completion = await self.endpoint.complete(request)
+            except RequestRefusedError:
+                if turn == 0:
+                    raise
+                # The model filled its own context: that must not free it from its reward.
+                await episode.truncate(turns=turn)
+                return turn
+            message = _message_of(completion)
+            messages.append(message)
+            await _note(episode, message, completion)
+            calls = as_objects(message.get("tool_calls"))
+            for call in calls:
+                function = as_object(call.get("function")) or {}
+                reply = await episode.act(str(function.get("name", "")), function.get("arguments"))
+                messages.append(
+                    {"role": "tool", "tool_call_id": str(call.get("id", "")), "content": reply.text}
+                )
+            if episode.claimed or not calls:
+                return turn + 1
+        await episode.truncate(turns=self.turns)
+        return self.turns
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An OpenAI-compatible endpoint. `url`: without `/chat/completions`. `key`: empty for none."""
+
+    url: str = field(repr=False)
+    key: str = field(repr=False)
+    _client: httpx2.AsyncClient = field(repr=False)
+
+    @property
+    def place(self) -> str:
+        """The address for messages, which has no password."""
+        return without_credentials(self.url)
+
+    async def complete(self, request: JsonObject) -> JsonObject:
+        """The completion of a request, tried again after failures that may pass. Raises ModelFailedError."""
+        body = json.dumps(request).encode()
+        for number in range(TRIES):
+            is_last = number == TRIES - 1
+            delay = 2.0**number
+            try:
+                status, headers, answer = await self._send(body)
+            except (httpx2.TransportError, httpx2.InvalidURL) as error:
+                why = without_credentials(str(error)) or type(error).__name__
+                if is_last:
+                    raise ModelFailedError(f"the model at {self.place} cannot be reached: {why}") from error
+            else:
+                if status == 200:
+                    return self._parse(answer)
+                text = self._without_key(" ".join(answer.decode("utf-8", "replace").split()))
+                failure = f"the model at {self.place} answered {status}: {text[:_MESSAGE_CHARACTERS]}"
+                if status in TOO_LONG:
+                    raise RequestRefusedError(failure)
+                if is_last or status not in PASSING:
+                    raise ModelFailedError(failure)
+                delay = _asked_delay(headers, delay)
+            await anyio.sleep(delay)
+        raise AssertionError("the last try has raised")
+
+    async def _send(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers and body of an answer.
+
+        Raises TransportError, and ModelFailedError for an answer that is long or compressed.
+        """
+        # Not compressed: 400 KB of an answer can become 400 MiB before its length is known.
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        answer = bytearray()
+        path = f"{self.url}/chat/completions"
+        async with self._client.stream("POST", path, content=body, headers=headers) as response:
+            if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+                raise ModelFailedError(f"the model at {self.place} compresses its answers, unasked")
+            async for chunk in response.aiter_raw():
+                answer += chunk
+                if len(answer) > MAX_ANSWER_BYTES:
+                    raise ModelFailedError(
+                        f"the model at {self.place} answered with more than {MAX_ANSWER_BYTES >> 20} MiB"
+                    )
+            return response.status_code, response.headers, bytes(answer)
+
+    def _parse(self, answer: bytes) -> JsonObject:
+        try:
+            completion = as_object(json.loads(answer))
+        except (ValueError, RecursionError):
+            completion = None
+        if completion is None:
+            raise ModelFailedError(f"the model at {self.place} answered with something other than JSON")
+        return completion
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self.key, "[key]") if self.key else text
+
+
+@asynccontextmanager
+async def model_endpoint(url: str | None) -> AsyncGenerator[Endpoint]:
+    """The endpoint at a URL, by default that of `OPENAI_BASE_URL` or OpenAI's. Raises BadRequestError."""
+    chosen = (
+        (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/").removesuffix("/chat/completions")
+    )
+    key = os.environ.get(KEY_VARIABLE, "")
+    if not (key.isascii() and key.isprintable()):
+        raise BadRequestError(f"{KEY_VARIABLE} has a character that no key has, such as a line feed")
+    if not key and chosen == DEFAULT_URL:
+        raise BadRequestError(
+            f"{KEY_VARIABLE} is not set: give the key there, or name another endpoint with --base-url"
+        )
+    if not chosen.startswith(("http://", "https://")):
+        raise BadRequestError(f"--base-url {quoted(without_credentials(chosen))}: http or https was expected")
+    timeout = httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
+    async with httpx2.AsyncClient(timeout=timeout) as client:
+        yield Endpoint(chosen, key, client)
+
+
+def _message_of(completion: JsonObject) -> JsonObject:
+    """The model's message, as it is sent back. Raises ModelFailedError if there is none."""
+    choices: Sequence[JsonObject] = as_objects(completion.get("choices"))
+    message = as_object(choices[0].get("message")) if choices else None
+    if message is None:
+        raise ModelFailedError("the model's answer has no message in `choices`")
+    return {"role": "assistant", **{name: value for name, value in message.items() if value is not None}}
+
+
+async def _note(episode: Episode, message: JsonObject, completion: JsonObject) -> None:
+    """Note the model's words and its tokens in the episode's record."""
+    counted: Mapping[str, Any] = as_object(completion.get("usage")) or {}
+    names = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
+    usage = {
+        name: counted[theirs]
+        for name, theirs in names.items()
+        if isinstance(counted.get(theirs), int) and 0 <= counted[theirs] < 1 << 31
+    }
+    if text := text_of(message.get("content")):
+        # An episode has a limit of notes; the attempt goes on without more.
+        with suppress(ClientError):
+            await episode.note(text, usage=usage)
+
+
+def _asked_delay(headers: Mapping[str, str], default: float) -> float:
+    """How long the endpoint asks to wait, within bounds."""
+    try:
+        asked = float(headers.get("retry-after", ""))
+    except ValueError:
+        return default
+    return min(asked, MAX_DELAY_SECONDS) if asked >= 0 else default

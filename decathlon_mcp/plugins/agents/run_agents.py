@@ -28,14 +28,21 @@ from decathlon_mcp.cli.usage import report
 from decathlon_mcp.errors import BadRequestError, DecathlonError, ProviderUnavailableError
 from decathlon_mcp.plugins.agents.configuration import choose_variables
 from decathlon_mcp.plugins.agents.launch import Launcher, NamespaceLauncher, TrustedLauncher, check_version
-from decathlon_mcp.plugins.agents.model_player import ModelFailedError, ModelPlayer, model_endpoint
-from decathlon_mcp.plugins.agents.player import RUNNING, STATUS_LABEL, AgentPlayer, ProgramFailedError
+from decathlon_mcp.plugins.agents.player import (
+    RUNNING,
+    STATUS_LABEL,
+    AgentPlayer,
+    ModelFailedError,
+    ModelPlayer,
+    ProgramFailedError,
+    model_endpoint,
+)
 from decathlon_mcp.plugins.agents.programs import Program, find_program
 from decathlon_mcp.plugins.agents.reach import read_endpoints
 from decathlon_mcp.plugins.agents.run_record import StoredAttempts, is_without_call, playing_alone
 from decathlon_mcp.plugins.agents.serving import embedded_server, with_longer_lives
 from decathlon_mcp.plugins.history.list_runs import estimate_text
-from decathlon_mcp.plugins.history.numbers import Sums
+from decathlon_mcp.plugins.history.values import Sums
 from decathlon_mcp.plugins.play.play import connect, redirect_logs
 from decathlon_mcp.sandboxes.host.isolation import why_unavailable
 from decathlon_mcp.sandboxes.host.plugin import answer_folders

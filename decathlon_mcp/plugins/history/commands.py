@@ -50,8 +50,7 @@ def runs(
     json
         Print one JSON object.
     """
-    from decathlon_mcp.plugins.history.leaderboard import show_leaderboard
-    from decathlon_mcp.plugins.history.list_runs import compare_runs, list_runs
+    from decathlon_mcp.plugins.history.list_runs import compare_runs, list_runs, show_leaderboard
 
     if run is None and (compare is not None or leaderboard):
         option = "--leaderboard" if compare is None else f"--compare {compare}"

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import BadRequestError
-from decathlon_mcp.plugins.history.numbers import Sums
 from decathlon_mcp.plugins.history.values import (
     BranchOrigin,
     Column,
@@ -25,6 +24,7 @@ from decathlon_mcp.plugins.history.values import (
     EpisodeQuery,
     EpisodeSummary,
     EpisodeTree,
+    Sums,
     TreeNode,
 )
 from decathlon_mcp.storage.store import Outcome

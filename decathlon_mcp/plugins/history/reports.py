@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from decathlon_mcp.plugins.history.numbers import Sums, pass_all, pass_at, powers_of_two
+from decathlon_client.results import pass_all, pass_at
+
 from decathlon_mcp.plugins.history.queries import CURVE_POINTS, AttemptSums, CurveSums, TaskKey
 from decathlon_mcp.plugins.history.values import (
     CurvePoint,
@@ -15,8 +16,10 @@ from decathlon_mcp.plugins.history.values import (
     RunComparison,
     RunReport,
     RunSummary,
+    Sums,
     TaskComparison,
     TaskReport,
+    powers_of_two,
 )
 
 

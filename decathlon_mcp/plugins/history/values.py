@@ -7,9 +7,10 @@ Numbers of attempts do not count episodes that replay or branch from others, unl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Generic, Literal, Self, TypeAlias, TypeVar
 
 from decathlon_mcp.types import JsonObject
 
@@ -389,3 +390,52 @@ class CallTime:
     start: float
     seconds: float | None
     failed: bool
+
+
+@dataclass(slots=True)
+class Sums:
+    """The count of values, their sum and that of their squares, which can be added to others."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Self:
+        sums = cls()
+        for value in values:
+            sums.count += 1
+            sums.total += value
+            sums.squares += value * value
+        return sums
+
+    @classmethod
+    def of_shares(cls, successes: int, attempts: int) -> Self:
+        """Of that many ones among zeros."""
+        return cls(attempts, successes, successes)
+
+    def add(self, other: Sums) -> None:
+        self.count += other.count
+        self.total += other.total
+        self.squares += other.squares
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The mean with its standard error, the sample's deviation over the root of the count."""
+        if not self.count:
+            return None
+        mean = self.total / self.count
+        if self.count == 1:
+            return Estimate(mean, None, 1)
+        # Rewards are of the order of 1, so that the difference of sums is exact enough; never below zero.
+        variance = max(0.0, self.squares - self.count * mean * mean) / (self.count - 1)
+        return Estimate(mean, math.sqrt(variance / self.count), self.count)
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to `most`: the k for which reports have pass@k."""
+    return [2**power for power in range(most.bit_length())]

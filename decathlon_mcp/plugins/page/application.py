@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -15,13 +15,26 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from decathlon_mcp.http.authentication import PAGE_HOST
+from decathlon_mcp.episodes.registry import EpisodeRegistry
+from decathlon_mcp.http.authentication import PAGE_HOST, AllowedHosts, Tokens
+from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.plugins.page import episodes, files, runs
-from decathlon_mcp.plugins.page.access import READING, SESSION_SECONDS, Gate, cookie_name
-from decathlon_mcp.plugins.page.comparing import compare_episodes
+from decathlon_mcp.plugins.page.access import (
+    READING,
+    SESSION_SECONDS,
+    Gate,
+    PageKey,
+    Secrets,
+    Sessions,
+    cookie_name,
+    load_or_create_page_key,
+)
+from decathlon_mcp.plugins.page.changes import RegistryControl
 from decathlon_mcp.plugins.page.control import branch_episode, change_run, end_episode
-from decathlon_mcp.plugins.page.live import MAX_STREAMS, LiveQuery, LiveResponse
+from decathlon_mcp.plugins.page.episodes import compare_episodes
+from decathlon_mcp.plugins.page.live import MAX_STREAMS, LiveFeed, LiveQuery, LiveResponse, RegistryLive
+from decathlon_mcp.plugins.page.play.attempts import PlayPages
 from decathlon_mcp.plugins.page.rendering import MEDIA_TYPES
 from decathlon_mcp.plugins.page.site import Site, Visit, read_short_form
 from decathlon_mcp.types import public_id
@@ -226,3 +239,29 @@ def live_events(site: Site) -> Callable[[Request], Awaitable[Response]]:
         return LiveResponse(site.live, query, lambda: site.sessions.viewer(request) is not None)
 
     return endpoint
+
+
+def create_page(
+    registry: EpisodeRegistry,
+    state: Path,
+    tokens: Tokens,
+    hosts: AllowedHosts,
+    public_url: str | None = None,
+) -> PageApp:
+    """The page of a server on a state folder.
+
+    Raises SettingsError if the key of the page cannot be read or written.
+    """
+    key = None if tokens else load_or_create_page_key(state)
+    accepted: Secrets = tokens if key is None else PageKey(key)
+    site = Site(
+        EpisodeHistory([state]),
+        Sessions(accepted),
+        live=LiveFeed(RegistryLive(registry)),
+        control=RegistryControl(registry),
+        folders=(str(state),),
+        public_url=public_url,
+    )
+    site.can_play = True
+    routes = PlayPages(site, registry).routes()
+    return PageApp(site, hosts.answers_to, public_url=public_url, routes=routes, key=key)

@@ -27,8 +27,7 @@ from decathlon_mcp.grading.attempt import Attempt, Facts
 from decathlon_mcp.grading.inputs import CapturedWorkspace
 from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE
 from decathlon_mcp.plugins.regrade import KeepSettings
-from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
-from decathlon_mcp.plugins.regrade.overlay import content_ids
+from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles, content_ids
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.telemetry.logs import fields
 from decathlon_mcp.types import JsonObject, Language, as_object, read_object

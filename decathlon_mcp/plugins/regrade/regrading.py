@@ -30,14 +30,13 @@ from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSand
 from decathlon_mcp.grading.signing import verdict_digest
 from decathlon_mcp.grading.verdict import Regrading, Verdict
 from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE
-from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles
+from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles, overlay
 from decathlon_mcp.plugins.regrade.keeping import (
     ATTEMPT_FILE,
     KEPT_SEALED,
     ORIGINAL_FILE,
     KeptAttempt,
 )
-from decathlon_mcp.plugins.regrade.overlay import overlay
 from decathlon_mcp.sandboxes.base import Isolation, Sandbox
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.storage.kept_files import VERDICT_FILE

@@ -44,14 +44,20 @@ from decathlon_mcp.plugins.web.connections import (
 )
 from decathlon_mcp.plugins.web.exchanges import (
     MAX_LINE_BYTES,
+    MAX_SHOWN,
     Configuration,
     Counts,
     EpisodeCounts,
     Headers,
     Ready,
+    RefusedTargetError,
     SessionSpec,
     WebRequest,
     WebResponse,
+    check_port,
+    host_name,
+    named_address,
+    public_address,
 )
 from decathlon_mcp.plugins.web.recording import Recording, RecordingError, Rollout
 from decathlon_mcp.plugins.web.session import (
@@ -60,14 +66,6 @@ from decathlon_mcp.plugins.web.session import (
     SharedRecording,
     refused_response,
     requests_digest,
-)
-from decathlon_mcp.plugins.web.targets import (
-    MAX_SHOWN,
-    RefusedTargetError,
-    check_port,
-    host_name,
-    named_address,
-    public_address,
 )
 
 PENDING = "decathlon_pending"

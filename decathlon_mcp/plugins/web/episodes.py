@@ -31,7 +31,13 @@ from decathlon_mcp.errors import DriverError, SettingsError, SetUpError
 from decathlon_mcp.grading.verdict import WebUse
 from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.tunnels import forward, relay, resolve
-from decathlon_mcp.plugins.web.exchanges import Configuration, Listener, Mode, SessionSpec
+from decathlon_mcp.plugins.web.exchanges import (
+    Configuration,
+    Listener,
+    Mode,
+    SessionSpec,
+    parse_addresses,
+)
 from decathlon_mcp.plugins.web.proxy import ProxyOptions, WebProxy, find_program, running_proxy
 from decathlon_mcp.plugins.web.recording import (
     FOLDER,
@@ -41,7 +47,6 @@ from decathlon_mcp.plugins.web.recording import (
     revisions,
 )
 from decathlon_mcp.plugins.web.settings import WebSettings
-from decathlon_mcp.plugins.web.targets import parse_addresses
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.suite import Suite
