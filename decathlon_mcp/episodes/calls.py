@@ -286,7 +286,7 @@ class EpisodeCalls:
     def _use(self, session: ToolSession) -> None:
         if self._session is not session:
             self._session = session
-            session.driver.on_absent(self._on_absent)
+            session.driver.clock.on_absent = self._on_absent
 
     def _start(self, call: Call, work: Callable[[], Awaitable[None]]) -> None:
         """Have a task bring a call on its way, which waits while the disk cannot be written.

@@ -127,7 +127,7 @@ class ToolOffer:
         if self._key is None and self._lists is not None:
             # Taken back from a dead server.
             self._key = await self._lists.key(self._task, facts.suite_revision, facts.image_digest)
-        driver.on_tools_changed(self._note_change)
+        driver.on_tools_changed = self._note_change
         starts = ServerStarts(
             driver,
             start_seconds=episode.spec.limits.servers_seconds,
