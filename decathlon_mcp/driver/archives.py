@@ -14,6 +14,8 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 import anyio.to_thread
+import msgspec
+from decathlon_sandbox import wire
 
 from decathlon_mcp.archives.reading import ArchiveReader, BrokenArchiveError
 from decathlon_mcp.archives.unpacking import checked_entries
@@ -26,6 +28,10 @@ from decathlon_mcp.types import JsonObject
 SENT_BYTES = 1 << 20
 """Longest archive that goes over the connection: some 5 ms. What is sent is kept in memory until the driver
 acknowledges it."""
+
+
+class _Packed(msgspec.Struct):
+    tar: bytes
 
 
 async def put_archive(
@@ -69,14 +75,15 @@ async def get_archive(
     archive. Raises what both raise.
     """
     try:
-        packed = await driver.pack(str(folder), max_bytes=min(limit_bytes, SENT_BYTES))
+        params = {"folder": str(folder), "max_bytes": min(limit_bytes, SENT_BYTES)}
+        packed = await driver.request(wire.PACK, params, kind=_Packed)
     except DriverError as error:
         # Too large, or not for the driver: files that its user may not read, FIFOs, hard links.
         if error.data.get("reason") not in ("files", "too_long"):
             raise
         await sandbox.get(folder, archive, limit_bytes)
     else:
-        await anyio.to_thread.run_sync(_save, packed, archive)
+        await anyio.to_thread.run_sync(_save, packed.tar, archive)
 
 
 def _save(packed: bytes, archive: Path) -> None:

@@ -23,7 +23,8 @@ import msgspec
 from decathlon_sandbox import wire
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver.link import DriverLink, Heartbeat, Notification
+from decathlon_mcp.driver.link import DriverLink, Heartbeat
+from decathlon_mcp.driver.messages import Notification
 from decathlon_mcp.driver.replies import Reply, Truncation, read_reply, without_own_meta
 from decathlon_mcp.driver.stream import NO_RECONNECTION, ReconnectPolicy
 from decathlon_mcp.errors import (
@@ -57,10 +58,6 @@ MAX_TOOL_BYTES = 256 << 10
 """Limits on the tools of one server: their number, and the length of one definition."""
 CLEAN_SECONDS = 300.0
 """For a walk over all files of a sandbox; a million take about ten seconds."""
-
-
-class _Packed(msgspec.Struct):
-    tar: bytes
 
 
 class _Moment(msgspec.Struct):
@@ -128,14 +125,6 @@ class DriverClient(DriverLink):
     async def arrange(self, *steps: dict[str, Any]) -> None:
         """Make, copy, remove, write or unpack files, or check that names are absent; until one fails."""
         await self.request(wire.ARRANGE, {"steps": list(steps)})
-
-    async def pack(self, folder: str, *, max_bytes: int) -> bytes:
-        """The tar, of at most `max_bytes`, of the files below a folder; names have no "./".
-
-        Raises DriverError with reason `too_long` if there is more, and `files` for what cannot be packed.
-        """
-        params = {"folder": folder, "max_bytes": max_bytes}
-        return (await self.request(wire.PACK, params, kind=_Packed)).tar
 
     async def run(
         self,

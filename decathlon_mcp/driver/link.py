@@ -28,9 +28,19 @@ from anyio.abc import TaskGroup
 from decathlon_sandbox import wire
 from decathlon_sandbox.lines import MAX_NUMBER, body_of_ids, ids_of_body
 from decathlon_sandbox.wire import TokenBucket
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UnsetType
 
 from decathlon_mcp.background import Flag, background_tasks, name_event_loop
+from decathlon_mcp.driver.messages import (
+    MAX_SMALL_NODES,
+    NULL,
+    Message,
+    Notification,
+    decode_bounded,
+    raise_error,
+    read_message,
+    read_notification,
+)
 from decathlon_mcp.driver.stream import (
     NO_RECONNECTION,
     DriverStream,
@@ -45,26 +55,17 @@ from decathlon_mcp.errors import (
     LimitExceededError,
     SandboxLostError,
 )
-from decathlon_mcp.json_limits import check_json
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import JsonObject, as_json_with_raw, as_object
 
 READ_IN_THREAD_BYTES = 1 << 18
 """Replies from this length on are decoded and checked in a thread. In all, that takes up to 50 ms for 4 MiB,
 but no single step keeps the event loop waiting for longer than 10 ms."""
-MAX_ERROR_CHARACTERS = 4000
-MAX_ERROR_BYTES = 1 << 17
-"""Longest error object of a driver that is read; a longer one loses its message and its data."""
-MAX_SMALL_NODES = 1_000
-"""Values and keys in an error, and in the result of a method without a limit of its own."""
-MAX_NOTIFICATION_NODES = 10_000
-MAX_DEPTH = 128
-"""Depth of a result; the driver refuses replies of the task's servers that are deeper than 120."""
-NOTIFICATIONS_PER_SECOND = 2 * wire.NOTIFICATIONS_PER_SECOND
-NOTIFICATIONS_BURST = 2 * wire.NOTIFICATIONS_BURST
-"""Limits on the notifications of one sandbox that are passed on; the driver itself keeps half of it."""
 NOTIFICATION_BYTES_PER_SECOND = 1 << 20
 NOTIFICATION_BYTES_BURST = 8 << 20
+NOTIFICATION_COST_BYTES = 4 << 10
+"""Limits on the notifications of one sandbox that are passed on: a short one counts as much as its cost. So
+there are some twice as many as a driver passes on."""
 OVERHEAD_BYTES = 100
 """Counted for every pending request in addition to its length, so that many short ones are bounded too."""
 DONE_AFTER_BYTES = 64 << 10
@@ -72,96 +73,17 @@ DONE_AFTER_BYTES = 64 << 10
 cost, at the latest a ping; a line of its own is written only for more than this."""
 UNKNOWN_ID_BYTES = len(b" %d" % MAX_NUMBER)
 """Of an id in the line with which the driver says which requests it never received."""
+ABSENT_SECONDS = 40.0
+"""After how long without the driver, and then how often, that is reported. Shorter than the time-outs of
+common clients, of which the shortest is a minute."""
 MIN_BEAT_SECONDS = 0.1
 """Shortest time between two beats: the rest of a lease does not get less while the driver is not attached."""
 
 _log = logging.getLogger("decathlon.driver")
 
 
-# Messages of a driver.
-
-
-_NULL = Raw(b"null")
-
-
-class Message(msgspec.Struct, frozen=True):
-    """The envelope of a message. `overlong` belongs to a reply that the driver has shortened."""
-
-    id: Raw = _NULL
-    method: str = ""
-    params: Raw = _NULL
-    result: Raw | UnsetType = UNSET
-    error: Raw = _NULL
-    overlong: Raw | UnsetType = UNSET
-
-
-class Notification(msgspec.Struct, frozen=True):
-    """A notification for one request, `wire.PROGRESS` or `wire.MESSAGE`. `params` is JSON."""
-
-    method: str
-    params: bytes
-
-    def decoded(self) -> JsonObject | None:
-        """Its params; None for what is no object, or exceeds a limit."""
-        try:
-            return as_object(decode_bounded(self.params, max_nodes=MAX_NOTIFICATION_NODES))
-        except ValueError:
-            return None
-
-
-class _CallParams(msgspec.Struct, frozen=True):
-    """The parameters of `progress` and `message`."""
-
-    id: int
-    params: Raw
-
-
 # The driver writes the id of a reply first.
 _REPLY_ID = re.compile(rb'\{"jsonrpc":"2\.0","id":(\d{1,18})[,}]')
-_decode_message = msgspec.json.Decoder(Message).decode
-_decode_call_params = msgspec.json.Decoder(_CallParams).decode
-# A Raw is not checked for valid UTF-8 and msgspec's errors are no ValueErrors.
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-
-
-def read_message(payload: bytes) -> Message:
-    """The envelope of a message; empty for one that is no JSON object."""
-    try:
-        return _decode_message(payload)
-    except _UNREADABLE:
-        return Message()
-
-
-def decode_bounded(data: bytes | Raw, kind: Any = Any, *, max_nodes: int = MAX_SMALL_NODES) -> Any:
-    """Decode JSON of a kind with at most that many values and keys and at most MAX_DEPTH levels.
-
-    Raises ValueError if it exceeds a limit (JsonLimitError) or is not valid.
-    """
-    data = bytes(data)
-    check_json(data, max_depth=MAX_DEPTH, max_nodes=max_nodes)
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-
-
-def _raise_error(reply: Message) -> None:
-    """Raise DriverError or CallTimeoutError for a reply that is not just a result."""
-    if reply.error is _NULL:
-        if isinstance(reply.result, UnsetType):
-            raise DriverError("the driver sent a reply that cannot be read", reason="invalid_reply")
-        return
-    error: JsonObject = {}
-    if len(raw := bytes(reply.error)) <= MAX_ERROR_BYTES:
-        with suppress(ValueError):
-            error = as_object(decode_bounded(raw)) or {}
-    code, text, data = error.get("code"), error.get("message"), as_object(error.get("data"))
-    # A bool is an int, and `true` would be code 1.
-    reason = wire.REASONS.get(code, "driver_fault") if type(code) is int else "driver_fault"
-    message = text[:MAX_ERROR_CHARACTERS] if isinstance(text, str) and text else reason
-    if reason == "timeout":
-        raise CallTimeoutError(message)
-    raise DriverError(message, reason=reason, **({"about": data} if data else {}))
 
 
 class _Request(msgspec.Struct, eq=False):
@@ -178,7 +100,7 @@ class _Request(msgspec.Struct, eq=False):
         """What it makes of its reply: what `read` returns, or an error."""
         try:
             message = read_message(payload)
-            _raise_error(message)
+            raise_error(message)
             return self.read(message)
         except DecathlonError as error:
             return error
@@ -203,8 +125,7 @@ class DriverLink(DriverStream):
     """Sends requests and notifications to a driver, any number at a time.
 
     `reattached`: the driver was started by an earlier server process. `unanswered`: ids of that process's
-    requests that will be sent again. Replies to them are held until then; all others to that process are
-    ignored.
+    requests that will be sent again. The driver keeps their replies until then, and no others.
     """
 
     def __init__(
@@ -223,19 +144,19 @@ class DriverLink(DriverStream):
         """Requests for which there is no room yet."""
         self._named: set[int] = set()
         """Requests that the last `attach` named and that the driver has not called unknown."""
-        self._unanswered: dict[int, bytes | None] = dict.fromkeys(unanswered)
-        """Replies to requests of an earlier server process; None until a reply has come."""
+        self._unanswered = set(unanswered)
+        """Requests of an earlier server process that are not sent again yet."""
         self._done: list[int] = []
         """Requests whose responses were handled and of which the driver has no note yet."""
         self._done_bytes = 0
         """Length of their responses."""
-        self._notifications = TokenBucket(per_second=NOTIFICATIONS_PER_SECOND, burst=NOTIFICATIONS_BURST)
-        self._notification_bytes = TokenBucket(
+        self._notifications = TokenBucket(
             per_second=NOTIFICATION_BYTES_PER_SECOND, burst=NOTIFICATION_BYTES_BURST
         )
         self._threads: TaskGroup  # while it receives
         self._tasks: TaskGroup  # likewise, for a channel
-        self._on_tools_changed: Callable[[str], object] = lambda server: None
+        self.on_tools_changed: Callable[[str], object] = lambda server: None
+        """Called with the name, which may be anything, of each server that announces other tools."""
         self.channel: Channel | None = None
         """What handles notifications that belong to no request."""
         self.ready_or_closed = Flag()
@@ -316,7 +237,7 @@ class DriverLink(DriverStream):
         if self.closed.is_set():
             on_outcome(None)
         elif len(message) > wire.MAX_LINE_BYTES:
-            self._forget_unanswered(request_id)
+            self.cancel(request_id)
             on_outcome(
                 LimitExceededError(
                     f"a message of {len(message)} bytes exceeds the limit of {wire.MAX_LINE_BYTES} bytes"
@@ -331,18 +252,17 @@ class DriverLink(DriverStream):
         """Forget a request, and cancel it in the driver. No effect on one that has its outcome."""
         self._queue.pop(request_id, None)
         request = self._take(request_id)
-        may_run = request is not None and not request.is_read  # else it has its reply
-        if self._forget_unanswered(request_id) or may_run:
-            # While no driver is attached, the next attachment tells it.
-            self.notify(wire.CANCEL, {"id": request_id})
+        if request_id in self._unanswered:
+            self._unanswered.remove(request_id)
+            self._note_done(request_id, b"")  # it may have a reply
+        elif request is None or request.is_read:
+            return  # it has its reply
+        # While no driver is attached, the next attachment tells it.
+        self.notify(wire.CANCEL, {"id": request_id})
 
     def notify(self, method: str, params: JsonObject) -> None:
         """Send a notification, which is lost if no driver is attached."""
         self._write(as_json_with_raw({"jsonrpc": "2.0", "method": method, "params": params}))
-
-    def on_tools_changed(self, listener: Callable[[str], object]) -> None:
-        """Call `listener` with the name, which may be anything, of each server that announces other tools."""
-        self._on_tools_changed = listener
 
     # the end of the link
 
@@ -404,10 +324,8 @@ class DriverLink(DriverStream):
         assert request.id not in self._pending, f"request {request.id} is pending already"
         self._pending[request.id] = request
         self._pending_bytes += len(request.message) + OVERHEAD_BYTES
-        if (reply := self._unanswered.pop(request.id, None)) is not None:
-            self._resolve(request, reply)
-        else:
-            self._write(*self._take_done(), request.message)
+        self._unanswered.discard(request.id)
+        self._write(*self._take_done(), request.message)
 
     def _take(self, request_id: int) -> _Request | None:
         """Remove a pending request, and begin those for which there is room then."""
@@ -440,14 +358,6 @@ class DriverLink(DriverStream):
         self._settle(request, await anyio.to_thread.run_sync(request.outcome, payload))
         self._note_done(request.id, payload)
 
-    def _forget_unanswered(self, request_id: int) -> bool:
-        """Hold no reply to a request of an earlier server process any more; whether none has come so far."""
-        if request_id not in self._unanswered:
-            return False
-        if (reply := self._unanswered.pop(request_id)) is not None:
-            self._note_done(request_id, reply)
-        return reply is None
-
     def _note_done(self, request_id: int, payload: bytes) -> None:
         """The driver need not keep a response any more."""
         self._done.append(request_id)
@@ -471,7 +381,7 @@ class DriverLink(DriverStream):
 
     def _on_attached(self) -> None:
         self.ready_or_closed.set()
-        for request_id in self._named - self._pending.keys() - self._unanswered.keys():
+        for request_id in self._named - self._pending.keys() - self._unanswered:
             self.notify(wire.CANCEL, {"id": request_id})
         for request in self._pending.values():
             if request.id not in self._named and not request.is_read:
@@ -484,20 +394,16 @@ class DriverLink(DriverStream):
     def _on_line(self, body: bytes) -> None:
         if (match := _REPLY_ID.match(body)) is not None:
             self._on_reply(int(match.group(1)), body)
-        elif body.startswith(b"unknown"):
-            self._on_unknown(body)
-        elif len(body) < READ_IN_THREAD_BYTES:
-            self._on_message(body)
-
-    def _on_unknown(self, body: bytes) -> None:
-        """The driver has never received these requests."""
-        if len(body) > UNKNOWN_ID_BYTES * (len(self._named) + 1):
+        elif not body.startswith(b"unknown"):
+            if len(body) < READ_IN_THREAD_BYTES:
+                self._on_message(body)
+        elif len(body) > UNKNOWN_ID_BYTES * (len(self._named) + 1):
             # Reading 4 MiB of ids takes half a second of the event loop.
             raise ViolationError("it has not received more requests than there are")
-        for request_id in ids_of_body(body, b"unknown") or ():
+        else:
             # Once for each attachment, whose rate is limited: ten bytes can ask for a request of 64 MiB.
-            if request_id in self._named:
-                self._named.discard(request_id)
+            for request_id in self._named.intersection(ids_of_body(body, b"unknown") or ()):
+                self._named.remove(request_id)
                 if (request := self._pending.get(request_id)) is not None:
                     self._write(request.message, again=True)
 
@@ -505,9 +411,7 @@ class DriverLink(DriverStream):
         if (request := self._pending.get(request_id)) is not None:
             if not request.is_read:  # only the first reply counts
                 self._resolve(request, payload)
-        elif request_id in self._unanswered:
-            self._unanswered[request_id] = payload
-        else:
+        elif request_id not in self._unanswered:
             self._note_done(request_id, payload)
 
     def _on_message(self, payload: bytes) -> None:
@@ -515,7 +419,7 @@ class DriverLink(DriverStream):
         message = read_message(payload)
         if bytes(message.id) != b"null":
             pass
-        elif message.error is not _NULL:
+        elif message.error is not NULL:
             # The driver could not read a request and does not know which one.
             for request in tuple(self._pending.values()):
                 if not request.is_read:
@@ -523,31 +427,25 @@ class DriverLink(DriverStream):
         elif message.method == wire.CHANGED:
             with suppress(ValueError):
                 server = (as_object(decode_bounded(message.params)) or {}).get("server")
-                if isinstance(server, str) and self._notifications.take():
-                    self._on_tools_changed(server)
+                if isinstance(server, str) and self._notifications.take(NOTIFICATION_COST_BYTES):
+                    self.on_tools_changed(server)
         elif message.method in (wire.PROGRESS, wire.MESSAGE):
-            self._on_notification(message.method, message.params)
+            request_id, notification = read_notification(message)
+            request = self._pending.get(request_id)
+            size_bytes = len(notification.params)
+            if (
+                request is not None
+                and request.on_notification is not None
+                and size_bytes <= wire.MAX_NOTIFICATION_BYTES
+                and self._notifications.take(max(size_bytes, NOTIFICATION_COST_BYTES))
+            ):
+                request.on_notification(notification)
         elif self.channel is not None:
             self.channel.handle(message.method, bytes(message.params))
 
-    def _on_notification(self, method: str, params: Raw) -> None:
-        try:
-            call = _decode_call_params(params)
-        except _UNREADABLE:
-            return
-        request, size_bytes = self._pending.get(call.id), len(bytes(call.params))
-        if (
-            request is not None
-            and request.on_notification is not None
-            and size_bytes <= wire.MAX_NOTIFICATION_BYTES
-            and self._notifications.take()
-            and self._notification_bytes.take(size_bytes)
-        ):
-            request.on_notification(Notification(method, bytes(call.params)))
-
 
 class Heartbeat:
-    """Sends a ping three times in each lease.
+    """Sends a ping three times in each lease, and reports a driver that stays away.
 
     `boot_seconds`: how long the driver may take to be attached; None for one that runs already.
     """
@@ -563,6 +461,8 @@ class Heartbeat:
         self._started_at = time.monotonic()
         # When the ping without an answer was sent, by a clock that stops while the driver is not attached.
         self._pinged_at: float | None = None
+        self._reported_seconds = 0.0
+        """After how long the absence of the driver was reported."""
         self._schedule(min(boot_seconds or self._period_seconds, self._period_seconds))
 
     def stop(self) -> None:
@@ -570,11 +470,13 @@ class Heartbeat:
         self._timer.cancel()
 
     def _schedule(self, seconds: float) -> None:
+        seconds = min(seconds, ABSENT_SECONDS / 2)
         self._timer = asyncio.get_running_loop().call_later(seconds, self._beat)
 
     def _beat(self) -> None:
         if self._link.closed.is_set():
             return
+        self._report_absence()
         if self._link.was_attached:
             seconds = self._ping()
         elif self._boot_seconds is None:
@@ -584,6 +486,14 @@ class Heartbeat:
             if seconds <= 0:
                 self._link.close(f"the driver did not come up within {self._boot_seconds:.0f} s")
         self._schedule(min(max(seconds, MIN_BEAT_SECONDS), self._period_seconds))
+
+    def _report_absence(self) -> None:
+        absent_seconds = self._link.clock.absent_seconds
+        if not absent_seconds:
+            self._reported_seconds = 0.0
+        elif absent_seconds >= self._reported_seconds + ABSENT_SECONDS:
+            self._reported_seconds = absent_seconds
+            self._link.clock.on_absent(absent_seconds)
 
     def _ping(self) -> float:
         """Send a ping unless one waits for its answer; returns the seconds that the driver has for it."""

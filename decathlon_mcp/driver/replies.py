@@ -17,7 +17,6 @@ import msgspec
 from decathlon_sandbox import wire
 from msgspec import UNSET, Raw, UnsetType
 
-from decathlon_mcp.driver.link import Message, Notification, decode_bounded
 from decathlon_mcp.driver.mcp_schema import (
     MAX_FAULT_CHARACTERS,
     LogParams,
@@ -27,6 +26,7 @@ from decathlon_mcp.driver.mcp_schema import (
     repaired_result,
     valid_notification,
 )
+from decathlon_mcp.driver.messages import NULL, UNREADABLE, Message, Notification, decode_bounded
 from decathlon_mcp.errors import DriverError, LimitExceededError
 from decathlon_mcp.json_limits import MAX_NODES, JsonLimitError
 from decathlon_mcp.types import JsonObject, as_json, as_json_with_raw, as_object
@@ -142,14 +142,11 @@ class Truncation:
         return {**folder, "characters": self.characters}
 
 
-_NULL = Raw(b"null")
-
-
 class _Envelope(msgspec.Struct, frozen=True):
     """The envelope of a reply of a task's server."""
 
-    result: Raw = _NULL
-    error: Raw = _NULL
+    result: Raw = NULL
+    error: Raw = NULL
 
 
 class _Overlong(msgspec.Struct, frozen=True):
@@ -163,7 +160,6 @@ _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_overlong = msgspec.json.Decoder(_Overlong).decode
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_items = msgspec.json.Decoder(list[Raw]).decode
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def read_reply(message: Message, *, server: str, limit_bytes: int) -> Reply:
@@ -184,7 +180,7 @@ def read_reply(message: Message, *, server: str, limit_bytes: int) -> Reply:
     try:
         reply = _decode_envelope(raw)
         has_result = bytes(reply.result) != b"null"
-        error = None if reply.error is _NULL else decode_bounded(reply.error, max_nodes=MAX_NODES)
+        error = None if reply.error is NULL else decode_bounded(reply.error, max_nodes=MAX_NODES)
         members = as_object(error) or {}
         # As the SDKs and the driver (`mcp_session.is_error`) read it.
         is_valid_error = type(members.get("code")) is int and isinstance(members.get("message"), str)
@@ -194,7 +190,7 @@ def read_reply(message: Message, *, server: str, limit_bytes: int) -> Reply:
             return _read_tool_result(reply.result, message.overlong, server)
     except JsonLimitError as error:
         raise LimitExceededError(f"the reply exceeds a limit: {error}") from None
-    except _UNREADABLE:
+    except UNREADABLE:
         pass
     raise DriverError(f"server {server} sent a reply that is neither a result nor an error", reason="server")
 
@@ -253,7 +249,7 @@ def _read_overlong(overlong: Raw) -> JsonObject:
     """
     try:
         report = _decode_overlong(overlong)
-    except _UNREADABLE:
+    except UNREADABLE:
         return {}
     path: JsonObject = {} if report.path is None else {"path": report.path[:MAX_PATH_CHARACTERS]}
     return {OVERLONG_KEY: {**path, "characters": report.characters}}

@@ -7,7 +7,6 @@ does not read what is written to it does not answer either: the heartbeat (`link
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -42,9 +41,6 @@ ANSWER_SECONDS = (2.0, 16.0)
 driver that boots on a busy machine takes long, and answers only the last one."""
 REOPEN_SECONDS = (0.05, 2.0)
 """Time between attempts to open a stream: at first, and at most."""
-ABSENT_SECONDS = 40.0
-"""After how long without the driver, and then how often, that is reported. Shorter than the time-outs of
-common clients, of which the shortest is a minute."""
 DRAIN_SECONDS = 1.0
 """How long a stream that cannot be written to is still read."""
 READ_BYTES_PER_SECOND = 16 << 20
@@ -103,17 +99,17 @@ class ViolationError(Exception):
 class AttachedClock:
     """A clock that stops from the loss of a stream until the driver is attached to another.
 
-    It also reports a driver that stays away. It does not stop while the driver is attached again over a
-    stream that is open: the driver can demand that without end.
+    It does not stop while the driver is attached again over a stream that is open: the driver can demand that
+    without end.
     """
 
     def __init__(self) -> None:
         self.on_absent: Callable[[float], object] = lambda seconds: None
+        """Called from time to time while the driver is not attached, with the seconds since it was."""
         self._detached_at: float | None = time.monotonic()
         """Since when the clock has been stopped."""
         self._stopped_seconds = 0.0
         """For how long, in all, it was stopped before."""
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def absent_seconds(self) -> float:
@@ -136,25 +132,9 @@ class AttachedClock:
     def attach(self) -> None:
         self._stopped_seconds += self.absent_seconds
         self._detached_at = None
-        self.stop()
 
     def detach(self) -> None:
-        if self._detached_at is None:
-            self._detached_at = time.monotonic()
-            self.watch()
-
-    def watch(self) -> None:
-        """Begin to report the absence of the driver, which is not attached."""
-        self._timer = asyncio.get_running_loop().call_later(ABSENT_SECONDS, self._report)
-
-    def stop(self) -> None:
-        """Report nothing any more, until the driver is detached again."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _report(self) -> None:
-        self.watch()
-        self.on_absent(self.absent_seconds)
+        self._detached_at = self._detached_at or time.monotonic()
 
 
 @dataclass(slots=True)
@@ -219,10 +199,6 @@ class DriverStream(ABC):
         self._attaching.is_due = True
         self._work.set()
 
-    def on_absent(self, listener: Callable[[float], object]) -> None:
-        """Call `listener` each ABSENT_SECONDS without the driver, with the seconds since it was attached."""
-        self.clock.on_absent = listener
-
     @contextmanager
     def quiet(self) -> Generator[None]:
         """Write nothing in the body, which should be short; what is sent waits."""
@@ -235,7 +211,6 @@ class DriverStream(ABC):
 
     async def receive(self) -> None:
         """Receive until the stream has ended for good."""
-        self.clock.watch()
         with CancelScope() as self._scope:
             while self._loss is None:
                 async with background_tasks() as tasks:
@@ -248,7 +223,6 @@ class DriverStream(ABC):
     def _lose(self, loss: Loss) -> None:
         """End the stream; only the first loss counts."""
         self._loss = self._loss or loss
-        self.clock.stop()
         self._lines.stream_lost()
         if self._scope is not None:
             self._scope.cancel()

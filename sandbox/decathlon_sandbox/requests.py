@@ -237,7 +237,7 @@ class Requests:
         if self._used_ids.add(request_id):
             self._waiting[request_id] = Request(request_id, method, params, self._on_response)
             self.begin_waiting()
-        elif request_id not in self._responses:
+        else:
             self._answer_again(request_id)
 
     def _cancel(self, request_id: int) -> None:

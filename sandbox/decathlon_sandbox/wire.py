@@ -29,7 +29,7 @@ source after LOADER_SECONDS ends.
 Requests run concurrently and are answered in any order. An id is `generation << COUNTER_BITS | counter`: the
 generation of the server process that sent the request first, and a number from 1 that this process has not
 used before. A request with an id that was used before does not run again. Its response is still to come, or
-is kept until the server names it in `done`; after that, the request is answered with an error (code INVALID).
+is sent again, if the server has not named it in `done`; else the request is answered with an error (INVALID).
 An id that was cancelled counts as used.
 
 A request begins only if the responses that are kept leave room in RESPONSE_BUFFER_BYTES for its longest
@@ -186,7 +186,7 @@ OUT_OF_MEMORY_EXIT where it cannot.
 
 import time
 
-VERSION = 7
+VERSION = 8
 LEASE_SECONDS = 60.0
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
 MARK_VARIABLE = "DECATHLON_MARK"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run
+from tests.history.stored_episodes import LIVE, LOST, add_episode, add_run
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Shell

@@ -26,7 +26,7 @@ from decathlon_client import (
 from decathlon_client.sync import Decathlon as SyncDecathlon
 
 from decathlon_mcp.background import background_tasks
-from decathlon_mcp.driver import stream
+from decathlon_mcp.driver import link
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from tests.clients.relay import Relay, relayed
 from tests.driver.peer import until
@@ -335,7 +335,7 @@ async def engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, survive_seconds: int = 60
 ) -> AsyncGenerator[Engine]:
     """A server whose engine is a fake one. It answers the calls of a sandbox out of reach after 0.3 s."""
-    monkeypatch.setattr(stream, "ABSENT_SECONDS", 0.3)
+    monkeypatch.setattr(link, "ABSENT_SECONDS", 0.3)
 
     async def work(call: FakeCall) -> str:
         return await engine.work(call)
@@ -442,7 +442,7 @@ async def test_a_timeout_ends_the_wait_for_a_sandbox(tmp_path: Path, monkeypatch
 async def test_a_call_gets_its_reply_although_its_engine_was_killed_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_engine: OwnEngine
 ) -> None:
-    monkeypatch.setattr(stream, "ABSENT_SECONDS", 0.5)
+    monkeypatch.setattr(link, "ABSENT_SECONDS", 0.5)
     async with (
         serving(tmp_path / "state", provider="docker", survives=True) as served,
         relayed(served) as (relay, url),

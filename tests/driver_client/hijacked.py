@@ -43,6 +43,8 @@ def requests() -> Any:
             if not isinstance(line, Control):
                 if line.startswith(b"{"):
                     yield json.loads(line)
+                elif line.startswith(b"pending "):
+                    send(*[reply({"id": int(number)}) for number in line.split()[1:]])
             elif line.kind == b"attach":
                 ATTACHED.append(line)
                 LINES.begin_reading(line.nonce)
@@ -77,6 +79,7 @@ def answers_what_was_not_asked() -> None:
         if "id" in request:
             for number in (*ids, request["id"] + 1, request["id"] - 1):
                 send(message(id=number, result="forged"), message(id=number, error={"code": 1}))
+            send(b"garbage", b"\xff", b"[]", b'{"id":', b'{"method":7,"params":[]}', b'{"id":{},"method":[]}')
             send(reply(request), reply(request, b'"result":"forged"}'), reply(request, b'"error":{}}'))
 
 

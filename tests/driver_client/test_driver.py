@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,13 +15,11 @@ from decathlon_mcp.driver import client as driver_module
 from decathlon_mcp.driver.client import (
     MAX_LOG_CHARACTERS,
     DriverClient,
-    RunResult,
-    ServerInfo,
     connect,
 )
-from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES, Notification
+from decathlon_mcp.driver.messages import Notification
 from decathlon_mcp.driver.replies import relayed_notification
-from decathlon_mcp.errors import CallTimeoutError, DriverError, ImageError, SandboxLostError
+from decathlon_mcp.errors import DriverError, ImageError, SandboxLostError
 from decathlon_mcp.sandboxes.base import ended_from_inside
 from decathlon_mcp.types import JsonObject
 from tests.driver_client.support import Peer, ScriptedSandbox, connection
@@ -38,13 +35,6 @@ RUN_RESULT = {
     "stderr": "err",
     "truncated": False,
     "channel": None,
-    "seconds": 0.1,
-}
-SERVER_INFO = {
-    "protocolVersion": "2025-06-18",
-    "serverInfo": {"name": "files"},
-    "capabilities": {},
-    "tools": [{"name": "read", "unknown": [1]}],
     "seconds": 0.1,
 }
 
@@ -86,46 +76,6 @@ async def answered(peer: Peer, call: Callable[[], Awaitable[Any]], **reply: Any)
 # Methods
 
 
-async def test_run_sends_the_command_and_returns_the_result() -> None:
-    async with connected() as (driver, peer):
-        request, result = await answered(
-            peer,
-            lambda: driver.run(
-                ["true"], cwd="/", timeout_seconds=5, env={"A": "1"}, channel=True, leave=True
-            ),
-            result=RUN_RESULT,
-        )
-    assert request == {
-        "method": "run",
-        "params": {
-            "argv": ["true"],
-            "cwd": "/",
-            "env": {"A": "1"},
-            "timeout_seconds": 5,
-            "output_bytes": 65536,
-            "channel": True,
-            "leave": True,
-            "linger_seconds": 0.0,
-        },
-    }
-    assert result == RunResult(exit_code=3, signal=None, timed_out=False, stdout="out", stderr="err")
-
-
-async def test_define_sends_the_servers_and_start_returns_their_tools() -> None:
-    servers = [{"name": "files", "command": ["files"]}]
-    async with connected() as (driver, peer):
-        definition, _ = await answered(peer, lambda: driver.define(servers), result={})
-        request, infos = await answered(
-            peer,
-            lambda: driver.start(["files"], deadline_seconds=5),
-            result={"servers": {"files": SERVER_INFO}},
-        )
-    assert definition == {"method": "define", "params": {"servers": [{**servers[0], "env": {}}]}}
-    params = {"names": ["files"], "deadline_seconds": 5, "again": False}
-    assert request == {"method": "start", "params": params}
-    assert infos == {"files": ServerInfo(tools=[{"name": "read", "unknown": [1]}])}
-
-
 RUN = partial(DriverClient.run, argv=["true"], cwd="/", timeout_seconds=5)
 START = partial(DriverClient.start, names=["files"], deadline_seconds=5)
 INVALID_RESULTS: list[tuple[Any, Any]] = [
@@ -133,7 +83,6 @@ INVALID_RESULTS: list[tuple[Any, Any]] = [
     *((START, result) for result in (None, {}, {"servers": {"files": {"tools": ["read"]}}})),
     (DriverClient.freeze, "logs"),
     (DriverClient.snapshot, {"since": 7}),
-    (partial(DriverClient.pack, folder="/", max_bytes=7), {"tar": "no base64!"}),
 ]
 
 
@@ -152,31 +101,6 @@ async def test_freeze_returns_the_ends_of_what_servers_wrote() -> None:
         request, logs = await answered(peer, lambda: driver.freeze(spare=["kubectl*"]), result=frozen)
     assert request == {"method": "freeze", "params": {"spare": ["kubectl*"]}}
     assert logs == {"files": "x" * MAX_LOG_CHARACTERS}
-
-
-LONG_RESULT: JsonObject = {"content": [{"type": "text", "text": "x" * READ_IN_THREAD_BYTES}]}
-
-
-@pytest.mark.parametrize(
-    "reply", [{"result": {"content": []}}, {"result": LONG_RESULT}, {"error": {"code": -1, "message": "no"}}]
-)
-async def test_call_returns_the_servers_reply_unchanged(reply: JsonObject) -> None:
-    async with connected() as (driver, peer):
-        request, result = await answered(
-            peer,
-            lambda: call_server(driver, "files", {"name": "read"}),
-            result=reply,
-        )
-    assert request == {
-        "method": "call",
-        "params": {
-            "server": "files",
-            "params": {"name": "read"},
-            "max_bytes": 4 << 20,
-        },
-    }
-    assert result is not None
-    assert result.decoded() == reply
 
 
 async def test_tools_with_one_name_are_one() -> None:
@@ -235,23 +159,6 @@ async def ping_after_the_end(**fields: Any) -> None:
     async with booting(**fields) as (sandbox, peer), connect(sandbox) as driver:
         await peer.end()
         await driver.ping()
-
-
-async def test_source_of_the_driver_is_sent_first() -> None:
-    async with booting() as (sandbox, peer), connect(sandbox):
-        sources = marshal.loads(await peer.receive_boot_message())
-    assert "decathlon_sandbox.driver" in sources
-    assert all(isinstance(source, bytes) for source in sources.values())
-
-
-async def test_requests_wait_until_the_driver_is_ready() -> None:
-    async with booting() as (sandbox, peer), connect(sandbox) as driver, anyio.create_task_group() as tasks:
-        tasks.start_soon(driver.ping)
-        await anyio.wait_all_tasks_blocked()
-        peer.start()
-        request = await peer.receive()
-        assert request["method"] == "ping"
-        await peer.reply(request, {})
 
 
 @pytest.mark.parametrize(
@@ -377,14 +284,3 @@ async def test_driver_whose_stream_breaks_is_not_at_fault() -> None:
         await peer.end()
         await driver.closed.wait()
         assert not ended_from_inside(await driver.closed_error())
-
-
-async def test_run_without_a_reply_times_out_after_its_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "GRACE_SECONDS", 0.01)
-    async with connected() as (driver, peer):
-        with pytest.raises(CallTimeoutError):
-            await driver.run(["true"], cwd="/", timeout_seconds=0.0)
-        request = await peer.receive()
-        cancel = await peer.receive()
-    assert (request["method"], cancel["method"]) == ("run", "cancel")
-    assert cancel["params"] == {"id": request["id"]}

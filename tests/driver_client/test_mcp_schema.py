@@ -11,7 +11,6 @@ import pytest
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION
 from msgspec import Raw
 
-from decathlon_mcp.driver.link import Message
 from decathlon_mcp.driver.mcp_schema import (
     MAX_GROWN_BYTES,
     MAX_READABLE_CHARACTERS,
@@ -23,6 +22,7 @@ from decathlon_mcp.driver.mcp_schema import (
     valid_definition,
     valid_notification,
 )
+from decathlon_mcp.driver.messages import Message
 from decathlon_mcp.driver.replies import Reply, read_reply
 from decathlon_mcp.errors import DriverError
 from decathlon_mcp.types import as_json

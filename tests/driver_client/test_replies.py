@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from decathlon_mcp.driver.link import Message, read_message
+from decathlon_mcp.driver.messages import Message, read_message
 from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, CallParams, Reply, read_reply
 from decathlon_mcp.errors import DriverError, LimitExceededError
 

@@ -30,6 +30,7 @@ from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.driver.replies import CallParams, Reply
+from decathlon_mcp.driver.stream import AttachedClock
 from decathlon_mcp.episodes.call import Waiter
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.grading import attempt_of
@@ -82,6 +83,7 @@ class FolderDriver:
         self._folder = folder
         self._crash = crash
         self._ids = count(first)
+        self.clock = AttachedClock()
         self._waits = waits
         folder.mkdir(exist_ok=True)
 

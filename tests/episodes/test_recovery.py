@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from decathlon_mcp.app import create_registry
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.driver import stream as stream_module
+from decathlon_mcp.driver import link as link_module
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.driver.stream import ReconnectPolicy
@@ -611,7 +611,7 @@ async def test_a_server_whose_sandbox_cannot_be_removed_is_not_forgotten_and_hol
 async def test_call_whose_sandbox_cannot_be_reached_fails_in_time_and_its_reply_can_be_had_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_module, "ABSENT_SECONDS", 0.3)
+    monkeypatch.setattr(link_module, "ABSENT_SECONDS", 0.3)
     runs, running, go_on = list[str](), anyio.Event(), anyio.Event()
 
     async def count(call: FakeCall) -> str:

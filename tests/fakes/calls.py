@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 
 from decathlon_mcp.driver.client import DriverClient
-from decathlon_mcp.driver.link import Notification
+from decathlon_mcp.driver.messages import Notification
 from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.tools.offered import ToolRoute
 from decathlon_mcp.episodes.tools.session import ToolSession

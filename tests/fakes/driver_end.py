@@ -101,6 +101,8 @@ class DriverEnd:
             message = json.loads(body)
             if "id" not in message or self.used_ids.add(message["id"]):
                 messages.append(message)
+            elif (kept := self.responses.get(message["id"])) is not None:
+                self._outbox += self.lines.frame(kept)
 
 
 def _id_of(payload: bytes) -> int | None:

@@ -12,7 +12,8 @@ from typing import Any, cast
 from decathlon_sandbox import wire
 from decathlon_sandbox.lines import NONCE_DIGITS, Lines
 
-from decathlon_mcp.driver.link import MAX_DEPTH, DriverLink, Message, Notification
+from decathlon_mcp.driver.link import DriverLink
+from decathlon_mcp.driver.messages import MAX_DEPTH, Message, Notification
 from decathlon_mcp.driver.replies import OVERLONG_KEY, OWN_PREFIX, Reply, read_reply, without_own_meta
 from decathlon_mcp.driver.stream import ViolationError
 from decathlon_mcp.errors import CallTimeoutError, DriverError, LimitExceededError
@@ -22,6 +23,7 @@ from tests.fuzz.long_run import main
 
 MODULES = (
     "decathlon_mcp.driver.link",
+    "decathlon_mcp.driver.messages",
     "decathlon_mcp.driver.mcp_schema",
     "decathlon_mcp.driver.replies",
     "decathlon_mcp.plugins.tunnels",

@@ -14,7 +14,7 @@ from decathlon_mcp.plugins.history.values import EpisodeQuery
 from decathlon_mcp.plugins.page.changes import delete_run, pin_run
 from decathlon_mcp.plugins.retention.retention import delete_old_episodes
 from decathlon_mcp.storage.store import EpisodeRow, Store
-from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run
+from tests.history.stored_episodes import LIVE, LOST, add_episode, add_run
 
 pytestmark = pytest.mark.anyio
 

@@ -127,8 +127,8 @@ class ToolOffer:
         if self._key is None and self._lists is not None:
             # Taken back from a dead server.
             self._key = await self._lists.key(self._task, facts.suite_revision, facts.image_digest)
-        driver.on_tools_changed(self._note_change)
-        driver.on_absent(episode.calls.on_absent)
+        driver.on_tools_changed = self._note_change
+        driver.clock.on_absent = episode.calls.on_absent
         starts = ServerStarts(
             driver,
             start_seconds=episode.spec.limits.servers_seconds,

@@ -1,6 +1,9 @@
-"""What differs between two replies of one call, and what kind of difference it is."""
+"""Recorded calls, and what differs between two replies of one call: what kind of difference it is."""
 
 from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +15,9 @@ from decathlon_mcp.plugins.history.replies import (
     ReplyText,
     changed_in,
     compare_replies,
+    recorded_calls,
 )
+from decathlon_mcp.storage.trajectory import CallLines, Trajectory
 
 
 def compare(old: str, new: str) -> Difference:
@@ -112,3 +117,17 @@ def test_arguments_with_an_identifier_that_has_changed_are_found() -> None:
     assert changed_in({"range": ["ebf672d512ddd1e595ff2e909dc95038858ed631..HEAD"]}, changed) == [*changed]
     assert changed_in({"revision": "HEAD", "n": 3}, changed) == []
     assert changed_in({"id": 17}, {"17"}) == ["17"]
+
+
+def test_calls_know_which_others_ran_meanwhile(tmp_path: Path) -> None:
+    with closing(Trajectory(tmp_path / "one").create()) as trajectory:
+        for event, seq in (
+            *(("call", 1), ("reply", 1)),
+            *(("call", 2), ("call", 3), ("reply", 3), ("reply", 2)),
+            *(("call", 4), ("call", 5), ("reply", 5)),
+        ):
+            trajectory.add(event, seq=seq)
+        found = list(trajectory.sent_calls())
+        assert [call.seq for call in recorded_calls(trajectory) if call.overlaps] == [2, 3, 4]
+        assert [call.seq for call in recorded_calls(trajectory, 2)] == [1, 2]
+    assert found[3] == CallLines(4, found[3].call, b"", found[3].call_at, float("inf"))

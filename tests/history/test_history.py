@@ -31,7 +31,7 @@ from decathlon_mcp.plugins.history.values import (
 )
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import as_json_with_raw, public_id
-from tests.storage.stored_episodes import LIVE, LOST, add_episode, add_run
+from tests.history.stored_episodes import LIVE, LOST, add_episode, add_run
 
 
 def names(page: Page[Any]) -> list[str]:
