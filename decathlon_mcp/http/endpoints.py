@@ -185,7 +185,7 @@ class McpEndpoints:
                     self._find_subject(context)
                     if message is None:
                         await self._serve_batch(context, batch or [])
-                    elif message.is_request:
+                    elif message.request_id is not None:
                         await self._serve_request(context, message)
                     else:
                         await self._serve_notification(context, message)
@@ -206,7 +206,7 @@ class McpEndpoints:
         except BodyDisconnectError:
             return
         except (McpError, DecathlonError) as error:
-            request_id = message.id if message is not None and message.is_request else None
+            request_id = None if message is None else message.request_id
             response = refusal(error, request_id, is_sessionless=headers.is_sessionless)
         await response(*context.http)
 
@@ -325,7 +325,7 @@ class McpEndpoints:
         _check_accepts(context.headers)
         if not context.headers.is_sessionless:
             session = self._session_of(context)
-        elif message.is_response:
+        elif not message.method:
             fault = "the body must be one JSON-RPC request or notification"
             raise McpError(INVALID_REQUEST, fault, status=400)
         else:
@@ -378,7 +378,7 @@ class McpEndpoints:
             await send_body(send, b"", more=False)
             return
         method = LIST if event_id.kind is Kind.LIST else CALL
-        message = Message(id=event_id.request, method=method, params=Params(name=""))
+        message = Message(jsonrpc="2.0", id=event_id.request, method=method, params=Params(name=""))
         request = self._request(message, context, session, session.version, event_id)
         request.starts_episode = event_id.kind is Kind.START
         service = self._services[context.address.kind]

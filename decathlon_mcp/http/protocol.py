@@ -145,48 +145,6 @@ def peer_of(address: tuple[str, int] | None) -> str:
     return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))
 
 
-class _ResponseTransport:
-    """The transport of one response, which sends the head together with the beginning of the body."""
-
-    # uvicorn writes them one after the other, and uvloop makes a system call of each write. On a connection
-    # over loopback, that call includes the kernel's work for the receiver.
-    __slots__ = ("_flush_soon", "_head", "_loop", "_transport", "has_events")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self.has_events = False
-        """Whether the response is a stream of events."""
-        self._transport = transport
-        self._loop = loop
-        self._head: bytes | None = None
-        self._flush_soon: asyncio.Handle | None = None
-
-    def write(self, data: bytes) -> None:
-        """Write now, except for the first data, which wait for the next or the loop's next iteration."""
-        if self._flush_soon is None:
-            self._head = data
-            self.has_events = b"text/event-stream" in data
-            self._flush_soon = self._loop.call_soon(self.flush)
-        elif self._head is not None:
-            head, self._head = self._head, None
-            self._flush_soon.cancel()
-            self._transport.writelines((head, data))
-        else:
-            self._transport.write(data)
-
-    def flush(self) -> None:
-        """Write what waits."""
-        head, self._head = self._head, None
-        if head is not None and not self._transport.is_closing():
-            self._transport.write(head)
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:
     """Have the end of the connection end the body: HTTP/1.0 has no chunks, but uvicorn sends them."""
     send, cycle.chunked_encoding = cycle.send, False
@@ -208,16 +166,6 @@ def _disconnect(cycle: RequestResponseCycle | None) -> None:
         cycle.message_event.set()
 
 
-def _probe(cycle: RequestResponseCycle | None) -> bytes | None:
-    """What may be sent now without a change of the response; None if nothing may, or none is awaited."""
-    if cycle is None or cycle.response_complete or cycle.scope["http_version"] != "1.1":
-        return None
-    if not cycle.response_started:
-        return PROCESSING
-    transport = cast("_ResponseTransport", cycle.transport)
-    return EMPTY_COMMENT if cycle.chunked_encoding and transport.has_events else None
-
-
 def _plain_length(headers: list[tuple[bytes, bytes]]) -> int | None:
     """The length of the body of a request that offers another protocol; None if it is not plain."""
     values = dict(headers)
@@ -235,6 +183,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refused = False
         self.running: RequestResponseCycle | None = None
         self._is_last = False
+        self._sends_events = False
+        self._response_head: bytes | None = None
+        self._flush_soon: asyncio.Handle | None = None
+        """Set once the response has begun."""
         self._connection = Connection()
         self._head_begun = False
         self._in_body = False
@@ -265,7 +217,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Called at the end of the client's input. Returns whether the connection stays open."""
-        probe = None if self._refused or self._in_body else _probe(self.running)
+        probe = None if self._refused or self._in_body else self._probe()
         if probe is None or self._connection.settled is not None:
             return False
         # The client may be gone, or only send no more, as after `shutdown(SHUT_WR)`. The kernel of one that
@@ -274,12 +226,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._send_probes(probe, self._connection.settled, list(PROBE_SECONDS))
         return True
 
+    def _probe(self) -> bytes | None:
+        """What may be sent now without a change of the response; None if nothing may, or none is awaited."""
+        cycle = self.running
+        if cycle is None or cycle.response_complete or cycle.scope["http_version"] != "1.1":
+            return None
+        if not cycle.response_started:
+            return PROCESSING
+        return EMPTY_COMMENT if cycle.chunked_encoding and self._sends_events else None
+
     def _send_probes(self, probe: bytes, settled: asyncio.Event, seconds: list[float]) -> None:
         """Send a probe now, and others after each of these times, as long as the response is awaited."""
         if self._connection.is_lost or self.running is None or self.running.response_complete:
             return
         # What was prepared for the response's beginning may not be right any more.
-        probe = _probe(self.running) or probe
+        probe = self._probe() or probe
         self.flush_response()
         self.transport.write(probe)
         if seconds:
@@ -395,22 +356,45 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self.flush_response()  # of a request before it
-        self.running = cycle
+        self.running, self._flush_soon = cycle, None
         if self._is_last:
             cycle.keep_alive = False
-        cycle.transport = cast("asyncio.Transport", _ResponseTransport(cycle.transport, self.loop))
+        cycle.transport = cast("asyncio.Transport", self)
         if cycle.scope["http_version"] == "1.0":
             _send_without_chunks(cycle)
         super()._start_asgi_task(cycle, app)
 
+    # The transport of responses. uvicorn writes head and body one after the other, and uvloop makes a
+    # system call of each write, which includes the kernel's work for a receiver over loopback.
+
+    def write(self, data: bytes) -> None:
+        """Write now, except for a head, which waits for the body or the loop's next iteration."""
+        if self._flush_soon is None:
+            self._response_head, self._sends_events = data, b"text/event-stream" in data
+            self._flush_soon = self.loop.call_soon(self.flush_response)
+        elif self._response_head is not None:
+            head, self._response_head = self._response_head, None
+            self._flush_soon.cancel()
+            self.transport.writelines((head, data))
+        else:
+            self.transport.write(data)
+
+    def flush_response(self) -> None:
+        """Write the head that waits, before anything else is written or the connection is closed."""
+        head, self._response_head = self._response_head, None
+        if head is not None and not self.transport.is_closing():
+            self.transport.write(head)
+
+    def close(self) -> None:
+        self.flush_response()
+        self.transport.close()
+
+    def is_closing(self) -> bool:
+        return self.transport.is_closing()
+
     def shutdown(self) -> None:
         self.flush_response()
         super().shutdown()
-
-    def flush_response(self) -> None:
-        """Write what waits of a response, before anything else is written or the connection is closed."""
-        if self.running is not None:
-            cast("_ResponseTransport", self.running.transport).flush()
 
     @property
     def _last(self) -> RequestResponseCycle | None:
@@ -446,8 +430,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif self._connection.settled is not None:
-            self.flush_response()
-            self.transport.close()
+            self.close()
         elif self._deadline is None:
             self._expire_in(self._limits.idle_seconds)
         elif self._in_body:

@@ -82,17 +82,17 @@ def check_routing(message: Message, headers: Headers) -> None:
     meta = message.meta
     if missing := [key for key in (VERSION_KEY, CAPABILITIES_KEY) if key not in meta]:
         text = f"params._meta is missing the required {' and '.join(missing)}"
-        raise McpError(INVALID_PARAMS, text, request_id=message.id)
+        raise McpError(INVALID_PARAMS, text, request_id=message.request_id)
     body: dict[bytes, Any] = {VERSION: meta[VERSION_KEY], _METHOD: message.method}
     if message.method in _NAMED and message.params is not None and message.params.name is not None:
         body[_NAME] = message.params.name
     if repeated := headers.repeated & {VERSION, _METHOD, _NAME}:
-        raise _mismatch(f"{min(repeated).decode()} header appears more than once", message.id)
+        raise _mismatch(f"{min(repeated).decode()} header appears more than once", message.request_id)
     for name, value in body.items():
         header = headers.text(name)
         if (_decoded(header) if name == _NAME else header) != value or header is None:
             text = f"{name.decode()} header does not match the body's {value!r:.100}"
-            raise _mismatch(text, message.id)
+            raise _mismatch(text, message.request_id)
     check_version(headers.text(VERSION))
 
 
@@ -121,5 +121,5 @@ async def check_argument_headers(
             raise _mismatch(f"{name.decode()} header appears more than once", request_id)
 
 
-def _mismatch(text: str, request_id: RequestId) -> McpError:
+def _mismatch(text: str, request_id: RequestId | None) -> McpError:
     return McpError(HEADER_MISMATCH, text, request_id=request_id)

@@ -11,7 +11,7 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from enum import StrEnum
 from itertools import islice
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -100,7 +100,7 @@ class Params(msgspec.Struct, frozen=True):
 
     name: Any = None
     arguments: Raw | UnsetType = UNSET
-    meta: Any = msgspec.field(name="_meta", default=None)
+    meta: dict[str, Any] | None = msgspec.field(name="_meta", default=None)
     cursor: Any = None
     level: Any = None
     request_id: Any = msgspec.field(name="requestId", default=None)
@@ -109,60 +109,32 @@ class Params(msgspec.Struct, frozen=True):
     client_info: Any = msgspec.field(name="clientInfo", default=None)
 
 
-class Message(msgspec.Struct, frozen=True):
-    """A request, a notification or a response, once `check` has accepted it."""
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A request, a notification or a response."""
 
-    jsonrpc: Any = None
-    id: Any = UNSET
-    method: Any = None
+    jsonrpc: Literal["2.0"]
+    id: int | Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS - 1)] | UnsetType | None = UNSET
+    """None for a response only."""
+    method: str = ""
+    """Empty for a response."""
     params: Params | None = None
     result: Raw | UnsetType = UNSET
     error: Raw | UnsetType = UNSET
 
     @property
-    def is_request(self) -> bool:
-        return self.id is not UNSET and self.method is not None
-
-    @property
-    def is_response(self) -> bool:
-        return self.method is None
+    def request_id(self) -> RequestId | None:
+        """The id of a request; None for a notification and a response."""
+        return None if not self.method or isinstance(self.id, UnsetType) else self.id
 
     @property
     def meta(self) -> JsonObject:
-        return {} if self.params is None else as_object(self.params.meta) or {}
+        return {} if self.params is None else self.params.meta or {}
 
     @property
     def handshake_version(self) -> str:
         """The revision of a session that this `initialize` opens: the requested one, or else the newest."""
         requested = None if self.params is None else self.params.protocol_version
         return requested if requested in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1]
-
-    def check(self) -> None:
-        """Raise McpError for what is no JSON-RPC message, or has a member of a wrong type."""
-        if (fault := self._fault()) is not None:
-            raise McpError(*fault, request_id=self.id if is_request_id(self.id) else None)
-
-    def _fault(self) -> tuple[int, str] | None:
-        if self.id is not UNSET and self.method is not None and not is_request_id(self.id):
-            return INVALID_REQUEST, f"a request's id is a string or an integer, not {_shown(self.id)}"
-        if self.jsonrpc != "2.0":
-            return INVALID_REQUEST, '`jsonrpc` must be "2.0"'
-        if self.method is None:
-            if self.id is not UNSET and (self.result is UNSET) != (self.error is UNSET):
-                return None  # a response
-            return INVALID_REQUEST, "this is no JSON-RPC message: it has no `method`"
-        if not isinstance(self.method, str):
-            return INVALID_REQUEST, f"`method` must be a string, not {json_kind(self.method)}"
-        if self.id is UNSET or self.params is None:
-            return None
-        meta = self.params.meta
-        if meta is not None and not isinstance(meta, dict):
-            return INVALID_PARAMS, f"`params._meta` must be an object, not {json_kind(meta)}"
-        token = self.meta.get(PROGRESS_TOKEN)
-        # A token is repeated in every notification of progress, and an id in the answer.
-        if token is not None and not is_request_id(token):
-            return INVALID_PARAMS, f"`{PROGRESS_TOKEN}` is a string or an integer, not {_shown(token)}"
-        return None
 
     def arguments(self) -> bytes | None:
         """The arguments of a call as JSON text on one line; None without any. Raises McpError."""
@@ -194,7 +166,7 @@ def request_id_text(request_id: RequestId | None) -> str:
     return str(request_id) if type(request_id) is int else json.dumps(request_id)
 
 
-def is_request_id(value: object) -> bool:
+def is_request_id(value: object) -> TypeGuard[RequestId]:
     """Whether a value can be a request's id or a progress token."""
     return type(value) is int or (isinstance(value, str) and len(value) < MAX_NAME_CHARACTERS)
 
@@ -208,7 +180,15 @@ def read_message(body: bytes | bytearray | Raw) -> Message:
             # RFC 8259, section 8.1: a parser may ignore it.
             return read_message(body.removeprefix(_BYTE_ORDER_MARK))
         raise _fault(body, error) from None
-    message.check()
+    if not message.method:
+        if message.id is UNSET or (message.result is UNSET) == (message.error is UNSET):
+            raise _invalid("this is no JSON-RPC message: it has no `method`", message.id)
+    elif message.id is None:
+        raise _invalid("a request's id is a string or an integer, not null")
+    # A token is repeated in every notification of progress, as an id is in the answer.
+    elif not is_request_id(token := message.meta.get(PROGRESS_TOKEN, 0)) and token is not None:
+        text = f"`{PROGRESS_TOKEN}` is a string or an integer, not {_shown(token)}"
+        raise McpError(INVALID_PARAMS, text, request_id=message.request_id)
     return message
 
 
@@ -242,13 +222,25 @@ def _fault(body: bytes, error: Exception) -> McpError:
     message = as_object(value)
     if message is None:
         return McpError(INVALID_REQUEST, f"a message is an object, not {json_kind(value)}")
-    params = message.get("params")
-    if params is not None and not isinstance(params, dict):
-        return McpError(
-            INVALID_REQUEST, f"`params` must be an object, not {json_kind(params)}", request_id=request_id
-        )
+    params = as_object({} if (given := message.get("params")) is None else given)
+    if params is None:
+        return _invalid(f"`params` must be an object, not {json_kind(given)}", request_id)
+    if "id" in message and not is_request_id(message["id"]):
+        return _invalid(f"a request's id is a string or an integer, not {_shown(message['id'])}")
+    if message.get("jsonrpc") != "2.0":
+        return _invalid('`jsonrpc` must be "2.0"', request_id)
+    if (method := message.get("method")) is not None and not isinstance(method, str):
+        return _invalid(f"`method` must be a string, not {json_kind(method)}", request_id)
+    if (meta := params.get("_meta")) is not None and not isinstance(meta, dict):
+        text = f"`params._meta` must be an object, not {json_kind(meta)}"
+        return McpError(INVALID_PARAMS, text, request_id=request_id)
     # Python's decoder takes what JSON does not have: NaN, and half of a pair of surrogates.
     return McpError(PARSE_ERROR, f"this is not valid JSON: {error}", request_id=request_id)
+
+
+def _invalid(text: str, request_id: object = None) -> McpError:
+    known = request_id if is_request_id(request_id) else None
+    return McpError(INVALID_REQUEST, text, request_id=known)
 
 
 def readable_id(body: bytes) -> RequestId | None:

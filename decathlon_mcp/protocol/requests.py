@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 import msgspec
 from msgspec import UnsetType
@@ -180,8 +180,8 @@ class Request(ABC):
         self, message: Message, context: RequestContext, session: Session | None, version: str
     ) -> None:
         """Raises McpError for a call whose name or arguments have a wrong type."""
-        self.id: RequestId = message.id
-        self.method: str = message.method
+        self.id = cast("RequestId", message.id)
+        self.method = message.method
         self.meta = message.meta
         self.context = context
         self.session = session

@@ -199,10 +199,9 @@ class LineServer:
         request_id = None
         try:
             message = read_line(line)
-            if not message.is_request:
+            if (request_id := message.request_id) is None:
                 self._on_notification(message)
                 return None
-            request_id = message.id
             request = self._request_of(message, in_batch=in_batch)
         except McpError as error:
             return error_message(error, error.request_id if request_id is None else request_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,7 +14,7 @@ from mcp.shared.exceptions import MCPError
 
 from decathlon_mcp.http.bodies import MAX_BODY_BYTES
 from decathlon_mcp.types import JsonObject
-from tests.http.messages import ACCEPT, INITIALIZE
+from tests.http.messages import INITIALIZE
 from tests.probe.clients import connected, playing
 from tests.probe.serving import Served, serving
 
@@ -96,29 +95,6 @@ async def test_a_sessionless_request_at_a_task_is_rejected_with_the_supported_re
     assert "2025-11-25" in error["data"]["supported"]
 
 
-async def test_a_session_of_one_path_is_unknown_at_another(served: Served, http: httpx2.AsyncClient) -> None:
-    opened = await http.post(served.task("find-answer"), json=INITIALIZE)
-    session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
-    ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
-    assert (await http.post(served.task("find-answer"), json=ping, headers=session)).status_code == 200
-    unknown = await http.post(served.lobby, json=ping, headers={"Mcp-Session-Id": "0" * 32})
-    for url in (served.task("say-answer"), served.lobby):
-        response = await http.post(url, json=ping, headers=session)
-        assert response.status_code == unknown.status_code == 404
-        assert response.json() == unknown.json()
-    assert (await http.delete(served.task("find-answer"), headers=session)).status_code == 200
-
-
-async def test_initialize_names_the_episode_and_its_address(served: Served) -> None:
-    async with connected(served.task("find-answer")) as client:
-        result: Any = client.session.initialize_result
-        info = result.meta["decathlon/episode"]
-        async with connected(info["address"], "sessionless") as other:
-            echo: Any = await other.call_tool("probe__echo", {"text": "hello"})
-    assert echo.content[0].text == "hello"
-    assert info["id"] in info["address"]
-
-
 async def test_a_page_of_an_allowed_origin_can_use_the_server(
     served: Served, http: httpx2.AsyncClient
 ) -> None:
@@ -136,32 +112,6 @@ async def test_a_page_of_an_allowed_origin_can_use_the_server(
     # Also a refusal, so that the page can show it.
     refused = await http.post(served.lobby, content=b"{}", headers={**origin, "Content-Type": "text/plain"})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (400, PAGE)
-
-
-async def test_a_page_of_the_servers_own_origin_can_use_it(served: Served, http: httpx2.AsyncClient) -> None:
-    response = await http.post(served.lobby, json=INITIALIZE, headers={"Origin": served.url})
-    assert response.status_code == 200
-
-
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "http://evil.example",
-        "http://localhost.evil.example",
-        "http://localhost:1",
-        "http://localhost",
-        "null",
-    ],
-)
-async def test_a_page_of_another_origin_is_refused(
-    served: Served, http: httpx2.AsyncClient, origin: str
-) -> None:
-    wanted = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-    preflight = await http.options(served.lobby, headers=wanted)
-    response = await http.post(served.lobby, json=INITIALIZE, headers={"Origin": origin})
-    assert (preflight.status_code, response.status_code) == (400, 403)
-    for answer in (preflight, response):
-        assert "access-control-allow-origin" not in answer.headers
 
 
 FOREIGN: tuple[tuple[dict[str, str], int], ...] = (
@@ -194,6 +144,7 @@ async def test_no_address_serves_a_foreign_page(
     for headers, status in FOREIGN:
         response = await http.request(method, served.url + path, content=content, headers={**kind, **headers})
         assert response.status_code == status, headers
+        assert "access-control-allow-origin" not in response.headers
     if method == "POST":
         for simple in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
             response = await http.post(served.url + path, content=content, headers={"Content-Type": simple})
@@ -264,19 +215,6 @@ async def test_a_tool_call_without_an_id_is_a_notification_and_is_not_carried_ou
     assert len(served.episodes.live) == before
 
 
-async def test_a_full_server_refuses_with_a_retry_time(tmp_path: Path) -> None:
-    async with serving(tmp_path, provider="host", max_sandboxes=1, max_queue=0) as served:
-        async with playing(served, "find-answer", "task"), httpx2.AsyncClient(headers=ACCEPT) as http:
-            response = await http.post(served.task("find-answer"), json=INITIALIZE)
-            assert (response.status_code, response.json()["id"]) == (200, 1)
-            assert 5 <= int(response.headers["retry-after"]) <= 15
-            assert response.json()["error"]["data"]["retryAfterSeconds"] >= 5
-            with connection_fails("ask again in"):
-                async with connected(served.task("find-answer")):
-                    pass
-            assert len(served.episodes.live) == 1
-
-
 async def test_evaluate_without_a_call_names_the_likely_cause(served: Served) -> None:
     async with playing(served, "find-answer", "task") as player:
         assert "opens a session for each" in (await player.call("evaluate")).content[1].text
@@ -285,19 +223,6 @@ async def test_evaluate_without_a_call_names_the_likely_cause(served: Served) ->
         assert "session" not in str((await player.call("evaluate")).content)
     async with playing(served, "find-answer", "episode-handshake") as player:
         assert "session" not in str((await player.call("evaluate")).content)
-
-
-async def test_calls_past_the_limit_close_the_attempt(tmp_path: Path) -> None:
-    async with serving(tmp_path, provider="host", max_calls=2) as served:
-        async with playing(served, "find-answer", "task") as player:
-            await player.call("probe__write", path="answer.txt", text="42")
-            await player.call("probe__echo", text="")
-            third = await player.call("probe__echo", text="")
-            assert third.is_error
-            assert "limit of 2 tool calls" in third.content[0].text
-            verdict = (await player.call("evaluate")).structured_content
-    assert verdict["truncated"] is True
-    assert verdict["reward"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -166,17 +165,6 @@ async def test_names_that_clients_make_up_are_no_labels(tmp_path: Path, http: ht
         assert {name.partition("{")[0] for name in labelled} == {"episodes", "episodes_started_total"}
 
 
-async def test_the_number_of_series_is_bounded(tmp_path: Path, http: httpx2.AsyncClient) -> None:
-    async with serving(tmp_path / "state", provider="host") as served:
-        for task in ("find-answer", "say-answer", "made-answer"):
-            async with playing(served, task, "task") as player:
-                await player.text("probe__echo", text="hello")
-        scraped = await scrape(http, served.url)
-    assert len(scraped) < MAX_SERIES
-    assert not any('task="' in name for name in scraped)
-    assert max(Counter(name.partition("{")[0] for name in scraped).values()) <= 54
-
-
 async def test_metrics_are_also_served_as_openmetrics(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     async with serving(tmp_path / "state", provider="host") as served:
         accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
@@ -218,6 +206,7 @@ async def test_a_full_server_is_not_ready(tmp_path: Path, http: httpx2.AsyncClie
             assert response.json()["waiting"] == 1
             refusal = await http.post(served.task("find-answer"), json=INITIALIZE)
             assert refusal.json()["error"]["data"]["code"] == "at_capacity"
+            assert 5 <= int(refusal.headers["retry-after"]) <= 15
             scraped = await scrape(http, served.url)
             assert scraped.total("queue_length") == scraped.total("state", state="full") == 1
             assert scraped.total("http_responses_total", status="503") == 2

@@ -360,7 +360,8 @@ async def test_headers_of_a_request_without_a_session_must_agree_with_its_body(
 
 
 @pytest.mark.parametrize(
-    ("agent", "is_read"), [("python-httpx2/2.0", False), (None, False), ("node", True), ("undici", True)]
+    ("agent", "is_read"),
+    [("python-httpx2/2.0", False), (None, False), ("node", True), ("undici", True), ("header", True)],
 )
 async def test_event_over_a_mebibyte_is_sent_to_clients_that_read_it(
     tmp_path: Path, http: httpx2.AsyncClient, agent: str | None, is_read: bool
@@ -368,6 +369,8 @@ async def test_event_over_a_mebibyte_is_sent_to_clients_that_read_it(
     async with restartable(tmp_path, provider()) as server:
         session = await RawSession.open(http, server.served.task(TASK))
         session.headers["user-agent"] = agent or ""
+        if agent == "header":
+            session.headers["decathlon-large-events"] = "1"
         events = events_of(await session.post("tools/call", {"name": "probe__long"}))
         result = json.loads(events[-1]["data"])["result"]
         assert len(events) == 2

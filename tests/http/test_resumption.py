@@ -119,17 +119,6 @@ async def test_call_before_the_end_of_the_set_up_is_in_the_trajectory_and_can_be
         assert gate.calls == 1
 
 
-async def test_call_that_is_refused_at_once_has_one_json_body(
-    tmp_path: Path, http: httpx2.AsyncClient
-) -> None:
-    async with restartable(tmp_path) as server:
-        session = await ready_session(http, server)
-        response = await session.post("tools/call", {"name": "probe__none"}, request_id=5)
-        assert response.headers["content-type"] == "application/json"
-        assert response.json()["error"]["data"]["code"] == "unknown_tool"
-        assert not events(server.registry.live[0].trajectory, "call")
-
-
 async def test_list_is_made_again_after_a_restart(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     async with restartable(tmp_path) as server:
         session = await RawSession.open(http, server.served.task(TASK))

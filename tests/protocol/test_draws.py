@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from tests.http.messages import ACCEPT, INITIALIZE, tokens_of
-from tests.probe.clients import connected, refused
+from tests.probe.clients import connected
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -55,13 +55,6 @@ async def test_the_random_address_applies_filters_and_repeats_a_seed(served: Ser
     assert "answer" in drawn[0]
     assert await draw(served, "split=test&needs=probe,late") == "late-server"
     assert await draw(served, "needs=probe&needs=late") == "late-server"
-
-
-async def test_with_an_order_the_seed_is_the_position(served: Served) -> None:
-    assert await draw(served, "order=easy_first&seed=0") == "find-answer"
-    assert await draw(served, "order=easy_first&seed=2") == "say-answer"
-    assert await draw(served, "order=hard_first&seed=0") == "dense"
-    assert await draw(served, "order=curriculum&seed=3") == "find-answer"
 
 
 async def test_without_a_seed_each_token_walks_through_an_order_independently(
@@ -120,32 +113,3 @@ async def test_the_lobby_lists_samples_and_starts_with_the_same_filters(served: 
         started = await call(lobby, "start_episode", wait=False, **filters)
         assert started["task"] == task["id"]
         await call(lobby, "close_episode", episode=started["episode"])
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments", "message"),
-    [
-        ("list_tasks", {"seed": 7}, "`seed` requires `sample`"),
-        ("list_tasks", {"sample": 0}, "`sample`: must be at least 1"),
-        ("list_tasks", {"split": "nowhere"}, "the splits are test, train"),
-        ("start_episode", {"task": "dense", "seed": 0}, "`task` cannot be combined with `seed`"),
-        ("start_episode", {"order": "sideways"}, "'easy_first', 'hard_first' or 'curriculum'"),
-        ("start_episode", {"without": ["*"]}, "no task fits all of the filters"),
-    ],
-)
-async def test_the_lobby_refuses_arguments_that_exclude_each_other(
-    served: Served, tool: str, arguments: dict[str, Any], message: str
-) -> None:
-    async with connected(served.lobby, token="ada") as lobby:
-        assert message in await refused(lobby, tool, **arguments)
-
-
-async def test_a_full_server_draws_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    query = "order=hard_first&search=dens"
-    taken: list[object] = []
-    monkeypatch.setattr(served.episodes, "closing", True)
-    monkeypatch.setattr(served.episodes.draws, "take", taken.append)
-    async with httpx2.AsyncClient(headers={**ACCEPT, "Authorization": "Bearer ada"}, timeout=30) as http:
-        answer = await http.post(f"{served.task('random')}?{query}", json=INITIALIZE)
-    assert answer.json()["error"]["data"]["code"] == "at_capacity"
-    assert taken == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx2
@@ -79,16 +78,6 @@ async def test_a_tasks_address_takes_labels_as_parameters_and_in_the_header(
             assert served.episodes.live[-1].spec.labels == {**OF_HEADER, "model": "a&b", "attempt": "0"}
 
 
-async def test_a_held_episode_takes_labels_in_the_body_and_in_the_header(served: Served) -> None:
-    body = {"task": "say-answer", "labels": {"group": "3"}}
-    async with httpx2.AsyncClient(headers=HEADER, timeout=60) as http:
-        async with http.stream("POST", f"{served.url}/episodes", json=body) as response:
-            started = json.loads(await anext(response.aiter_lines()))
-            assert served.find(started["episode"]).spec.labels == {**OF_HEADER, "group": "3"}
-    error = await refusal(f"{served.url}/episodes", {**body, "labels": {"step": "8"}}, HEADER)
-    assert "the label 'step' is given twice" in error["message"]
-
-
 @pytest.mark.parametrize(
     ("query", "headers", "message"),
     [
@@ -109,13 +98,6 @@ async def test_a_tasks_address_refuses_what_it_does_not_know_and_starts_nothing(
     assert message in error["message"]
     # Episodes of other tests may end meanwhile.
     assert set(served.episodes.live) <= before
-
-
-async def test_the_random_address_refuses_labels_and_unknown_filters_alike(served: Served) -> None:
-    error = await refusal(f"{served.task('random')}?label=RUN=a", INITIALIZE)
-    assert "the label 'RUN': a name has 1 to 32 of the characters" in error["message"]
-    error = await refusal(f"{served.task('random')}?label=run=a&labels=b", INITIALIZE)
-    assert "`labels`: there is no such field" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -100,15 +100,6 @@ async def test_unreadable_request_is_answered_under_its_id(registry: EpisodeRegi
     assert "error" in found[1]
 
 
-@pytest.mark.parametrize("request_id", [None, 5.0, True, []])
-async def test_id_of_another_type_is_answered_with_an_error(
-    registry: EpisodeRegistry, request_id: Any
-) -> None:
-    found = await answers(registry, initialize(), request("ping", request_id), b"", b"  \r")
-    assert [each["id"] for each in found] == [1, None]
-    assert found[1]["error"]["code"] == -32600
-
-
 async def test_byte_order_mark_before_the_first_line_is_ignored(registry: EpisodeRegistry) -> None:
     (answer,) = await answers(registry, b"\xef\xbb\xbf" + json.dumps(initialize()).encode())
     assert answer["result"]["protocolVersion"] == "2025-11-25"

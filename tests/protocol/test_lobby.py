@@ -96,31 +96,6 @@ async def test_structured_content_is_also_text(served: Served, era: str) -> None
         assert json.loads(reply.content[-1].text) == reply.structured_content
 
 
-async def test_a_session_lists_only_its_own_episodes(served: Served) -> None:
-    async with connected(served.lobby, "handshake") as first, connected(served.lobby, "handshake") as other:
-        own = (await call(first, "start_episode", task="find-answer", wait=False))["episode"]
-        listed = [episode["episode"] for episode in (await call(first, "list_episodes"))["episodes"]]
-        assert listed == [own]
-        assert (await call(other, "list_episodes"))["episodes"] == []
-        await call(first, "close_episode", episode=own)
-
-
-async def test_without_a_session_no_episodes_are_listed(served: Served) -> None:
-    async with connected(served.lobby, "sessionless") as lobby:
-        handle = (await call(lobby, "start_episode", task="find-answer", wait=False))["episode"]
-        assert (await call(lobby, "list_episodes"))["episodes"] == []
-        await call(lobby, "close_episode", episode=handle)
-
-
-async def test_tasks_are_listed_with_their_needs(served: Served, era: str) -> None:
-    async with connected(served.lobby, era) as lobby:
-        tasks = (await call(lobby, "list_tasks", search="answer", prompts=True))["tasks"]
-    assert [task["id"] for task in tasks] == ["find-answer", "made-answer", "say-answer"]
-    assert tasks[0]["servers"] == ["probe"]
-    assert tasks[0]["runnable"] is True
-    assert "Write the answer, 42" in tasks[0]["prompt"]
-
-
 async def test_tasks_are_listed_with_the_metrics_that_the_server_does_not_count(served: Served) -> None:
     async with connected(served.lobby) as lobby:
         tasks = (await call(lobby, "list_tasks"))["tasks"]
@@ -166,22 +141,3 @@ async def test_an_unknown_tool_is_a_protocol_error(served: Served, era: str) -> 
         handle = (await call(lobby, "start_episode", task="find-answer"))["episode"]
         assert "no tool 'fly'" in await refused(lobby, "call_tool", episode=handle, name="fly")
         await call(lobby, "close_episode", episode=handle)
-
-
-async def test_a_branch_is_started_by_a_handle_and_by_no_agents_id(served: Served, era: str) -> None:
-    async with connected(served.lobby, era) as lobby:
-        started = await call(lobby, "start_episode", task="find-answer")
-        handle = started["episode"]
-        writing = {"name": "probe__write", "arguments": {"path": "answer.txt", "text": "42"}}
-        await lobby.call_tool("call_tool", {"episode": handle, **writing})
-        branch = await call(lobby, "start_episode", branch_of=handle, at=1)
-        assert (branch["phase"], branch["task"]) == ("ready", "find-answer")
-        assert branch["branch"] == {"episode": started["public_id"], "at": 1, "differences": 0}
-        assert (await call(lobby, "episode_status", episode=branch["episode"]))["calls"] == 1
-        assert (await call(lobby, "evaluate", episode=branch["episode"]))["reward"] == 1.0
-        text = await refused(lobby, "start_episode", branch_of=started["agent"], at=1)
-        assert text.startswith("there is no such episode here")
-        text = await refused(lobby, "start_episode", branch_of=handle, at=2)
-        assert text == "there is no call 2 to branch after: the episode has 1 until now"
-        for episode in (handle, branch["episode"]):
-            await call(lobby, "close_episode", episode=episode)

@@ -65,15 +65,6 @@ async def test_initialize_reports_what_the_episode_waits_for(served: Served) -> 
     assert (info["phase"], info["waits_for"]) == ("queued", WAITS)
 
 
-async def test_a_task_without_a_shared_account_does_not_wait(served: Served) -> None:
-    first = await start(served, "find-answer")
-    other = await start(served, "made-answer")
-    assert other["phase"] == "ready"
-    assert "waits_for" not in other
-    for started in (first, other):
-        await close(served, started["episode"])
-
-
 async def status_of(served: Served, episode: str) -> dict[str, Any]:
     async with connected(served.lobby) as lobby:
         status: Any = await lobby.call_tool("episode_status", {"episode": episode})

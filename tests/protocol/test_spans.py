@@ -23,7 +23,7 @@ from decathlon_mcp.types import public_id
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeRun, ToolError
 from tests.fakes.provider import FakeProvider
-from tests.http.messages import ACCEPT, META, MODERN, TASK
+from tests.http.messages import TASK
 from tests.http.restarting import RawSession, answer_of
 from tests.http.test_lost_clients import served_by_fake
 from tests.probe.clients import connected
@@ -210,25 +210,6 @@ async def test_a_call_in_a_session_has_these_attributes(
     assert is_child(recorded.the("set_up"), recorded.the("initialize"))
     assert recorded.the("tools/list").kind is SpanKind.SERVER
     assert is_child(recorded.the("grade"), recorded.the("tools/call claim_done"))
-
-
-async def test_a_call_without_a_session_has_no_session_in_its_attributes(
-    served: Served, recorded: Recorded, http: httpx2.AsyncClient
-) -> None:
-    async with session_of(http, served):
-        episode = served.episodes.live[-1]
-        headers = {
-            **ACCEPT,
-            "mcp-protocol-version": MODERN,
-            "mcp-method": "tools/call",
-            "mcp-name": "probe__echo",
-        }
-        message = called("probe__echo", meta=META)
-        assert "result" in (await http.post(served.episode(episode.id), json=message, headers=headers)).json()
-    attributes = attributes_of(recorded.the("tools/call probe__echo"))
-    assert attributes["mcp.protocol.version"] == MODERN
-    assert "mcp.session.id" not in attributes
-    assert episode.id not in recorded.text
 
 
 async def test_over_streams_every_call_has_one_span_too(tmp_path: Path, recorded: Recorded) -> None:
