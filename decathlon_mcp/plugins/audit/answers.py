@@ -24,6 +24,8 @@ MAX_FILES, MAX_BYTES = 400, 4 << 20
 """Files of a folder that are read, and what is read of each."""
 MIN_CONSTANT = 16
 _FILE_NAME = re.compile(r"[\w\-]{1,60}(?:/[\w\-]{1,60}){0,3}\.[A-Za-z0-9]{1,5}")
+_PROGRAMS = "--exclude-dir=.venv --exclude-dir=site-packages --exclude-dir=node_modules"
+"""Folders of installed programs, which are not searched."""
 _DIGESTS = ("md5", "sha1", "sha256")
 _WORDLESS = re.compile(r"[A-Za-z_.:%/-]+")
 _OUTPUT_SUFFIXES = frozenset(
@@ -150,7 +152,7 @@ def search_command(parts: Iterable[str], task: Task) -> str:
     lines = " ".join(map(quote, parts))
     places = '"$ROOT" "$HOME" /tmp /var/tmp /dev/shm /opt /srv /root /mnt'
     contents = (
-        f"printf '%s\\n' {lines} | timeout 60 grep -rlaF -f - {places} 2>/dev/null | head -20; "
+        f"printf '%s\\n' {lines} | timeout 60 grep -rlaF {_PROGRAMS} -f - {places} 2>/dev/null | head -20; "
         if lines
         else ""
     )

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from decathlon_mcp.plugins.audit.abilities import Abilities, Need
 
 PREPARE_GIT = """\
-git init -q library; cd library
+git init -q {repository}; cd {repository}
 git config user.email a@b; git config user.name a
 echo 0 > version; git add version; git commit -qm 'release 0.0'
 cat > .git/attack <<'END'
@@ -40,17 +40,27 @@ class Attack(BaseModel):
     files: Mapping[str, str] = {}
     """The same without a shell: contents by their path in the workspace."""
     alone: bool = False
-    """Whether it excludes others in the same attempt."""
+    """Whether it excludes others in the same attempt; with git, only those in the same repository."""
+    suffix: str = ""
+    """How the names of the files end that it replaces."""
 
     @property
     def uses_git(self) -> bool:
         """Whether it needs a repository with the program `.git/attack`."""
         return ".git/attack" in self.command
 
-    def is_possible(self, abilities: Abilities) -> bool:
-        if self.needs == "file" and not self.files:
-            return abilities.runner is not None
-        return abilities.can(self.needs)
+    def obstacle(self, abilities: Abilities, names: Sequence[str]) -> str:
+        """Why the tools cannot carry it; empty if they can. `names`: of files that the evaluator may read."""
+        need = "shell" if self.needs == "file" and not self.files else self.needs
+        if not abilities.can(need):
+            return "no tool runs as root" if need == "root" else f"no tool gives a {need}"
+        if "$OUTPUTS" in self.command and not any(name.endswith(self.suffix) for name in names):
+            return f"no file{' ' * bool(self.suffix)}{self.suffix} is known that the evaluator reads"
+        return ""
+
+    def excludes(self, abilities: Abilities) -> bool:
+        """Whether it has an attempt of its own."""
+        return self.alone and (not self.uses_git or bool(abilities.repositories))
 
 
 @cache
@@ -78,16 +88,18 @@ def shell_command(
     outputs: Sequence[str],
     answers: Mapping[str, str] | None = None,
     program: str | None = None,
+    repository: str = "library",
 ) -> str:
     """An attack with the variables that it uses.
 
     `task`: the task's folder. `outputs`: names of files that the evaluator probably reads. `answers`: where
     the grader has the right content of a file, if not in `groundtruth_workspace` under its name.
-    `program`: what the repository's program is, if not one that takes the answer.
+    `program`: what the repository's program is, if not one that takes the answer. `repository`: its folder.
     """
     truth = str(PurePosixPath(task, "groundtruth_workspace"))
     cases = "".join(f"{quote(name)}) echo {quote(path)};; " for name, path in (answers or {}).items())
-    before = PREPARE_GIT.format(program=program or COPY_ANSWER.format(truth=truth, workspace=workspace))
+    program = program or COPY_ANSWER.format(truth=truth, workspace=workspace)
+    before = PREPARE_GIT.format(program=program, repository=quote(repository))
     return "\n".join(
         (
             f"export ROOT={quote(root)} TASK={quote(task)} WORK={quote(workspace)}",

@@ -243,17 +243,13 @@ class _TaskAudit:
         )
 
     async def _forgers(self, target: Target, abilities: Abilities) -> None:
-        possible = [attack for attack in attacks() if attack.is_possible(abilities)]
-        self.skipped |= {
-            f"forger {attack.name}": f"no tool gives a {attack.needs}"
-            if attack.needs != "root"
-            else "no tool runs as root"
-            for attack in attacks()
-            if attack not in possible
-        }
-        await self._forge(target, abilities, [attack for attack in possible if not attack.alone])
+        names = (*target.answers.outputs, *target.answers.workspace)
+        obstacles = {attack.name: attack.obstacle(abilities, names) for attack in attacks()}
+        self.skipped |= {f"forger {name}": why for name, why in obstacles.items() if why}
+        possible = [attack for attack in attacks() if not obstacles[attack.name]]
+        await self._forge(target, abilities, [one for one in possible if not one.excludes(abilities)])
         for attack in possible:
-            if attack.alone:
+            if attack.excludes(abilities):
                 await self._forge(target, abilities, [attack])
 
     async def _forge(self, target: Target, abilities: Abilities, together: Sequence[Attack]) -> None:
