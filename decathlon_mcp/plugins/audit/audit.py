@@ -71,9 +71,8 @@ async def audit(settings: Settings, options: AuditOptions, report: Report) -> in
                     await _Audit(settings, options, report, d).run()
         except ClientError as error:
             raise DecathlonError(error.message) from error
-    if watcher.status is not None:
-        return watcher.status
-    return report.finish()
+    status = report.finish()
+    return status if watcher.status is None else watcher.status
 
 
 def default_run(suites: Sequence[Suite]) -> str:
@@ -88,7 +87,6 @@ class _Audit:
     options: AuditOptions
     report: Report
     d: Decathlon
-    meter: CostMeter = field(default_factory=CostMeter)
 
     async def run(self) -> None:
         endpoint = self.d._server  # pyright: ignore[reportPrivateUsage]
@@ -115,9 +113,11 @@ class _Audit:
             _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, self.report)
             for name in names
         ]
+        meter = CostMeter(state / "audit" / f"{run}.json")
+        await anyio.to_thread.run_sync(meter.read)
         for each in audits:
             # One at a time, so that what the machine did meanwhile is this task's.
-            await each.begin(self.d, self.meter)
+            await each.begin(self.d, meter)
         async with anyio.create_task_group() as tasks:
             places = anyio.CapacityLimiter(self.options.jobs)
             for each in audits:
@@ -151,13 +151,12 @@ class _TaskAudit:
             self.unplayable = "; ".join(listed.missing) or "it cannot run here"
             return
         with meter.measuring() as measured:
-            self.empty = await self.attempts.play_now(self.name, "null", policies.null, measured.opened)
+            self.empty = await self.attempts.play(self.name, "null", policies.null, measured.opened)
             self.rewards["null"] = None if self.empty.verdict is None else self.empty.reward
-            self.attempts.advance(f"{self.name}: null")
         if self.empty.verdict is None:
             self.unplayable = self.empty.failure
             return
-        self.cost = measured.cost(self.empty.verdict)
+        self.cost = await anyio.to_thread.run_sync(meter.cost_of, self.name, measured, self.empty.verdict)
         try:
             tools = tuple(await d.tools(listed))
             answers = await anyio.to_thread.run_sync(read_answers, self.suite, self.task, listed.prompt or "")
@@ -344,7 +343,8 @@ class _TaskAudit:
             return
         if unsteady is not None:
             what = f"the same attempt, graded again{unsteady.how}, earns {unsteady.after} instead of"
-            self._add_finding("unsteady", f"{what} {unsteady.before}", attempt)
+            said = f" ({unsteady.said})" if unsteady.said else ""
+            self._add_finding("unsteady", f"{what} {unsteady.before}{said}", attempt)
 
     async def _search(self, target: Target) -> None:
         """Climb from random calls to neighbours that earn more, as far as the attempts go."""

@@ -91,7 +91,8 @@ def probe(target: Target) -> Play:
     return play
 
 
-_WHO = "echo $((6*7))-$(id -u)-; find . -maxdepth 4 -name .git -type d | sed 's,/[.]git$,,;s,^,repository ,'"
+_QUESTION = "echo $((6*7))-$(id -u)-;"
+_WHO = f"{_QUESTION} find . -maxdepth 4 -name .git -type d | sed 's,/[.]git$,,;s,^,repository ,'"
 _RAN = "42-"
 
 
@@ -102,7 +103,7 @@ def abilities_in(target: Target, replies: Sequence[tuple[str, JsonObject, bool, 
     is_root, repositories = False, list[str]()
     for tool, arguments, failed, text in replies:
         for runner in runners(target.usable):
-            is_question = tool == runner.tool and _WHO in str(arguments.get(runner.argument))
+            is_question = tool == runner.tool and _QUESTION in str(arguments.get(runner.argument))
             if found_runner is None and is_question and not failed and _RAN in text:
                 found_runner, is_root = runner, f"{_RAN}0-" in text
                 repositories = _REPOSITORY.findall(text)
