@@ -17,14 +17,14 @@ from decathlon_client import ClientError, Decathlon
 from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import Step, read_steps
-from decathlon_client.values import CLAIM
+from decathlon_client.values import CLAIM, JsonObject
 
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
 from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.plugins.audit import policies
 from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading
 from decathlon_mcp.plugins.audit.answers import read_answers
-from decathlon_mcp.plugins.audit.attacks import Attack, attacks
+from decathlon_mcp.plugins.audit.attacks import NOT_DONE, Attack, attacks
 from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, read_stored
 from decathlon_mcp.plugins.audit.cost import Cost, CostMeter
 from decathlon_mcp.plugins.audit.policies import Target
@@ -243,7 +243,14 @@ class _TaskAudit:
 
     async def _forgers(self, target: Target, abilities: Abilities) -> None:
         names = (*target.answers.outputs, *target.answers.workspace)
-        obstacles = {attack.name: attack.obstacle(abilities, names) for attack in attacks()}
+        assert self.empty is not None
+        raw: JsonObject = self.empty.verdict.raw if self.empty.verdict else {}
+        if raw.get("isolation") == "none" and abilities.runner is not None:
+            # They would change the machine of the person who audits.
+            abilities = replace(abilities, runner=None)
+            self.notes.append("no attack ran a command, because the sandboxes are not isolated")
+        unlimited = tuple(map(str, raw.get("unlimited") or ()))
+        obstacles = {attack.name: attack.obstacle(abilities, names, unlimited) for attack in attacks()}
         self.skipped |= {f"forger {name}": why for name, why in obstacles.items() if why}
         possible = [attack for attack in attacks() if not obstacles[attack.name]]
         await self._forge(target, abilities, [one for one in possible if not one.excludes(abilities)])
@@ -258,6 +265,10 @@ class _TaskAudit:
         names = [attack.name for attack in together]
         policy = f"forger {names[0]}" if len(names) == 1 else f"forgers {names[0]} to {names[-1]}"
         attempt = await self._play(policy, policies.forger(target, abilities, together))
+        for _, _, _, text in await self.attempts.replies(attempt):
+            for line in text.splitlines():
+                if line.startswith(NOT_DONE):
+                    self.skipped[f"forger {line.rpartition(' ')[2]}"] = "its program failed in the sandbox"
         assert self.empty is not None
         earned = attempt.verdict is None or attempt.reward > self.empty.reward + TOLERANCE
         if earned and len(together) > 1:

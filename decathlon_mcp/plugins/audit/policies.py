@@ -265,4 +265,4 @@ async def _call(episode: Episode, tool: str, arguments: JsonObject) -> Reply:
 def _place(target: Target, episode: Episode) -> str:
     """A command that goes to the workspace, with the variables of attacks."""
     root, workspace = target.places(episode.prompt)
-    return f'WORK={quote(workspace)}; ROOT={quote(root)}; cd "$WORK"'
+    return f'WORK={quote(workspace)}; ROOT={quote(root)}; cd "$WORK" || exit 1'
