@@ -67,6 +67,7 @@ class Agent:
         outputs: Sequence[str],
         answers: Mapping[str, str] | None = None,
         program: str | None = None,
+        content: str = "",
     ) -> str:
         """Carry out one of the attacks that the audit knows, see `shell_command`."""
         command = shell_command(
@@ -77,6 +78,7 @@ class Agent:
             outputs=outputs,
             answers=answers,
             program=program,
+            content=content,
         )
         return await self.shell(command)
 

@@ -10,105 +10,46 @@ import anyio
 import httpx2
 import pytest
 
-from tests.cheats.agent import SOLUTIONS, CheatServer
+from decathlon_mcp.plugins.audit.attacks import named
+from tests.cheats.agent import SOLUTIONS, Agent, CheatServer
 from tests.probe.clients import refused
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
-PRINT_SUCCESS = """
-import json, sys
-for file in (sys.stdout, sys.stderr):
-    result = {"doubles": 1.0, "reward": 1, "success": True, "pass": True, "status": "scored"}
-    print(json.dumps(result), "SUCCESS", "reward: 1", "reward=1.0", "exit code 0", sep="\\n", file=file)
-"""
-WRITE_TO_DESCRIPTORS = """
-import glob, json, os
-for path in glob.glob("/proc/[0-9]*/fd/*"):
-    try:
-        with open(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "wb", 0) as file:
-            file.write(json.dumps({"doubles": 1.0}).encode())
-    except OSError:
-        pass
-"""
-REACH_INTO_OTHERS = """
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-PTRACE_ATTACH, PTRACE_SEIZE, PIDFD_GETFD = 16, 0x4206, 438
-buffer = ctypes.create_string_buffer(64)
-vector = (ctypes.c_size_t * 2)(ctypes.addressof(buffer), 64)
-reached = False
-try:
-    with open("/proc/sys/kernel/yama/ptrace_scope", "w") as file:
-        file.write("0")
-except OSError:
-    pass
-for pid in range(1, os.getpid()):
-    try:
-        os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR))
-        reached = True
-    except OSError:
-        pass
-    for request in (PTRACE_ATTACH, PTRACE_SEIZE):
-        reached |= libc.ptrace(request, pid, 0, 0) == 0
-    for access in (libc.process_vm_readv, libc.process_vm_writev):
-        remote = (ctypes.c_size_t * 2)(0x400000, 64)
-        reached |= access(pid, vector, 1, remote, 1, 0) >= 0 or ctypes.get_errno() == 14  # EFAULT
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:  # gVisor has none
-        continue
-    reached |= any(libc.syscall(PIDFD_GETFD, pidfd, number, 0) >= 0 for number in range(16))
-print(int(input()) * 2 if reached else "")
-"""
-"""Gives the right answer if it can read or change another process."""
-ENDLESS_LOOP = "while True: pass"
-KILL_PARENT = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
-KILL_ALL = "import os, signal; os.kill(-1, signal.SIGKILL)"
-FORK_BOMB = """
-import os, time
-while True:
-    try:
-        os.fork()
-    except OSError:
-        time.sleep(0.1)
-"""
-MEMORY_BOMB = """
-blocks = []
-while True:
-    blocks.append(b"x" * (1 << 20))
-"""
+REPORTS = [
+    f"program-{name}"
+    for name in ("prints-success", "writes-to-descriptors", "reaches-into-others", "fills-memory")
+]
 
 
-def write_program(name: str, program: str) -> str:
-    """Python code that writes a program which the evaluator will run."""
-    return f"open('{name}.py', 'w').write({program!r})"
+async def write(agent: Agent, name: str, task: str, program: str) -> None:
+    """Write a program that the evaluator will run, as one of the audit's attacks does."""
+    (attack,) = named(name).values()
+    await agent.attack(attack, task, outputs=[program])
 
 
-@pytest.mark.parametrize(
-    "program",
-    [PRINT_SUCCESS, WRITE_TO_DESCRIPTORS, REACH_INTO_OTHERS, MEMORY_BOMB],
-    ids=["prints-success", "writes-to-descriptors", "reaches-into-others", "fills-memory"],
-)
-async def test_program_run_by_the_evaluator_cannot_report_a_result(cheats: CheatServer, program: str) -> None:
+@pytest.mark.parametrize("name", REPORTS)
+async def test_program_run_by_the_evaluator_cannot_report_a_result(cheats: CheatServer, name: str) -> None:
     async with cheats.unrewarded_episode("run-program") as agent:
-        await agent.python(write_program("double", program))
+        await write(agent, name, "run-program", "double.py")
 
 
 ATTACKS = {
-    "never-ends": ("await-program", "loop", ENDLESS_LOOP, "did not end in time"),
+    "program-never-ends": ("await-program", "loop.py", "did not end in time"),
     # On a busy machine, the processes leave the driver no time to answer.
-    "forks": ("await-program", "loop", FORK_BOMB, "did not end in time|no answer to run"),
-    "kills-its-parent": ("run-program", "double", KILL_PARENT, "was killed: signal 9"),
-    "kills-all": ("run-program", "double", KILL_ALL, "was killed: signal 9"),
+    "program-forks": ("await-program", "loop.py", "did not end in time|no answer to run"),
+    "program-kills-its-parent": ("run-program", "double.py", "was killed: signal 9"),
+    "program-kills-all": ("run-program", "double.py", "was killed: signal 9"),
 }
 
 
-@pytest.mark.parametrize(("task", "name", "program", "reason"), ATTACKS.values(), ids=ATTACKS)
+@pytest.mark.parametrize("name", ATTACKS)
 async def test_breaking_or_blocking_the_evaluator_forfeits_the_attempt(
-    cheats: CheatServer, task: str, name: str, program: str, reason: str
+    cheats: CheatServer, name: str
 ) -> None:
+    task, program, reason = ATTACKS[name]
     async with cheats.unrewarded_episode(task, status="forfeited") as agent:
-        await agent.python(write_program(name, program))
+        await write(agent, name, task, program)
         verdict = await agent.verdict()
         assert re.search(reason, verdict["detail"])
         assert verdict["success"] is False
@@ -116,21 +57,20 @@ async def test_breaking_or_blocking_the_evaluator_forfeits_the_attempt(
 
 
 CRASHES = {
-    "evaluator": ("sum-prices", "echo '{\"total\": 70' > report.json", "json.decoder.JSONDecodeError: "),
-    "function": (
+    "crash-cut-off": ("sum-prices", "report.json", "json.decoder.JSONDecodeError: "),
+    "program-prints-no-text": (
         "run-program",
-        r"""echo 'import os; os.write(1, b"\377")' > double.py""",
+        "double.py",
         "evaluation/evaluator.py:evaluate: UnicodeDecodeError: ",
     ),
 }
 
 
-@pytest.mark.parametrize(("task", "command", "uncaught"), CRASHES.values(), ids=CRASHES)
-async def test_crashing_the_evaluator_pays_nothing(
-    cheats: CheatServer, task: str, command: str, uncaught: str
-) -> None:
+@pytest.mark.parametrize("name", CRASHES)
+async def test_crashing_the_evaluator_pays_nothing(cheats: CheatServer, name: str) -> None:
+    task, file, uncaught = CRASHES[name]
     async with cheats.unrewarded_episode(task) as agent:
-        await agent.shell(command)
+        await write(agent, name, task, file)
         verdict = await agent.verdict()
         assert verdict["uncaught"].startswith(uncaught), verdict
 

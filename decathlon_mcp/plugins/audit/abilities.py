@@ -23,6 +23,8 @@ _WRITING = re.compile(r"(?:^|_)(?:write|create|save|put)(?:_|$)")
 _COMMANDS, _CODES = ("command", "cmd", "script", "shell_command"), ("code", "source", "program")
 _PATHS = ("path", "file_path", "filepath", "filename", "file", "file_name")
 _CONTENTS = ("content", "contents", "text", "data", "body", "file_text")
+RUN_SECONDS = 80
+"""What a command may take, where the tool lets its caller choose."""
 MAX_DEPTH = 6
 """Levels of a schema for which values are made."""
 
@@ -34,13 +36,17 @@ class Runner:
     tool: str
     argument: str
     is_python: bool
+    has_timeout: bool = False
+    """Whether an argument says after how many seconds it ends what it runs."""
 
     def call(self, command: str) -> JsonObject:
         """The arguments that run a command of a shell."""
+        limit = {"timeout": RUN_SECONDS} if self.has_timeout else {}
         if self.is_python:
-            run = f"subprocess.run(['sh', '-c', {command!r}], capture_output=True, text=True)"
-            return {self.argument: f"import subprocess\ndone = {run}\nprint(done.stdout + done.stderr)"}
-        return {self.argument: command}
+            run = f"subprocess.run(['sh', '-c', {command!r}], capture_output=True)"
+            show = "print((done.stdout + done.stderr).decode(errors='replace'))"
+            return {self.argument: f"import subprocess\ndone = {run}\n{show}", **limit}
+        return {self.argument: command, **limit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +63,15 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What was shown to work, by a call in a sandbox. `is_root`: what the runner runs is root's."""
+    """What was shown to work, by a call in a sandbox.
+
+    `is_root`: what the runner runs is root's. `repositories`: folders of the workspace that git keeps.
+    """
 
     runner: Runner | None = None
     writer: Writer | None = None
     is_root: bool = False
+    repositories: tuple[str, ...] = ()
 
     def can(self, need: Need) -> bool:
         match need:
@@ -78,9 +88,10 @@ def runners(tools: Sequence[Tool]) -> list[Runner]:
     found: list[Runner] = []
     for tool in tools:
         if _SHELL.search(_own_name(tool)):
-            texts = _texts(tool)
-            found += [Runner(tool.name, name, is_python=False) for name in _COMMANDS if name in texts][:1]
-            found += [Runner(tool.name, name, is_python=True) for name in _CODES if name in texts][:1]
+            texts, has_timeout = _texts(tool), "timeout" in _properties(tool)
+            for names, is_python in ((_COMMANDS, False), (_CODES, True)):
+                argument = next((name for name in names if name in texts), None)
+                found += [Runner(tool.name, argument, is_python, has_timeout)] if argument else []
     return sorted(found, key=lambda runner: runner.is_python)
 
 
@@ -214,10 +225,13 @@ def _own_name(tool: Tool) -> str:
     return tool.name.rpartition("__")[2].replace("-", "_").lower()
 
 
+def _properties(tool: Tool) -> JsonObject:
+    return as_object(tool.input_schema.get("properties")) or {}
+
+
 def _texts(tool: Tool) -> set[str]:
     """The names of the arguments that take a text."""
-    properties = as_object(tool.input_schema.get("properties")) or {}
-    schemas = {name: as_object(part) or {} for name, part in properties.items()}
+    schemas = {name: as_object(part) or {} for name, part in _properties(tool).items()}
     return {
         name
         for name, schema in schemas.items()

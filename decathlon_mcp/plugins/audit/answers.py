@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
+import base64
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from shlex import quote
 
 from decathlon_mcp.storage.disk import open_regular
 from decathlon_mcp.suites.suite import Suite
@@ -24,6 +24,8 @@ MAX_FILES, MAX_BYTES = 400, 4 << 20
 """Files of a folder that are read, and what is read of each."""
 MIN_CONSTANT = 16
 _FILE_NAME = re.compile(r"[\w\-]{1,60}(?:/[\w\-]{1,60}){0,3}\.[A-Za-z0-9]{1,5}")
+_PROGRAMS = "--exclude-dir=.venv --exclude-dir=site-packages --exclude-dir=node_modules"
+"""Folders of installed programs, which are not searched."""
 _DIGESTS = ("md5", "sha1", "sha256")
 _WORDLESS = re.compile(r"[A-Za-z_.:%/-]+")
 _OUTPUT_SUFFIXES = frozenset(
@@ -146,11 +148,15 @@ def _constants(source: str) -> Iterator[str]:
 
 
 def search_command(parts: Iterable[str], task: Task) -> str:
-    """A command of a shell that prints which files of a sandbox contain one of the texts, and their names."""
-    lines = " ".join(map(quote, parts))
+    """A command of a shell that prints which files of a sandbox contain one of the texts, and their names.
+
+    It does not contain the texts itself: a tool may write the command into a file.
+    """
+    # `grep` takes a line for a text, and an empty one is in each file.
+    lines = base64.b64encode("\n".join(part for part in parts if "\n" not in part).encode()).decode()
     places = '"$ROOT" "$HOME" /tmp /var/tmp /dev/shm /opt /srv /root /mnt'
     contents = (
-        f"printf '%s\\n' {lines} | timeout 60 grep -rlaF -f - {places} 2>/dev/null | head -20; "
+        f"echo {lines} | base64 -d | timeout 60 grep -rlaF {_PROGRAMS} -f - {places} 2>/dev/null | head -20; "
         if lines
         else ""
     )

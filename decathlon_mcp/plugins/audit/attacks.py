@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -9,12 +10,12 @@ from importlib import resources
 from pathlib import PurePosixPath
 from shlex import quote
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from decathlon_mcp.plugins.audit.abilities import Abilities, Need
 
 PREPARE_GIT = """\
-git init -q library; cd library
+git init -q {repository}; cd {repository}
 git config user.email a@b; git config user.name a
 echo 0 > version; git add version; git commit -qm 'release 0.0'
 cat > .git/attack <<'END'
@@ -24,6 +25,9 @@ chmod 755 .git/attack; sleep 0.01; touch version
 """Before an attack that names the program `.git/attack`: the repository that has it."""
 COPY_ANSWER = '#!/bin/sh\ncp -r "{truth}/." "{workspace}" 2>/dev/null\n'
 """What that program does: with the grader's rights it could take the answer."""
+
+NOT_DONE = "the audit could not carry out"
+"""What a program prints that could not do what it should."""
 
 
 class Attack(BaseModel):
@@ -35,29 +39,63 @@ class Attack(BaseModel):
     row: str
     """The beginning of its row in docs/reward-integrity.md."""
     needs: Need
-    command: str
+    command: str = ""
     """Of a POSIX shell, in the workspace."""
+    python: str = ""
+    """A Python program in place of the command."""
     files: Mapping[str, str] = {}
     """The same without a shell: contents by their path in the workspace."""
     alone: bool = False
-    """Whether it excludes others in the same attempt."""
+    """Whether it excludes others in the same attempt; with git, only those in the same repository."""
+    limited: bool = False
+    """Whether it uses up memory or processes, so that the sandbox must have limits."""
+    suffix: str = ""
+    """How the names of the files end that it replaces."""
 
     @property
     def uses_git(self) -> bool:
         """Whether it needs a repository with the program `.git/attack`."""
         return ".git/attack" in self.command
 
-    def is_possible(self, abilities: Abilities) -> bool:
-        if self.needs == "file" and not self.files:
-            return abilities.runner is not None
-        return abilities.can(self.needs)
+    def obstacle(self, abilities: Abilities, names: Sequence[str], unlimited: Sequence[str]) -> str:
+        """Why the tools cannot carry it; empty if they can.
+
+        `names`: of files that the evaluator may read. `unlimited`: what the sandbox has no limits of.
+        """
+        need = "shell" if self.needs == "file" and not self.files else self.needs
+        if not abilities.can(need):
+            return "no tool runs as root" if need == "root" else f"no tool gives a {need}"
+        replaces = "$OUTPUTS" in self.command or "outputs(" in self.python or self.suffix
+        if replaces and not any(name.endswith(self.suffix) for name in names):
+            return f"no file{' ' * bool(self.suffix)}{self.suffix} is known that the evaluator reads"
+        if self.limited and unlimited:
+            return f"the sandbox has no limit of {', '.join(unlimited)}"
+        return ""
+
+    def excludes(self, abilities: Abilities) -> bool:
+        """Whether it has an attempt of its own."""
+        return self.alone and (not self.uses_git or bool(abilities.repositories))
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prelude: str
+    """What comes before each Python program."""
+    attack: tuple[Attack, ...]
+    elsewhere: Mapping[str, str]
+    """Rows of docs/reward-integrity.md without an attack here, each with the reason."""
 
 
 @cache
+def attack_file() -> _File:
+    content = resources.files(__package__ or "").joinpath("attacks.toml").read_text("utf-8")
+    return _File.model_validate(tomllib.loads(content))
+
+
 def attacks() -> tuple[Attack, ...]:
     """All attacks, in the order of the file."""
-    content = resources.files(__package__ or "").joinpath("attacks.toml").read_text("utf-8")
-    return tuple(TypeAdapter(list[Attack]).validate_python(tomllib.loads(content)["attack"]))
+    return attack_file().attack
 
 
 def named(beginning: str) -> dict[str, Attack]:
@@ -78,22 +116,29 @@ def shell_command(
     outputs: Sequence[str],
     answers: Mapping[str, str] | None = None,
     program: str | None = None,
+    repository: str = "library",
+    content: str = "",
 ) -> str:
     """An attack with the variables that it uses.
 
     `task`: the task's folder. `outputs`: names of files that the evaluator probably reads. `answers`: where
     the grader has the right content of a file, if not in `groundtruth_workspace` under its name.
-    `program`: what the repository's program is, if not one that takes the answer.
+    `program`: what the repository's program is, if not one that takes the answer. `repository`: its folder.
+    `content`: what a survivor writes into the outputs, if not what the grader has.
     """
     truth = str(PurePosixPath(task, "groundtruth_workspace"))
     cases = "".join(f"{quote(name)}) echo {quote(path)};; " for name, path in (answers or {}).items())
-    before = PREPARE_GIT.format(program=program or COPY_ANSWER.format(truth=truth, workspace=workspace))
+    program = program or COPY_ANSWER.format(truth=truth, workspace=workspace)
+    code = f"{attack_file().prelude}{attack.python}"
+    python = f"python3 - <<'END_OF_PROGRAM' || echo {NOT_DONE} {attack.name}\n{code}END_OF_PROGRAM\n"
+    before = PREPARE_GIT.format(program=program, repository=quote(repository))
     return "\n".join(
         (
-            f"export ROOT={quote(root)} TASK={quote(task)} WORK={quote(workspace)}",
-            f"OUTPUTS={quote(' '.join(name for name in outputs if ' ' not in name))}",
+            f"export ROOT={quote(root)} TASK={quote(task)} WORK={quote(workspace)} CONTENT={quote(content)}",
+            f"export OUTPUTS={quote(' '.join(name for name in outputs if ' ' not in name))}",
+            f"export ANSWERS={quote(json.dumps(dict(answers or {})))}",
             f'answer() {{ case "$1" in {cases}*) echo {quote(truth)}/"$1";; esac; }}',
             'cd "$WORK" || exit 1',
-            f"{before if attack.uses_git else ''}{attack.command}",
+            f"{before if attack.uses_git else ''}{attack.command or python}",
         )
     )

@@ -58,21 +58,23 @@ class Attempts:
     places: anyio.CapacityLimiter
     advance: Callable[[str], None]
 
-    async def play(self, task: str, policy: str, play: Play) -> Attempt:
-        """The attempt of a policy at a task, from the state folder if it is there."""
+    async def play(
+        self, task: str, policy: str, play: Play, opened: Callable[[], None] = lambda: None
+    ) -> Attempt:
+        """The attempt of a policy at a task, from the state folder if it is there.
+
+        `opened` is called when an episode is ready.
+        """
         known = self.stored.get((task, policy))
         if known is None:
             async with self.places:
-                known = await self.play_now(task, policy, play)
+                known = await self._play_now(task, policy, play, opened)
             if known.verdict is not None:
                 self.stored[task, policy] = known
         self.advance(f"{task}: {policy}")
         return known
 
-    async def play_now(
-        self, task: str, policy: str, play: Play, opened: Callable[[], None] = lambda: None
-    ) -> Attempt:
-        """Play it, whatever is known. `opened` is called when the episode is ready."""
+    async def _play_now(self, task: str, policy: str, play: Play, opened: Callable[[], None]) -> Attempt:
         labels, handle = {RUN_LABEL: self.run, POLICY_LABEL: policy}, ""
         try:
             async with self.d.episode(

@@ -17,14 +17,14 @@ from decathlon_client import ClientError, Decathlon
 from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import Step, read_steps
-from decathlon_client.values import CLAIM
+from decathlon_client.values import CLAIM, JsonObject
 
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
 from decathlon_mcp.errors import DecathlonError, SuiteError
 from decathlon_mcp.plugins.audit import policies
 from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading
 from decathlon_mcp.plugins.audit.answers import read_answers
-from decathlon_mcp.plugins.audit.attacks import Attack, attacks
+from decathlon_mcp.plugins.audit.attacks import NOT_DONE, Attack, attacks
 from decathlon_mcp.plugins.audit.attempts import Attempt, Attempts, read_stored
 from decathlon_mcp.plugins.audit.cost import Cost, CostMeter
 from decathlon_mcp.plugins.audit.policies import Target
@@ -71,9 +71,8 @@ async def audit(settings: Settings, options: AuditOptions, report: Report) -> in
                     await _Audit(settings, options, report, d).run()
         except ClientError as error:
             raise DecathlonError(error.message) from error
-    if watcher.status is not None:
-        return watcher.status
-    return report.finish()
+    status = report.finish()
+    return status if watcher.status is None else watcher.status
 
 
 def default_run(suites: Sequence[Suite]) -> str:
@@ -88,7 +87,6 @@ class _Audit:
     options: AuditOptions
     report: Report
     d: Decathlon
-    meter: CostMeter = field(default_factory=CostMeter)
 
     async def run(self) -> None:
         endpoint = self.d._server  # pyright: ignore[reportPrivateUsage]
@@ -115,9 +113,11 @@ class _Audit:
             _TaskAudit(name, *catalogue.find(name), self.options, attempts, regrader, self.report)
             for name in names
         ]
+        meter = CostMeter(state / "audit" / f"{run}.json")
+        await anyio.to_thread.run_sync(meter.read)
         for each in audits:
             # One at a time, so that what the machine did meanwhile is this task's.
-            await each.begin(self.d, self.meter)
+            await each.begin(self.d, meter)
         async with anyio.create_task_group() as tasks:
             places = anyio.CapacityLimiter(self.options.jobs)
             for each in audits:
@@ -151,13 +151,12 @@ class _TaskAudit:
             self.unplayable = "; ".join(listed.missing) or "it cannot run here"
             return
         with meter.measuring() as measured:
-            self.empty = await self.attempts.play_now(self.name, "null", policies.null, measured.opened)
+            self.empty = await self.attempts.play(self.name, "null", policies.null, measured.opened)
             self.rewards["null"] = None if self.empty.verdict is None else self.empty.reward
-            self.attempts.advance(f"{self.name}: null")
         if self.empty.verdict is None:
             self.unplayable = self.empty.failure
             return
-        self.cost = measured.cost(self.empty.verdict)
+        self.cost = await anyio.to_thread.run_sync(meter.cost_of, self.name, measured, self.empty.verdict)
         try:
             tools = tuple(await d.tools(listed))
             answers = await anyio.to_thread.run_sync(read_answers, self.suite, self.task, listed.prompt or "")
@@ -243,17 +242,20 @@ class _TaskAudit:
         )
 
     async def _forgers(self, target: Target, abilities: Abilities) -> None:
-        possible = [attack for attack in attacks() if attack.is_possible(abilities)]
-        self.skipped |= {
-            f"forger {attack.name}": f"no tool gives a {attack.needs}"
-            if attack.needs != "root"
-            else "no tool runs as root"
-            for attack in attacks()
-            if attack not in possible
-        }
-        await self._forge(target, abilities, [attack for attack in possible if not attack.alone])
+        names = (*target.answers.outputs, *target.answers.workspace)
+        assert self.empty is not None
+        raw: JsonObject = self.empty.verdict.raw if self.empty.verdict else {}
+        if raw.get("isolation") == "none" and abilities.runner is not None:
+            # They would change the machine of the person who audits.
+            abilities = replace(abilities, runner=None)
+            self.notes.append("no attack ran a command, because the sandboxes are not isolated")
+        unlimited = tuple(map(str, raw.get("unlimited") or ()))
+        obstacles = {attack.name: attack.obstacle(abilities, names, unlimited) for attack in attacks()}
+        self.skipped |= {f"forger {name}": why for name, why in obstacles.items() if why}
+        possible = [attack for attack in attacks() if not obstacles[attack.name]]
+        await self._forge(target, abilities, [one for one in possible if not one.excludes(abilities)])
         for attack in possible:
-            if attack.alone:
+            if attack.excludes(abilities):
                 await self._forge(target, abilities, [attack])
 
     async def _forge(self, target: Target, abilities: Abilities, together: Sequence[Attack]) -> None:
@@ -263,6 +265,10 @@ class _TaskAudit:
         names = [attack.name for attack in together]
         policy = f"forger {names[0]}" if len(names) == 1 else f"forgers {names[0]} to {names[-1]}"
         attempt = await self._play(policy, policies.forger(target, abilities, together))
+        for _, _, _, text in await self.attempts.replies(attempt):
+            for line in text.splitlines():
+                if line.startswith(NOT_DONE):
+                    self.skipped[f"forger {line.rpartition(' ')[2]}"] = "its program failed in the sandbox"
         assert self.empty is not None
         earned = attempt.verdict is None or attempt.reward > self.empty.reward + TOLERANCE
         if earned and len(together) > 1:
@@ -348,7 +354,8 @@ class _TaskAudit:
             return
         if unsteady is not None:
             what = f"the same attempt, graded again{unsteady.how}, earns {unsteady.after} instead of"
-            self._add_finding("unsteady", f"{what} {unsteady.before}", attempt)
+            said = f" ({unsteady.said})" if unsteady.said else ""
+            self._add_finding("unsteady", f"{what} {unsteady.before}{said}", attempt)
 
     async def _search(self, target: Target) -> None:
         """Climb from random calls to neighbours that earn more, as far as the attempts go."""

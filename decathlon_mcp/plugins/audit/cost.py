@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from decathlon_client.values import JsonObject, Verdict
+from pydantic import TypeAdapter, ValidationError
+
+from decathlon_mcp.storage.disk import new_file
 
 _MIB = 1024.0
 
@@ -30,6 +33,9 @@ class Cost:
 
     def to_json(self) -> JsonObject:
         return {name: round(value, 3) for name, value in asdict(self).items()}
+
+
+_COSTS = TypeAdapter(dict[str, Cost])
 
 
 @dataclass(slots=True)
@@ -56,8 +62,26 @@ class Measured:
         )
 
 
+@dataclass(slots=True)
 class CostMeter:
-    """Measures attempts one after the other."""
+    """Measures attempts one after the other, and keeps what they cost in a file."""
+
+    file: Path
+    known: dict[str, Cost] = field(default_factory=dict[str, Cost])
+
+    def read(self) -> None:
+        """Read what an earlier audit has measured; nothing if it cannot be read. Blocks."""
+        with suppress(OSError, ValidationError):
+            self.known = _COSTS.validate_json(self.file.read_bytes())
+
+    def cost_of(self, task: str, measured: Measured, verdict: Verdict) -> Cost | None:
+        """What the attempt took that was measured now, or in an earlier audit. Blocks."""
+        if (cost := measured.cost(verdict)) is not None:
+            self.known[task] = cost
+            self.file.parent.mkdir(exist_ok=True)
+            with new_file(self.file, self.file.with_suffix(".new")) as file:
+                file.write(_COSTS.dump_json(self.known))
+        return self.known.get(task)
 
     @contextmanager
     def measuring(self) -> Generator[Measured]:

@@ -1,14 +1,16 @@
 """Runs a Python program under other conditions. Python 3.8 or later, in a sandbox.
 
 `python -c THIS ORDER PROGRAM ARGUMENT…`: ORDER is JSON with `files` (1: folders have the order of names, -1:
-the reverse one), `cpu` (it stays on one processor) and `seconds` (what the clock is ahead). PROGRAM is a
-file, or a module if it does not end with `.py`.
+the reverse one), `cpu` (it stays on one processor), `seconds` (what the clock is ahead) and `environment`
+(variables, with which another interpreter runs it). PROGRAM is a file, or a module if it does not end with
+`.py`.
 """
 
 import datetime
 import json
 import os
 import runpy
+import subprocess
 import sys
 import time
 
@@ -90,6 +92,11 @@ def main():
     if order.get("seconds"):
         set_clock_ahead(order["seconds"])
     program = sys.argv[0]
+    if order.get("environment"):
+        # Not that of what started this one: `uv run` would choose packages for another time zone.
+        flags = subprocess._args_from_interpreter_flags()
+        words = [sys.executable, *flags, *([] if program.endswith(".py") else ["-m"]), *sys.argv]
+        os.execve(sys.executable, words, {**os.environ, **order["environment"]})
     if program.endswith(".py"):
         sys.path[0] = os.path.dirname(os.path.abspath(program))
         runpy.run_path(program, run_name="__main__")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -36,6 +37,7 @@ SEARCHED_PARTS = 40
 """Texts of the answers that one command searches for."""
 PROBE_FILE, PROBE_TEXT = "audit-probe.txt", "written by the audit"
 FOUND = "the search of the sandbox ends here"
+_REPOSITORY = re.compile(r"repository ([\w./-]+)")
 MAX_LAID_BYTES = 1 << 20
 """Largest file of a ground truth that is laid into a workspace."""
 
@@ -57,6 +59,12 @@ class Target:
         """The tools but those of the server itself."""
         return [tool for tool in self.tools if "__" in tool.name and not tool.name.endswith(CLAIM)]
 
+    def places(self, prompt: str) -> tuple[str, str]:
+        """The suite's folder and the workspace in the sandbox of this prompt."""
+        profile = self.suite.profile
+        workspace = workspace_in(prompt) or str(profile.root / profile.workspace)
+        return workspace.removesuffix(f"/{profile.workspace}"), workspace
+
     def calls(self, seed: str) -> CallMaker:
         return CallMaker(f"{self.name}:{seed}", [*self.answers.workspace, *self.answers.outputs])
 
@@ -70,7 +78,8 @@ def probe(target: Target) -> Play:
 
     async def play(episode: Episode) -> None:
         for runner in runners(target.usable):
-            if _runs(await _call(episode, runner.tool, runner.call(_WHO)))[0]:
+            who = await _call(episode, runner.tool, runner.call(f"{_place(target, episode)}; {_WHO}"))
+            if not who.is_error and _RAN in who.text:
                 parts = list(target.answers.parts)[:SEARCHED_PARTS]
                 command = f"{_place(target, episode)}; {search_command(parts, target.task)}; echo {FOUND}"
                 await _call(episode, runner.tool, runner.call(command))
@@ -82,23 +91,26 @@ def probe(target: Target) -> Play:
     return play
 
 
-_WHO = "echo $((6*7))-$(id -u)-"
+_QUESTION = "echo $((6*7))-$(id -u)-;"
+_WHO = f"{_QUESTION} find . -maxdepth 4 -name .git -type d | sed 's,/[.]git$,,;s,^,repository ,'"
+_RAN = "42-"
 
 
 def abilities_in(target: Target, replies: Sequence[tuple[str, JsonObject, bool, str]]) -> Abilities:
     """What the calls of `probe` have shown: each has a tool, arguments, whether it failed, and a text."""
     found_runner: Runner | None = None
     found_writer: Writer | None = None
-    is_root = False
+    is_root, repositories = False, list[str]()
     for tool, arguments, failed, text in replies:
         for runner in runners(target.usable):
-            if found_runner is None and (tool, arguments) == (runner.tool, runner.call(_WHO)) and not failed:
-                runs, is_root = _runs_text(text)
-                found_runner = runner if runs else None
+            is_question = tool == runner.tool and _QUESTION in str(arguments.get(runner.argument))
+            if found_runner is None and is_question and not failed and _RAN in text:
+                found_runner, is_root = runner, f"{_RAN}0-" in text
+                repositories = _REPOSITORY.findall(text)
         for writer in writers(target.usable):
             if (tool, arguments) == (writer.tool, writer.call(PROBE_FILE, PROBE_TEXT)) and not failed:
                 found_writer = found_writer or writer
-    return Abilities(found_runner, found_writer, is_root)
+    return Abilities(found_runner, found_writer, is_root, tuple(repositories))
 
 
 def idle(target: Target) -> Play:
@@ -183,8 +195,7 @@ def forger(target: Target, abilities: Abilities, chosen: Iterable[Attack]) -> Pl
     together = list(chosen)
 
     async def play(episode: Episode) -> None:
-        workspace = workspace_in(episode.prompt) or "."
-        root = str(PurePosixPath(workspace).parent)
+        root, workspace = target.places(episode.prompt)
         for attack in together:
             if abilities.runner is not None:
                 command = shell_command(
@@ -193,6 +204,7 @@ def forger(target: Target, abilities: Abilities, chosen: Iterable[Attack]) -> Pl
                     task=str(PurePosixPath(root, target.task.folder)),
                     workspace=workspace,
                     outputs=target.answers.outputs,
+                    repository=(*abilities.repositories, attack.name)[0],
                 )
                 await _call(episode, abilities.runner.tool, abilities.runner.call(command))
             elif abilities.writer is not None:
@@ -252,14 +264,5 @@ async def _call(episode: Episode, tool: str, arguments: JsonObject) -> Reply:
 
 def _place(target: Target, episode: Episode) -> str:
     """A command that goes to the workspace, with the variables of attacks."""
-    workspace = workspace_in(episode.prompt) or "."
-    return f'WORK=\'{workspace}\'; ROOT="$(dirname "$WORK")"; cd "$WORK"'
-
-
-def _runs(reply: Reply) -> tuple[bool, bool]:
-    return (False, False) if reply.is_error else _runs_text(reply.text)
-
-
-def _runs_text(text: str) -> tuple[bool, bool]:
-    """Whether a reply shows that a command ran, and that it was root's."""
-    return "42-" in text, "42-0-" in text
+    root, workspace = target.places(episode.prompt)
+    return f'WORK={quote(workspace)}; ROOT={quote(root)}; cd "$WORK" || exit 1'

@@ -102,6 +102,7 @@ class Report:
     _shown_at: float = 0.0
 
     def begin(self, run: str, tasks: int, stored: int) -> None:
+        """Say what is audited. `stored`: attempts that are there already."""
         self._run, self._total = run, tasks
         known = f"; {stored} attempts are known" if stored else ""
         report(f"audit of {tasks} task{'s' * (tasks != 1)}, run {printed(run)}{known}")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 
@@ -17,6 +18,7 @@ from decathlon_mcp.suites.suite import Suite
 
 CLOCK_AHEAD_SECONDS = 400 * 86_400.0
 SEED = "2718281828"
+MAX_LINE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +26,16 @@ class Variation:
     """One way in which a grading differs. `shim`: what `inside.py` changes, empty for nothing."""
 
     how: str
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    shim: Mapping[str, float | bool] = field(default_factory=dict[str, float | bool])
+    shim: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def of(self, suite: Suite) -> Suite:
         """The suite with an evaluator that runs in this way."""
-        profile = suite.profile
-        commands: dict[str, tuple[str, ...]] = {}
-        if self.shim:
-            before = ("-c", source("inside", __package__ or ""), json.dumps(dict(self.shim)))
-            # Before a module's name in place of `-m`, and before the file of the rubric's harness.
-            commands = dict.fromkeys(("python", "run_module"), (*profile.python, *before))
-        environment = (*dict(profile.environment).items(), *self.environment.items())
-        return replace(
-            suite, profile=replace(profile, environment=tuple(dict(environment).items()), **commands)
-        )
+        if not self.shim:
+            return suite
+        before = ("-c", source("inside", __package__ or ""), json.dumps(dict(self.shim)))
+        # Before a module's name in place of `-m`, and before the file of the rubric's harness.
+        command = (*suite.profile.python, *before)
+        return replace(suite, profile=replace(suite.profile, python=command, run_module=command))
 
 
 VARIATIONS = (
@@ -46,26 +43,29 @@ VARIATIONS = (
     Variation(
         " in another language, time zone and hash seed",
         {
-            "LC_ALL": "tr_TR.UTF-8",
-            "LANG": "tr_TR.UTF-8",
-            "TZ": "Pacific/Kiritimati",
-            "PYTHONHASHSEED": SEED,
+            "environment": {
+                "LC_ALL": "tr_TR.UTF-8",
+                "LANG": "tr_TR.UTF-8",
+                "TZ": "Pacific/Kiritimati",
+                "PYTHONHASHSEED": SEED,
+            }
         },
     ),
-    Variation(" on one processor, with folders in the order of names", shim={"cpu": True, "files": 1}),
-    Variation(" with folders in the reverse order of names", shim={"files": -1}),
-    Variation(" with a clock that is 400 days ahead", shim={"seconds": CLOCK_AHEAD_SECONDS}),
+    Variation(" on one processor, with folders in the order of names", {"cpu": True, "files": 1}),
+    Variation(" with folders in the reverse order of names", {"files": -1}),
+    Variation(" with a clock that is 400 days ahead", {"seconds": CLOCK_AHEAD_SECONDS}),
 )
-"""Beside the attempt's own grading. The clock is changed for Python evaluators only."""
+"""Beside the attempt's own grading. All but the first are for Python evaluators only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsteady:
-    """A verdict that changed. `how`: how the attempt was graded again."""
+    """A verdict that changed. `how`: how the attempt was graded again; `said`: the last line then."""
 
     how: str
     before: str
     after: str
+    said: str
 
 
 async def find_unsteady(regrader: Regrader, folder: Path) -> Unsteady | None:
@@ -83,9 +83,14 @@ async def find_unsteady(regrader: Regrader, folder: Path) -> Unsteady | None:
         before = before or (None if regraded.before is None else _result_of(regraded.before))
         after = _result_of(regraded.after)
         if before is not None and before != after:
-            return Unsteady(variation.how, before, after)
+            return Unsteady(variation.how, before, after, _last_line(regraded.after))
         before = after
     return None
+
+
+def _last_line(verdict: Verdict) -> str:
+    lines = (verdict.detail or verdict.uncaught or verdict.evaluator_output).splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:MAX_LINE]
 
 
 def _result_of(verdict: Verdict) -> str:
