@@ -40,6 +40,8 @@ _TOOL_METRIC = re.compile(r"(tool_calls|failed_calls)\([^()]+\)")
 LABEL_HEADER = "Decathlon-Labels"
 RUN, GROUP, ATTEMPT = "run", "group", "attempt"
 """The labels that a batch sets."""
+ALONG = "along"
+"""The label of a branch that only shows what an attempt was worth after a call: the call's number."""
 
 
 class Filters(TypedDict, total=False):
