@@ -176,6 +176,9 @@ async def bootstrap(
         lock = stack.enter_context(instance_lock(settings.state, server))
         database = stack.enter_context(Store.open(settings.state, lock.name))
         store = database if survives else None
+        for plugin in plugins():
+            if plugin.pass_rates:
+                catalogue.live_rates = load(plugin.pass_rates)(database)
         reconnect = (
             ReconnectPolicy()
             if store is None

@@ -74,6 +74,8 @@ class Plugin:
     and its `Store`; None without it. One that fails is run again."""
     sandbox_source: str = ""
     """A function that makes the `SandboxSource` of a server, of its settings and its `Admission`, or None."""
+    pass_rates: str = ""
+    """A function that makes the `catalogue.pass_rates.LiveRates` of a server, of its store."""
     episodes: Sequence[str] = ()
     """Functions that make `EpisodeHooks` of one server, of its settings, its `RegistryOptions` and its
     sandbox factories; None without any. The first is around those that follow."""

@@ -264,6 +264,8 @@ async def _attempts_at(
         if n > 1:
             # The rest of a group gets the prompt of its attempts that were played before.
             launch_time = None if verdicts is None else verdicts.launch_time(name, occurrence)
+            # A listed task's prompt is that of its launch time.
+            launch_time = launch_time or (None if isinstance(task, str) else task.launch_time)
             launch_time = launch_time or datetime.now().astimezone().isoformat(timespec="seconds")
         for number in range(n):
             yield Attempt(next(indices), task, group, number, launch_time, occurrence)

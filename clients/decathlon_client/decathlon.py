@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
 from os import PathLike, fspath
 from types import TracebackType
@@ -17,6 +17,7 @@ from decathlon_client.background import CloseBudget, OwnedContext
 from decathlon_client.batch import Batch, open_batch, run_name
 from decathlon_client.connection import ServerConnection
 from decathlon_client.episode import Episode
+from decathlon_client.errors import NoVerdictError, RequestError, SandboxLostError, SetUpError
 from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.lockstep import Lockstep, open_lockstep
 from decathlon_client.opener import RETRIES, EpisodeOpener, OpeningOptions, refuse_text
@@ -24,6 +25,7 @@ from decathlon_client.requests import RESEND_SECONDS, ResendPolicy
 from decathlon_client.resume import VerdictRecord
 from decathlon_client.session import HttpEndpoint, ServerEndpoint
 from decathlon_client.values import (
+    ALONG,
     Filters,
     JsonObject,
     OnDifference,
@@ -32,6 +34,7 @@ from decathlon_client.values import (
     Reply,
     Task,
     Tool,
+    Verdict,
     as_objects,
     filter_arguments,
 )
@@ -293,6 +296,38 @@ class Decathlon:
         reply = await self._connection.ask("snapshot_episode", {"episode": handle})
         return int((reply.structured or {})["at"])
 
+    async def rewards_along(
+        self, episode: Episode | str, *, concurrency: int = 8, outside: bool = False
+    ) -> list[Verdict | None]:
+        """The verdicts that a finished attempt would have had, had it ended after each of its calls.
+
+        The first is for no call at all, the last for all of them. Each is of a branch, which is graded as it
+        stands, without an answer; `concurrency` of them play at a time, and none counts in the numbers of a
+        run. None stands for a call after which there can be no branch, whose repetition had another reply,
+        or whose branch was lost. `outside` is as for `branch`. Raises AccessDeniedError, UnknownEpisodeError,
+        and ValueError for a `concurrency` below 1.
+        """
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        handle = episode if isinstance(episode, str) else episode.id
+        status = (await self._connection.ask("episode_status", {"episode": handle})).structured or {}
+        verdicts: list[Verdict | None] = [None] * (int(status.get("calls") or 0) + 1)
+        places = anyio.Semaphore(concurrency)
+
+        async def end_after(at: int) -> None:
+            async with places:
+                with suppress(RequestError, SetUpError, SandboxLostError, NoVerdictError):
+                    labels = {ALONG: str(at)}
+                    async with self.branch(
+                        handle, at=at, labels=labels, outside=outside, **RETRIES
+                    ) as branch:
+                        verdicts[at] = await branch.evaluate()
+
+        async with anyio.create_task_group() as tasks:
+            for at in range(len(verdicts)):
+                tasks.start_soon(end_after, at)
+        return verdicts
+
     def lockstep(
         self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]
     ) -> AbstractAsyncContextManager[Lockstep]:
@@ -321,14 +356,15 @@ class Decathlon:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
         Each task is played `n` times; these episodes are a group, with the same launch time and thus the same
-        prompt. The episodes are labelled with the name of the `run` (by default the date, the time and four
-        letters; printed once), their `group` and `attempt`. `progress`: show a bar on stderr (on a terminal,
-        with `rich`), or else a line now and then. An attempt whose player takes longer than `player_seconds`
-        is truncated: see `Episode.truncate`. `group_seconds` after the first attempt of a group began, its
-        attempts in play are truncated too; attempts that are still opening or have not begun are dropped:
-        their results have a TimeoutError and the fault `deadline`. With `late="drop"` every attempt without a
-        verdict is dropped. The time in which the caller does not wait for a result does not count. Leaving
-        early closes the open episodes, after an interrupt within 5 s.
+        prompt: the time of the `Task`, if it has one, or else now. The episodes are labelled with the name of
+        the `run` (by default the date, the time and four letters; printed once), their `group` and `attempt`.
+        `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An attempt
+        whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. `group_seconds`
+        after the first attempt of a group began, its attempts in play are truncated too; attempts that are
+        still opening or have not begun are dropped: their results have a TimeoutError and the fault
+        `deadline`. With `late="drop"` every attempt without a verdict is dropped. The time in which the
+        caller does not wait for a result does not count. Leaving early closes the open episodes, after an
+        interrupt within 5 s.
 
         `resume` names a file to which each verdict is appended. A batch that is started again with it plays
         only what has no verdict there, and yields the others first, with `resumed` and without `played`.

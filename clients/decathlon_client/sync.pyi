@@ -345,6 +345,18 @@ class Decathlon:
         NotRunnableError where sandboxes cannot be saved, and RequestError for an attempt that is closed.
         """
 
+    def rewards_along(
+        self, episode: Episode | str, *, concurrency: int = 8, outside: bool = False
+    ) -> list[Verdict | None]:
+        """The verdicts that a finished attempt would have had, had it ended after each of its calls.
+
+        The first is for no call at all, the last for all of them. Each is of a branch, which is graded as it
+        stands, without an answer; `concurrency` of them play at a time, and none counts in the numbers of a
+        run. None stands for a call after which there can be no branch, whose repetition had another reply,
+        or whose branch was lost. `outside` is as for `branch`. Raises AccessDeniedError, UnknownEpisodeError,
+        and ValueError for a `concurrency` below 1.
+        """
+
     def lockstep(
         self, tasks: Iterable[str | Task], **options: Unpack[OpeningOptions]
     ) -> AbstractContextManager[Lockstep]:
@@ -371,14 +383,15 @@ class Decathlon:
         """Play `concurrency` episodes at a time until all tasks, which are drawn as needed, are played.
 
         Each task is played `n` times; these episodes are a group, with the same launch time and thus the same
-        prompt. The episodes are labelled with the name of the `run` (by default the date, the time and four
-        letters; printed once), their `group` and `attempt`. `progress`: show a bar on stderr (on a terminal,
-        with `rich`), or else a line now and then. An attempt whose player takes longer than `player_seconds`
-        is truncated: see `Episode.truncate`. `group_seconds` after the first attempt of a group began, its
-        attempts in play are truncated too; attempts that are still opening or have not begun are dropped:
-        their results have a TimeoutError and the fault `deadline`. With `late="drop"` every attempt without a
-        verdict is dropped. The time in which the caller does not wait for a result does not count. Leaving
-        early closes the open episodes, after an interrupt within 5 s.
+        prompt: the time of the `Task`, if it has one, or else now. The episodes are labelled with the name of
+        the `run` (by default the date, the time and four letters; printed once), their `group` and `attempt`.
+        `progress`: show a bar on stderr (on a terminal, with `rich`), or else a line now and then. An attempt
+        whose player takes longer than `player_seconds` is truncated: see `Episode.truncate`. `group_seconds`
+        after the first attempt of a group began, its attempts in play are truncated too; attempts that are
+        still opening or have not begun are dropped: their results have a TimeoutError and the fault
+        `deadline`. With `late="drop"` every attempt without a verdict is dropped. The time in which the
+        caller does not wait for a result does not count. Leaving early closes the open episodes, after an
+        interrupt within 5 s.
 
         `resume` names a file to which each verdict is appended. A batch that is started again with it plays
         only what has no verdict there, and yields the others first, with `resumed` and without `played`.

@@ -43,6 +43,8 @@ _TOOL_METRIC = re.compile(r"(tool_calls|failed_calls)\([^()]+\)")
 LABEL_HEADER = "Decathlon-Labels"
 RUN, GROUP, ATTEMPT = "run", "group", "attempt"
 """The labels that a batch sets."""
+ALONG = "along"
+"""The label of a branch that only shows what an attempt was worth after a call: the call's number."""
 
 
 class Filters(TypedDict, total=False):
@@ -50,7 +52,8 @@ class Filters(TypedDict, total=False):
 
     `needs`, `without`: servers, local tools or hosted services by name, or `network`, `credentials`,
     `services`; the task must need all of `needs` and none of `without`; `*` matches anything. `search`: text
-    that the id contains. Pass rates (0 to 1) and `order` require a server with `--results`.
+    that the id contains. Pass rates (0 to 1) and `order` use the server's `--results`, or else its own graded
+    episodes; with `pass_rate_run` or `pass_rate_last` always its own: of that run, of each task's last ones.
     """
 
     needs: Sequence[str]
@@ -58,6 +61,8 @@ class Filters(TypedDict, total=False):
     search: str | None
     min_pass_rate: float | None
     max_pass_rate: float | None
+    pass_rate_run: str | None
+    pass_rate_last: int | None
     order: Order | None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from typing import Self
 
-from decathlon_mcp.catalogue.pass_rates import PassRate, PassRates
+from decathlon_mcp.catalogue.pass_rates import LiveRates, PassRates
 from decathlon_mcp.catalogue.requirements import (
     HostInfo,
     MissingProgram,
@@ -57,6 +57,8 @@ class Catalogue:
     ) -> None:
         self.suites = tuple(suites)
         self.pass_rates = pass_rates
+        self.live_rates: LiveRates | None = None
+        """What a running server knows of its own episodes."""
         self._host = host or HostInfo()
         if pass_rates is not None:
             pass_rates.warn_of_unknown_suites([suite.name for suite in suites])
@@ -159,10 +161,6 @@ class Catalogue:
             self._host, missing_programs={**self._host.missing_programs, suite.name: programs}
         )
 
-    def pass_rate(self, task: Task) -> PassRate | None:
-        """How often the task was passed; None if nothing is known."""
-        return None if self.pass_rates is None else self.pass_rates.of(task.suite, task.id)
-
     def __iter__(self) -> Iterator[tuple[str, Suite, Task]]:
         """Every task with its catalogue id, suite by suite, sorted within each; also tasks with errors."""
         for catalogue_id, (suite, task) in self._entries.items():
@@ -192,18 +190,22 @@ def list_tasks(
     *,
     prompts: bool = False,
     metrics: Mapping[str, Sequence[str] | None] | None = None,
+    rates: PassRates | None = None,
 ) -> list[JsonObject]:
     """Describe these tasks: what each needs, and whether it can run here. The order of `names` is kept.
 
     A name may occur more than once. `metrics` are those of each task besides the server's, None if they are
     unknown; a task that has none is described without. A prompt is that of an episode with the `launch_time`
-    next to it; with `prompt_is_provisional`, the episode's has other paths.
+    next to it; with `prompt_is_provisional`, the episode's has other paths. `rates`: the pass rates that are
+    listed; without them, those of the file of results.
     """
     names = [*names]
     # In whole seconds, since clients pass it on as text.
     launch_time = datetime.now().astimezone().replace(microsecond=0) if prompts else None
+    rates = catalogue.pass_rates if rates is None else rates
     entries = {
-        name: _entry(catalogue, name, *catalogue.entry(name), launch_time) for name in dict.fromkeys(names)
+        name: _entry(catalogue, name, *catalogue.entry(name), launch_time, rates)
+        for name in dict.fromkeys(names)
     }
     for name, own in (metrics or {}).items():
         if name in entries and own != []:
@@ -212,7 +214,12 @@ def list_tasks(
 
 
 def _entry(
-    catalogue: Catalogue, name: str, suite: Suite, task: Task, launch_time: datetime | None
+    catalogue: Catalogue,
+    name: str,
+    suite: Suite,
+    task: Task,
+    launch_time: datetime | None,
+    rates: PassRates | None,
 ) -> JsonObject:
     """`launch_time`: of the prompt; None: without a prompt."""
     missing = catalogue.missing_sentences(suite, task)
@@ -228,7 +235,7 @@ def _entry(
     }
     if shared := suite.shared_resources(task.id):
         entry["shared"] = [resource.name for resource in shared]
-    if (rate := catalogue.pass_rate(task)) is not None:
+    if rates is not None and (rate := rates.of(suite.name, task.id)) is not None:
         entry |= {"pass_rate": rate.share, "attempts": rate.attempts}
     if launch_time is not None:
         entry |= {

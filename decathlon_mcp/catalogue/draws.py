@@ -20,6 +20,7 @@ from typing import Annotated, Literal, TypeAlias, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
+from decathlon_mcp.catalogue.pass_rates import MAX_RATED, PassRates
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.suites.suite import Suite
 from decathlon_mcp.suites.tasks import Needs, Task
@@ -75,6 +76,12 @@ class TaskFilter(BaseModel):
     search: Name | None = Field(None, description="Only tasks whose id contains this text.")
     min_pass_rate: Share | None = Field(None, description="Only tasks with at least this pass rate, 0 to 1.")
     max_pass_rate: Share | None = Field(None, description="Only tasks with at most this pass rate, 0 to 1.")
+    pass_rate_run: Name | None = Field(
+        None, description="Pass rates of now, of the graded episodes with this label `run`."
+    )
+    pass_rate_last: Annotated[int, Field(ge=1, le=MAX_RATED)] | None = Field(
+        None, description="Pass rates of now, of each task's last so many graded episodes."
+    )
     order: Order | None = Field(
         None,
         description="By pass rate: `easy_first`, `hard_first`, or `curriculum`: easy first, but tasks "
@@ -86,18 +93,30 @@ class TaskFilter(BaseModel):
     )
 
 
-def filter_tasks(catalogue: Catalogue, filters: TaskFilter) -> list[Entry]:
+def rates_for(catalogue: Catalogue, filters: TaskFilter, token: str | None = None) -> PassRates | None:
+    """The pass rates that these filters are about; None if none are known.
+
+    They are those of the file of results, if there is one, unless the filters ask for pass rates of now:
+    of the episodes of this server, and with a token of that token's. Reads the store if it has to.
+    """
+    asks_for_now = filters.pass_rate_run is not None or filters.pass_rate_last is not None
+    uses = filters.order is not None or filters.min_pass_rate is not None or filters.max_pass_rate is not None
+    if catalogue.live_rates is None or not (asks_for_now or (uses and catalogue.pass_rates is None)):
+        return catalogue.pass_rates
+    return catalogue.live_rates(filters.pass_rate_run, filters.pass_rate_last, token)
+
+
+def filter_tasks(catalogue: Catalogue, filters: TaskFilter, rates: PassRates | None = None) -> list[Entry]:
     """The tasks that fit, in the order of the filters, or else of the catalogue.
 
-    Raises BadRequestError for a split or a need that no task has, and for conditions on pass rates if none
-    are known.
+    `rates`: from `rates_for`; without them, those of the file of results. Raises BadRequestError for a split
+    or a need that no task has, and for conditions on pass rates if none are known.
     """
-    _validate(catalogue, filters)
-    entries = [
-        (name, suite, task) for name, suite, task in catalogue if _fits(catalogue, filters, name, task)
-    ]
+    rates = catalogue.pass_rates if rates is None else rates
+    _validate(catalogue, filters, rates)
+    entries = [(name, suite, task) for name, suite, task in catalogue if _fits(rates, filters, name, task)]
     if filters.order is not None:
-        entries.sort(key=lambda entry: _difficulty(catalogue, filters.order, entry))
+        entries.sort(key=lambda entry: _difficulty(rates, filters.order, entry))
     return entries
 
 
@@ -111,14 +130,21 @@ def runnable_tasks(catalogue: Catalogue, filters: TaskFilter) -> list[str]:
 
 
 def draw_tasks(
-    catalogue: Catalogue, filters: TaskFilter, *, seed: int, position: int, count: int = 1
+    catalogue: Catalogue,
+    filters: TaskFilter,
+    *,
+    seed: int,
+    position: int,
+    count: int = 1,
+    rates: PassRates | None = None,
 ) -> list[str]:
     """The ids of `count` tasks that fit and can run here, all different if there are enough of them.
 
     With an order they are the tasks from `position` on, starting over after the last; without one they depend
-    on the seed. Raises BadRequestError if there is none to draw from.
+    on the seed, and on the `rates`, as for `filter_tasks`. Raises BadRequestError if there is none to draw
+    from.
     """
-    entries = filter_tasks(catalogue, filters)
+    entries = filter_tasks(catalogue, filters, rates)
     if filters.order is None:
         names = _shuffled(catalogue, entries, seed)
     else:
@@ -155,7 +181,7 @@ def _sort_key(seed: str, name: str) -> bytes:
     return hashlib.sha256(f"{seed}:{name}".encode()).digest()
 
 
-def _fits(catalogue: Catalogue, filters: TaskFilter, name: str, task: Task) -> bool:
+def _fits(rates: PassRates | None, filters: TaskFilter, name: str, task: Task) -> bool:
     if filters.split is not None and filters.split not in task.splits:
         return False
     if filters.search is not None and filters.search not in name:
@@ -167,7 +193,7 @@ def _fits(catalogue: Catalogue, filters: TaskFilter, name: str, task: Task) -> b
         return False
     if filters.min_pass_rate is None and filters.max_pass_rate is None:
         return True
-    rate = catalogue.pass_rate(task)
+    rate = None if rates is None else rates.of(task.suite, task.id)
     minimum = filters.min_pass_rate or 0.0
     maximum = 1.0 if filters.max_pass_rate is None else filters.max_pass_rate
     return rate is not None and minimum <= rate.share <= maximum
@@ -177,16 +203,16 @@ def _any_matches(words: Iterable[str], pattern: str) -> bool:
     return any(fnmatchcase(word, pattern) for word in words)
 
 
-def _difficulty(catalogue: Catalogue, order: Order | None, entry: Entry) -> tuple[bool, bool, float]:
+def _difficulty(rates: PassRates | None, order: Order | None, entry: Entry) -> tuple[bool, bool, float]:
     """A key to sort by: tasks without a pass rate are last."""
-    rate = catalogue.pass_rate(entry[2])
+    rate = None if rates is None else rates.of(entry[2].suite, entry[2].id)
     if rate is None:
         return True, False, 0.0
     mastered = order == "curriculum" and rate.passed == rate.attempts
     return False, mastered, rate.share if order == "hard_first" else -rate.share
 
 
-def _validate(catalogue: Catalogue, filters: TaskFilter) -> None:
+def _validate(catalogue: Catalogue, filters: TaskFilter, rates: PassRates | None) -> None:
     splits = sorted({split for _, _, task in catalogue for split in task.splits})
     if filters.split is not None and filters.split not in splits:
         raise BadRequestError(
@@ -200,12 +226,13 @@ def _validate(catalogue: Catalogue, filters: TaskFilter) -> None:
             raise BadRequestError(
                 f"no task here needs {quoted(pattern)}; what they need is {', '.join(valid)}", needs=valid
             )
-    if catalogue.pass_rates is None:
+    if rates is None or (rates.file is None and not rates):
+        of_run = "" if filters.pass_rate_run is None else f" of run {quoted(filters.pass_rate_run)}"
         for name in ("order", "min_pass_rate", "max_pass_rate"):
             if getattr(filters, name) is not None:
                 raise BadRequestError(
-                    f"`{name}` needs pass rates, and none are known here: they are read from a file of "
-                    "verdicts, `--results FILE`"
+                    f"`{name}` needs pass rates, and none are known here: no episode{of_run} was graded, and "
+                    "no file of verdicts is read (`--results FILE`)"
                 )
 
 
@@ -235,14 +262,22 @@ class TaskSampler:
         last draw with the same token and filters. Raises BadRequestError for invalid filters, and if there is
         none to draw from.
         """
+        rates = rates_for(self._catalogue, draw, token)
         if draw.seed is not None:
             position = draw.seed * count
-            return draw_tasks(self._catalogue, draw, seed=draw.seed, position=position, count=count)
+            return draw_tasks(
+                self._catalogue, draw, seed=draw.seed, position=position, count=count, rates=rates
+            )
         filters = TaskFilter.model_validate(draw.model_dump(include=set(TaskFilter.model_fields)))
         positions = self._positions.setdefault(token, {})
         position = positions.get(filters, 0)
         drawn = draw_tasks(
-            self._catalogue, filters, seed=secrets.randbits(64), position=position, count=count
+            self._catalogue,
+            filters,
+            seed=secrets.randbits(64),
+            position=position,
+            count=count,
+            rates=rates,
         )
         if draw.order is not None:
             positions[filters] = position + count

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.types import JsonObject, as_object
 
 log = logging.getLogger("decathlon.suites")
 
+MAX_RATED = 4_000
+"""Episodes of which pass rates of now are made: the newest graded ones. Reading them takes milliseconds."""
 _WHITESPACE = " \t\r\n"
 
 
@@ -31,10 +34,13 @@ class PassRate:
 
 @dataclass(frozen=True, slots=True)
 class PassRates:
-    """The pass rates in a file of verdicts. A task without verdicts has none."""
+    """Pass rates, of a `file` of verdicts or of a server's episodes. A task without verdicts has none."""
 
-    file: Path
-    _counts: dict[tuple[str | None, str], PassRate] = field(repr=False)
+    file: Path | None
+    _counts: Mapping[tuple[str | None, str], PassRate] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self._counts)
 
     def of(self, suite: str, task_id: str) -> PassRate | None:
         """The pass rate of a task, over verdicts of its suite and those without a suite."""
@@ -52,6 +58,10 @@ class PassRates:
                 "results of unknown suites are ignored",
                 extra={"fields": {"file": str(self.file), "suites": sorted(unknown), "here": [*suites]}},
             )
+
+
+LiveRates: TypeAlias = Callable[[str | None, int | None, str | None], PassRates]
+"""The pass rates of a server's episodes until now: of a run, of each task's last so many, of a token."""
 
 
 def read_pass_rates(file: Path) -> PassRates:

@@ -25,6 +25,8 @@ PLUGINS = (
     ),
     # Servers on all nodes of a Ray cluster, behind one address. Ray Serve imports `cluster.ray:app`.
     Plugin(name="cluster", routes=("decathlon_mcp.plugins.cluster.held_episodes:create",)),
+    # Tasks are drawn by the pass rates of the server's own episodes.
+    Plugin(name="curriculum", pass_rates="decathlon_mcp.plugins.curriculum:live_rates"),
     # Sandboxes that are containers of a Docker engine.
     Plugin(
         name="docker",

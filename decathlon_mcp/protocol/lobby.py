@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import anyio.to_thread
 
 from decathlon_mcp.catalogue.catalogue import list_tasks
-from decathlon_mcp.catalogue.draws import filter_tasks
+from decathlon_mcp.catalogue.draws import filter_tasks, rates_for
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode, EpisodeAccess
 from decathlon_mcp.episodes.registry import EpisodeRegistry
@@ -211,13 +211,14 @@ class Lobby(Service):
 
     async def _list_tasks(self, request: Request, call: ListTasks) -> JsonObject:
         catalogue = self._registry.catalogue
+        token = request.context.principal.token
+        rates = rates_for(catalogue, call, token)
         if call.sample is None:
-            names = [name for name, _, _ in filter_tasks(catalogue, call)]
+            names = [name for name, _, _ in filter_tasks(catalogue, call, rates)]
         else:
-            token = request.context.principal.token
             names = self._registry.draws.take(call, token=token, count=call.sample)
         metrics = await anyio.to_thread.run_sync(metrics_of, catalogue, names)
-        tasks = list_tasks(catalogue, names, prompts=call.prompts, metrics=metrics)
+        tasks = list_tasks(catalogue, names, prompts=call.prompts, metrics=metrics, rates=rates)
         return structured_result({"tasks": tasks}, text=None if tasks else "No task matches.")
 
     async def _start(self, request: Request, call: StartEpisode) -> JsonObject:

@@ -52,6 +52,8 @@ CHECKPOINT_SECONDS = 5.0
 """Time between two moves of new rows from the log into the database file."""
 ENDED = "ended"
 """Value of `EpisodeRow.phase` of an episode that is over."""
+ALONG_LABEL = "along"
+"""Label of a branch that only shows what an attempt was worth after a call: the number of the call."""
 REPLAY_LABEL = "replay_of"
 """Label of an episode that plays the calls of another again."""
 MAX_CAUSE_CHARACTERS = 500

@@ -729,3 +729,32 @@ async def test_the_page_of_an_episode_says_why_it_was_lost_only_if_it_was(state:
         assert "no reward its sandbox was lost" in words(await text_of(client, f"/e/{lost}"))
         for name in others:
             assert "no reward " not in words(await text_of(client, f"/e/{name}"))
+
+
+async def test_the_curves_of_runs_with_steps_are_over_each_other_on_the_page_to_compare(state: Path) -> None:
+    with Folder(state) as folder:
+        for letter, run in enumerate(("alpha", "beta")):
+            for step in range(3):
+                labels = {"run": run, "step": f"{step}"}
+                folder.add(f"{letter}{step}" * 24, labels=labels, reward=step / 2)
+        folder.add("9f" * 24, labels={"run": "without"})
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, "/compare?run=alpha&run=beta")
+        assert page.count('<polyline class="run-line run-') == 2
+        assert "step 2: B: reward 1" in page
+        assert "run-line" not in await text_of(client, "/compare?run=alpha&run=without")
+
+
+async def test_the_rewards_along_an_attempt_are_a_line_over_its_calls(state: Path) -> None:
+    with Folder(state) as folder:
+        whole = folder.add("a1" * 24, labels={"run": "alpha"}, reward=1.0)
+        for at, reward in enumerate((0.0, 0.25, 1.0)):
+            origin = {"episode": whole, "at": at, "differences": 0}
+            folder.add(f"{at}b" * 24, labels={"run": "alpha", "along": f"{at}"}, reward=reward, branch=origin)
+    async with browser(page_over(state)) as client:
+        await sign_in(client, KEY)
+        page = await text_of(client, f"/e/{whole}")
+        assert "after call 1: reward 0.25" in page
+        assert "Reward, had it ended after the call" in page
+        assert "Reward, had it ended" not in await text_of(client, f"/e/{public_id('0b' * 24)}")

@@ -113,3 +113,39 @@ async def test_the_lobby_lists_samples_and_starts_with_the_same_filters(served: 
         started = await call(lobby, "start_episode", wait=False, **filters)
         assert started["task"] == task["id"]
         await call(lobby, "close_episode", episode=started["episode"])
+
+
+async def graded(served: Served, task: str, answer: str, run: str, token: str = "ada") -> None:
+    """Play an episode whose reward depends on the answer, and wait until it has ended."""
+    async with connected(served.lobby, token=token) as lobby:
+        started = await call(lobby, "start_episode", task=task, labels={"run": run})
+        episode = {"episode": started["episode"]}
+        await call(lobby, "claim_done", **episode, answer=answer)
+        await call(lobby, "evaluate", **episode)
+        await call(lobby, "close_episode", **episode)
+
+
+async def test_pass_rates_of_now_are_of_a_run_and_of_the_last_episodes_of_a_task(served: Served) -> None:
+    for answer in ("wrong", "wrong", "forty-two"):
+        await graded(served, "say-answer", answer, "learner")
+    await graded(served, "say-answer", "wrong", "other")
+    async with connected(served.lobby, token="ada") as lobby:
+
+        async def rates(**filters: Any) -> list[tuple[str, float]]:
+            listed = await call(lobby, "list_tasks", min_pass_rate=0, **filters)
+            return [(task["id"], task["pass_rate"]) for task in listed["tasks"]]
+
+        assert await rates(pass_rate_run="learner") == [("say-answer", pytest.approx(1 / 3))]
+        assert await rates(pass_rate_run="learner", pass_rate_last=1) == [("say-answer", 1.0)]
+        assert await rates(pass_rate_last=2) == [("say-answer", 0.5)]
+        drawn = [
+            await call(lobby, "list_tasks", sample=3, seed=7, max_pass_rate=0.9, pass_rate_run="learner")
+            for _ in range(2)
+        ]
+        assert drawn[0] == drawn[1]
+        assert {task["id"] for task in drawn[0]["tasks"]} == {"say-answer"}
+        mastered = {"sample": 1, "max_pass_rate": 0.5, "pass_rate_run": "learner", "pass_rate_last": 1}
+        assert "no task fits" in (await lobby.call_tool("list_tasks", mastered)).content[0].text
+    async with connected(served.lobby, token="ben") as lobby:
+        refusal = await lobby.call_tool("list_tasks", {"min_pass_rate": 0, "pass_rate_run": "learner"})
+        assert "no episode of run 'learner' was graded" in refusal.content[0].text

@@ -28,12 +28,14 @@ from decathlon_mcp.plugins.page.access import SANDBOXED
 from decathlon_mcp.plugins.page.calls import ShownCall, shown
 from decathlon_mcp.plugins.page.rendering import episode_path, query
 from decathlon_mcp.plugins.page.site import Sorting, Visit
-from decathlon_mcp.storage.store import REPLAY_LABEL
+from decathlon_mcp.storage.store import ALONG_LABEL, REPLAY_LABEL
 from decathlon_mcp.types import as_object, is_public_id
 
 BOX_CALLS = 100
 MAX_SEARCH_CHARACTERS = 500
 OTHER_ATTEMPTS = 12
+MAX_ALONG = 500
+"""Branches that are read for the rewards along the way: the newest."""
 EPISODE_COLUMNS = ("-result", "task", "run", "-calls", "-took", "-started")
 SETTINGS = ("policy", "provider", "isolation", "language", "names", "release")
 """Members of the head line that are shown as they are."""
@@ -103,6 +105,8 @@ def episode(visit: Visit) -> Response:
         box = boxes[open_box]
         entries = visit.history.calls(public_id, box.first, box.last)
     times = visit.history.call_times(public_id) if last else []
+    path = visit.site.href(episode_path(public_id))
+    along = _rewards_along(visit, details.summary)
     return visit.render(
         "episode.html",
         details=details,
@@ -118,7 +122,8 @@ def episode(visit: Visit) -> Response:
         logs=visit.history.server_logs(public_id),
         boxes=boxes,
         entries=shown(entries),
-        timeline=plots.timeline(times, visit.site.href(episode_path(public_id))) if times else None,
+        timeline=plots.timeline(times, path) if times else None,
+        along=plots.along(along, path) if len(along) > 1 else None,
         wanted=wanted if visit.query("call") else 0,
         search=visit.query("q")[:MAX_SEARCH_CHARACTERS],
         found_nothing=visit.query("found") == "nothing",
@@ -127,6 +132,19 @@ def episode(visit: Visit) -> Response:
         branch_from=_branch_from(visit, details),
         watched=visit.snapshot is not None and visit.snapshot.has(public_id),
     )
+
+
+def _rewards_along(visit: Visit, episode: EpisodeSummary) -> Mapping[int, float]:
+    """What the attempt was worth after each of its calls, as far as branches were graded to know it."""
+    query = EpisodeQuery(branch_of=episode.public_id, owner=visit.viewer.owner, with_branches=True)
+    branches = visit.history.episodes(query, limit=MAX_ALONG).items
+    return {
+        branch.origin.at: branch.reward
+        for branch in reversed(branches)
+        if branch.origin is not None
+        and branch.reward is not None
+        and branch.labels.get(ALONG_LABEL) == str(branch.origin.at)
+    }
 
 
 def _branch_from(visit: Visit, details: EpisodeDetails) -> str:

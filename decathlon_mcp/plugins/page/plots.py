@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,7 +48,7 @@ def curve(points: Sequence[CurvePoint], by: Literal["step", "time"]) -> Markup:
     low, high = min([0.0, *values]), max([1.0, *values])
     x = Scale(points[0].at, points[-1].at, LEFT + 8, WIDTH - RIGHT - 8)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP)
-    parts = [_frame(x, y, points, by)]
+    parts = [_frame(x, y, [point.at for point in points], by)]
     spread = [
         (x(point.at), y(point.lowest), y(point.highest))
         for point in points
@@ -79,6 +79,45 @@ def curve(points: Sequence[CurvePoint], by: Literal["step", "time"]) -> Markup:
     return _svg(WIDTH, HEIGHT, "plot", "Reward and success rate", parts)
 
 
+def curves(runs: Sequence[Sequence[CurvePoint]], letters: str) -> Markup:
+    """Mean rewards of several runs against steps, each with its letter at its end."""
+    rewards = [[(point, point.reward) for point in points if point.reward is not None] for points in runs]
+    steps = sorted({point.at for points in runs for point in points})
+    means = [value.mean for points in rewards for _, value in points]
+    x = Scale(steps[0], steps[-1], LEFT + 8, WIDTH - RIGHT - 8)
+    y = Scale(min([0.0, *means]), max([1.0, *means]), HEIGHT - BOTTOM, TOP)
+    parts = [_frame(x, y, steps, "step")]
+    for letter, points in zip(letters, rewards, strict=False):
+        places = [(x(point.at), y(value.mean)) for point, value in points]
+        parts.append(_line(places, f"run-line run-{letter}"))
+        for (at_x, at_y), (point, value) in zip(places, points, strict=True):
+            title = _point_title(f"{letter}: reward", point, value, "step")
+            parts.append(
+                f'<circle class="run-mark run-{letter}" cx="{at_x}" cy="{at_y}" r="3">{title}</circle>'
+            )
+        if places:
+            at_x, at_y = places[-1]
+            parts.append(f'<text class="tick" x="{at_x + 8}" y="{at_y + 4}">{letter}</text>')
+    return _svg(WIDTH, HEIGHT, "plot", "Rewards of the runs by step", parts)
+
+
+def along(rewards: Mapping[int, float], path: str) -> Markup:
+    """The reward that an attempt would have had after each of its calls; each point leads to its call."""
+    y = Scale(min([0.0, *rewards.values()]), max([1.0, *rewards.values()]), HEIGHT - BOTTOM, TOP)
+    x = Scale(min(rewards), max(rewards), LEFT + 8, WIDTH - RIGHT - 8)
+    parts = [_frame(x, y, sorted(rewards), "step")]
+    parts.append(_line([(x(call), y(reward)) for call, reward in sorted(rewards.items())], "reward-line"))
+    for call, reward in sorted(rewards.items()):
+        title = (
+            f"after call {call}: reward {number(reward)}" if call else f"at first: reward {number(reward)}"
+        )
+        parts.append(
+            f'<a href="{escape(path)}?call={max(1, call)}#c{max(1, call)}" aria-label="{title}">'
+            f'<circle class="reward-mark" cx="{x(call)}" cy="{y(reward)}" r="4"/><title>{title}</title></a>'
+        )
+    return _svg(WIDTH, HEIGHT, "plot", "Reward after each call", parts)
+
+
 def _point_title(name: str, point: CurvePoint, value: Estimate, by: Literal["step", "time"]) -> Markup:
     where = f"step {point.at:g}" if by == "step" else exact(point.at)
     error = "" if value.standard_error is None else f" ± {number(value.standard_error)}"
@@ -86,19 +125,19 @@ def _point_title(name: str, point: CurvePoint, value: Estimate, by: Literal["ste
     return Markup(f"<title>{escape(text)}</title>")
 
 
-def _frame(x: Scale, y: Scale, points: Sequence[CurvePoint], by: Literal["step", "time"]) -> str:
+def _frame(x: Scale, y: Scale, places: Sequence[float], by: Literal["step", "time"]) -> str:
     parts: list[str] = []
     for value in _ticks(y.low, y.high):
         parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value)}" y2="{y(value)}"/>')
         parts.append(f'<text class="tick end" x="{LEFT - 6}" y="{y(value) + 4}">{value:g}</text>')
-    shown = slice(11, 19) if points[-1].at - points[0].at < SHORT_SECONDS else slice(5, 16)
+    shown = slice(11, 19) if places[-1] - places[0] < SHORT_SECONDS else slice(5, 16)
     free_from = -math.inf
-    for point in points:
-        if x(point.at) < free_from:
+    for at in places:
+        if x(at) < free_from:
             continue
-        free_from = x(point.at) + LABEL_WIDTH
-        text = f"{point.at:g}" if by == "step" else exact(point.at)[shown]
-        parts.append(f'<text class="tick middle" x="{x(point.at)}" y="{HEIGHT - 8}">{escape(text)}</text>')
+        free_from = x(at) + LABEL_WIDTH
+        text = f"{at:g}" if by == "step" else exact(at)[shown]
+        parts.append(f'<text class="tick middle" x="{x(at)}" y="{HEIGHT - 8}">{escape(text)}</text>')
     return "".join(parts)
 
 

@@ -186,11 +186,14 @@ def compare(visit: Visit) -> Response:
         if comparison is None:
             missing = [name for name in wanted if visit.history.run(name, owner=owner) is None]
             raise HTTPException(404, f"There is no run {' and no run '.join(missing)}.")
+    reports = [visit.history.run(name, owner=owner) for name in wanted] if comparison is not None else []
+    curves = [report.curve for report in reports if report is not None and report.curve_by == "step"]
     columns = ["-spread", "task", *(f"-{letter}" for letter in LETTERS[: len(wanted)])]
     sorting = Sorting.of(visit, "/compare", columns, "-spread", parameters={"run": wanted})
     return visit.render(
         "compare.html",
         comparison=comparison,
+        curves=plots.curves(curves, LETTERS) if curves and len(curves) == len(wanted) else None,
         tasks=[] if comparison is None else sorting.sorted(comparison.tasks, _comparison_keys(len(wanted))),
         pairs={} if comparison is None else _pairs(visit, comparison),
         names=names,
