@@ -79,12 +79,10 @@ def run(config: dict[str, Any]) -> None:
 
 def import_customization() -> None:
     """Run the real `sitecustomize`, if this Python has one, before anything else, as without this one."""
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    spec = PathFinder.find_spec("sitecustomize")
+    # Not `importlib.util`, which a server need not import.
+    spec = sys.modules["_frozen_importlib_external"].PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:
-        module = module_from_spec(spec)
+        module = sys.modules["_frozen_importlib"].module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
 
@@ -94,10 +92,10 @@ def harden(parent: int) -> Any:
     import ctypes
 
     try:
-        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:  # noqa: PTH123
+        with open("/proc/self/oom_score_adj", "rb+", buffering=0) as file:  # noqa: PTH123
             if int(file.read()) < 0:
                 file.seek(0)
-                file.write("0")
+                file.write(b"0")
     except (OSError, ValueError):
         pass
     libc = ctypes.CDLL(None, use_errno=True)
@@ -204,6 +202,7 @@ class Fork:
         self.environment = environment
         self.loaded = loaded
         self.identity = identity()
+        self.folders = {path for path in sys.path if os.path.exists(path)}  # noqa: PTH110
 
     def become_server(self, message: bytes, descriptors: list[int]) -> None:
         """Enter the sandbox, and return in a process there that is ready to run the server."""
@@ -292,6 +291,8 @@ class Fork:
         os.closerange(first_free, 1 << 20)
         os.chdir(cwd)
         refresh()
+        # An installation for developers may name folders that the sandbox does not have.
+        sys.path[:] = [path for path in sys.path if path not in self.folders or os.path.exists(path)]  # noqa: PTH110
         sys.orig_argv += arguments
         sys.argv += arguments
         self.set_environment(environment)
@@ -334,8 +335,6 @@ class Fork:
         return cwd
 
     def set_environment(self, environment: dict[bytes, bytes]) -> None:
-        import posix
-
         coerced = {
             name: value for name, value in self.environment.items() if name not in self.given
         }
@@ -343,8 +342,6 @@ class Fork:
         os.environ.clear()
         for name, value in {**environment, **{k: v for k, v in coerced.items() if k not in environment}}.items():
             os.environb[name] = value
-        posix.environ.clear()
-        posix.environ.update(os.environb)
 
 
 def refresh() -> None:
