@@ -242,6 +242,10 @@ class Fork:
                 libc.prlimit(0, kind, limit, None)
         self.checked(libc.setns(process, flags))
         os.close(process)
+        null = os.open("/dev/null", os.O_RDWR)
+        for number in range(3):
+            os.dup2(null, number)
+        os.close(null)
         libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
         number = 0
         while libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
