@@ -15,6 +15,7 @@ from benchmarks.memory import measure_density, measure_memory
 from benchmarks.openings import measure_gradings, measure_openings
 from benchmarks.proxies import measure_proxies
 from benchmarks.running import Options, Run, UnavailableError
+from benchmarks.servers import measure_servers
 from benchmarks.sizes import measure_sizes
 from benchmarks.watching import measure_watching
 
@@ -84,6 +85,14 @@ what the whole machine has less, with the engine's part, after the kernel has me
 The same tool server behind other MCP proxies, called by the same client, in turns. They run it as a process
 of their own: mcp-proxy one for all sessions, the others one for each.""",
         measure_proxies,
+    ),
+    "servers": Section(
+        "Starts of servers",
+        """\
+Episodes on the provider `host`, in turns on two servers: one with `--preload`, on which servers are forks, and one
+without. An episode calls each server of its task once: one server on the MCP SDK, or that and another one, git
+and Excel. CPU time and memory are those of the servers after their first reply.""",
+        measure_servers,
     ),
     "watching": Section(
         "Reading what was played",

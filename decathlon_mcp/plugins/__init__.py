@@ -66,6 +66,12 @@ PLUGINS = (
         settings="decathlon_mcp.plugins.pool:PoolSettings",
         sandbox_source="decathlon_mcp.plugins.pool.pool:create",
     ),
+    # Python servers that start as forks of processes which have imported their libraries (`--preload`).
+    Plugin(
+        name="preload",
+        settings="decathlon_mcp.plugins.preload:PreloadSettings",
+        episodes=("decathlon_mcp.plugins.preload.preloads:create",),
+    ),
     # Sandboxes on the machines of Prime Intellect.
     Plugin(name="prime", providers={"prime": "decathlon_mcp.plugins.prime.provider:PROVIDER"}),
     # Whether this machine is ready, and what each task lacks here: `doctor`, `tasks`.

@@ -96,6 +96,11 @@ class Driver:
 
     def __init__(self, input_fd: int, output_fd: int) -> None:
         self._loop = EventLoop()
+        # Not for what it starts.
+        preload = os.environ.pop(wire.PRELOAD_VARIABLE, None)
+        self._preload_fd = None if preload is None else int(preload)
+        if self._preload_fd is not None:
+            os.set_inheritable(self._preload_fd, False)
         # While the server does not acknowledge the driver's output, the children's output is not read either.
         self._backpressure = Backpressure()
         self._connection = Connection(
@@ -143,7 +148,12 @@ class Driver:
     def _servers(self) -> Servers:
         from decathlon_sandbox.servers import Servers
 
-        return Servers(self._loop, self._supervisor, self._backpressure, self._notify_of_servers)
+        preloaded = None
+        if self._preload_fd is not None:
+            from decathlon_sandbox.preloaded import PreloadedStarts
+
+            preloaded = PreloadedStarts(self._loop, self._preload_fd)
+        return Servers(self._loop, self._supervisor, self._backpressure, self._notify_of_servers, preloaded)
 
     @cached_property
     def _tunnels(self) -> Tunnels:

@@ -80,9 +80,14 @@ def protect_first_process(libc: Any) -> bool:
 
     Fails without CAP_SYS_ADMIN or no_new_privs. On other architectures the filter allows everything.
     """
-    program = assemble(_program())
+    program = first_process_filter()
     header = struct.pack("@HP", len(program) // 8, _address(program))
     return libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0) == 0
+
+
+def first_process_filter() -> bytes:
+    """The filter, which all processes of a sandbox have."""
+    return assemble(_program())
 
 
 def _address(data: bytes) -> int:

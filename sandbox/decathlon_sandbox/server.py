@@ -13,7 +13,11 @@ from decathlon_sandbox.mcp_session import Handshake, McpSession, ReplyHandler
 from decathlon_sandbox.requests import Notify, Request, RequestError, answer_in_thread, describe_error
 from decathlon_sandbox.streams import Backpressure, LineSplitter, Reader, TailBuffer, Writer
 from decathlon_sandbox.strict_json import JsonObject, as_object, encode
-from decathlon_sandbox.supervisor import Child, ProcessSupervisor, child_environment
+from decathlon_sandbox.supervisor import Child, ProcessSupervisor, child_environment, marked
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from decathlon_sandbox.preloaded import PreloadedStarts
 
 STDERR_BYTES = 8192
 MAX_UNREAD_BYTES = wire.MAX_LINE_BYTES
@@ -42,7 +46,9 @@ class Server:
         backpressure: Backpressure,
         settings: JsonObject,
         on_notification: Callable[[Server, str, JsonObject], object],
+        preloaded: PreloadedStarts | None = None,
     ) -> None:
+        """`preloaded`: may start it as a fork; None: it starts as a program."""
         self.name: str = settings["name"]
         self.request_seconds: float | None = settings.get("request_seconds")
         self.calls: set[int] = set()
@@ -63,6 +69,9 @@ class Server:
         self._env = child_environment(settings["env"], self._cwd, minimal=minimal)
         self._stderr = TailBuffer(STDERR_BYTES)
         self._losing = False
+        self._preloaded = preloaded
+        self._child: Child | None = None
+        self._cancel_fork: Callable[[], object] | None = None
 
     def start(
         self,
@@ -74,27 +83,6 @@ class Server:
 
         Raises RequestError if there is no process. `on_failure` is called again if the process ends later.
         """
-        try:
-            self._child: Child = self._supervisor.spawn(
-                self._argv,
-                cwd=self._cwd,
-                env={**self._supervisor.server_variables, **self._env},
-                on_exit=self._on_exit,
-                stdin=True,
-            )
-        except (OSError, ValueError) as error:
-            message = f"server {self.name} cannot be started: {self._argv[0]}: {describe_error(error)}"
-            data = {"server": self.name, "exit_code": None, "stderr": ""}
-            raise RequestError(wire.SERVER, message, data) from None
-        lines = LineSplitter(
-            wire.MAX_LINE_BYTES - ENVELOPE_BYTES, self.session.receive_line, self.session.receive_overlong
-        )
-        self._stdin = Writer(self._loop, self._child.stdin)
-        self._stdout_reader = Reader(
-            self._loop, self._child.stdout, lines.feed, self._on_stdout_closed, self._backpressure
-        )
-        self._stderr_reader = Reader(self._loop, self._child.stderr, self._stderr.feed)
-
         def fail(error: RequestError) -> None:
             deadline.cancel()
             error.data = {**self._exit_details(), **error.data}
@@ -104,30 +92,89 @@ class Server:
             deadline.cancel()
             on_tools(tools)
 
+        self._fail = fail
+        env = {**self._supervisor.server_variables, **self._env}
+        if self._preloaded is None:
+            self._spawn(env)
         message = f"server {self.name} was not up after {deadline_seconds:g} s"
         deadline = self._loop.call_later(deadline_seconds, lambda: fail(RequestError(wire.SERVER, message)))
-        self._fail = fail
-        Handshake(self.session, succeed, fail).start()
+        handshake = Handshake(self.session, succeed, fail)
+        if self._preloaded is None:
+            handshake.start()
+            return
+        mark = self._supervisor.new_mark()
+
+        def on_fork(pid: int, streams: tuple[int, int, int]) -> None:
+            self._cancel_fork = None
+            self._follow(self._supervisor.adopt(Child(pid, mark, self._on_exit, streams)))
+            handshake.start()
+
+        def on_cold() -> None:
+            self._cancel_fork = None
+            try:
+                self._spawn(env)
+            except RequestError as error:
+                fail(error)
+            else:
+                handshake.start()
+
+        self._cancel_fork = self._preloaded.start(
+            self.name, self._argv, self._cwd, marked(env, mark), on_fork, on_cold
+        )
+
+    def _spawn(self, env: dict[str, str]) -> None:
+        """Start it as a program. Raises RequestError."""
+        try:
+            child = self._supervisor.spawn(
+                self._argv, cwd=self._cwd, env=env, on_exit=self._on_exit, stdin=True
+            )
+        except (OSError, ValueError) as error:
+            message = f"server {self.name} cannot be started: {self._argv[0]}: {describe_error(error)}"
+            data = {"server": self.name, "exit_code": None, "stderr": ""}
+            raise RequestError(wire.SERVER, message, data) from None
+        self._follow(child)
+
+    def _follow(self, child: Child) -> None:
+        """Read and write what the process writes and reads."""
+        self._child = child
+        lines = LineSplitter(
+            wire.MAX_LINE_BYTES - ENVELOPE_BYTES, self.session.receive_line, self.session.receive_overlong
+        )
+        self._stdin = Writer(self._loop, child.stdin)
+        self._stdout_reader = Reader(
+            self._loop, child.stdout, lines.feed, self._on_stdout_closed, self._backpressure
+        )
+        self._stderr_reader = Reader(self._loop, child.stderr, self._stderr.feed)
 
     def begin_close(self) -> None:
         """Start a graceful shutdown: no more messages will be sent."""
-        self._stdin.close()
+        if self._cancel_fork is not None:
+            self._cancel_fork()
+        elif self._child is not None:
+            self._stdin.close()
 
     def terminate(self) -> None:
         """Ask the server's processes to exit, with SIGTERM."""
         try:
-            os.killpg(self._child.pid, signal.SIGTERM)
+            if self._child is not None:
+                os.killpg(self._child.pid, signal.SIGTERM)
         except OSError:
             pass
 
     def stop(self, on_done: Callable[[], object]) -> None:
         """End the server and its process tree at once, then call `on_done`."""
-        self._supervisor.kill_tree(self._child, lambda: (self._close_pipes(), on_done()))
+        child = self._child
+        if child is not None:
+            self._supervisor.kill_tree(child, lambda: (self._close_pipes(), on_done()))
+            return
+        if self._cancel_fork is not None:
+            self._cancel_fork()
+        on_done()
 
     @property
     def alive(self) -> bool:
         """Whether the process still runs."""
-        return self._child.exit_code is None
+        return self._child is not None and self._child.exit_code is None
 
     @property
     def stderr(self) -> str:
@@ -136,7 +183,8 @@ class Server:
 
     def _exit_details(self) -> JsonObject:
         """Its name, the end of its `stderr` and its `exit_code` (None: it runs; negative: a signal)."""
-        return {"server": self.name, "exit_code": self._child.exit_code, "stderr": self.stderr}
+        exit_code = None if self._child is None else self._child.exit_code
+        return {"server": self.name, "exit_code": exit_code, "stderr": self.stderr}
 
     def mark_ended(self, error: RequestError) -> None:
         """The server is being stopped: fail its requests with `error`."""
@@ -162,7 +210,8 @@ class Server:
 
     def _lose(self, reason: str) -> None:
         """Kill what is left of the process tree, read the rest of its output, then report the loss."""
-        if self._losing or self.state is ServerState.ENDED:
+        child = self._child
+        if child is None or self._losing or self.state is ServerState.ENDED:
             return
         self._losing = True
 
@@ -173,7 +222,7 @@ class Server:
                 self.mark_ended(RequestError(wire.SERVER, message, self._exit_details()))
                 self._fail(self.error)
 
-        self._supervisor.kill_tree(self._child, on_killed)
+        self._supervisor.kill_tree(child, on_killed)
 
     def _close_pipes(self) -> None:
         self._stdout_reader.drain()

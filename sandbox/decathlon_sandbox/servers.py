@@ -14,6 +14,10 @@ from decathlon_sandbox.streams import Backpressure
 from decathlon_sandbox.strict_json import JsonObject
 from decathlon_sandbox.supervisor import ProcessSupervisor
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from decathlon_sandbox.preloaded import PreloadedStarts
+
 CLOSE_SECONDS = 1.0
 """How long a frozen server may take to exit after its stdin is closed, and again after SIGTERM."""
 EXIT_POLL_SECONDS = 0.01
@@ -23,8 +27,14 @@ class Servers:
     """All servers by name. A freeze is permanent."""
 
     def __init__(
-        self, loop: EventLoop, supervisor: ProcessSupervisor, backpressure: Backpressure, notify: Notify
+        self,
+        loop: EventLoop,
+        supervisor: ProcessSupervisor,
+        backpressure: Backpressure,
+        notify: Notify,
+        preloaded: PreloadedStarts | None = None,
     ) -> None:
+        self._preloaded = preloaded
         self._loop = loop
         self._supervisor = supervisor
         self._backpressure = backpressure
@@ -55,7 +65,8 @@ class Servers:
                     data = {**known.error.data, "ended": True}
                     raise RequestError(known.error.code, known.error.message, data)
                 parts = self._loop, self._supervisor, self._backpressure
-                servers.append(Server(*parts, self._definitions[name], self._on_notification))
+                definition = self._definitions[name]
+                servers.append(Server(*parts, definition, self._on_notification, self._preloaded))
         self._servers.update({server.name: server for server in servers})
         startup = Startup(self._loop, request, servers, params["deadline_seconds"], self._startups.discard)
         self._startups.add(startup)

@@ -69,21 +69,32 @@ def child_environment(extra: dict[str, str], cwd: str, *, minimal: bool = False)
     return {**{name: own[name] for name in own if name != wire.MEMORY_VARIABLE}, "PWD": cwd, **extra}
 
 
+def marked(env: dict[str, str], mark: str) -> dict[str, str]:
+    """The environment of a child with its mark."""
+    # First, so that it is found at the beginning of however long an environment.
+    return {wire.MARK_VARIABLE: mark, **env, wire.MARK_VARIABLE: mark}
+
+
 class Child:
     """A process in its own session, and the driver's ends of its pipes; their user closes them.
 
     `exit_code` is None while the process runs; a negative number is the signal that ended it.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], mark: str, on_exit: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        pid: int,
+        mark: str,
+        on_exit: Callable[[int], object],
+        streams: Iterable[int],
+        popen: subprocess.Popen[bytes] | None = None,
+    ) -> None:
         self.popen = popen
-        self.pid = popen.pid
+        self.pid = pid
         self.mark = mark
         self.on_exit = on_exit
         self.exit_code: int | None = None
-        self.stdin, self.stdout, self.stderr = map(
-            _take_descriptor, (popen.stdin, popen.stdout, popen.stderr)
-        )
+        self.stdin, self.stdout, self.stderr = streams
         self.channel = -1
 
 
@@ -135,10 +146,8 @@ class ProcessSupervisor:
 
         The program is looked up in the PATH of `env`. `on_exit` receives the exit code, or minus the signal.
         """
-        self._started_count += 1
-        mark = f"{self._mark}-{self._started_count}-"
-        # First, so that it is found at the beginning of however long an environment.
-        env = {wire.MARK_VARIABLE: mark, **env, wire.MARK_VARIABLE: mark}
+        mark = self.new_mark()
+        env = marked(env, mark)
         ends: tuple[socket, ...] = ()
         if channel:
             from socket import socketpair
@@ -159,12 +168,22 @@ class ProcessSupervisor:
                 pass_fds=[end.fileno() for end in ends[1:]],
                 start_new_session=True,
             )
-            child = Child(popen, mark, on_exit)
+            streams = map(_take_descriptor, (popen.stdin, popen.stdout, popen.stderr))
+            child = Child(popen.pid, mark, on_exit, streams, popen)
             if ends:
                 child.channel = os.dup(ends[0].fileno())
         finally:
             for end in ends:
                 end.close()
+        return self.adopt(child)
+
+    def new_mark(self) -> str:
+        """The mark of another child."""
+        self._started_count += 1
+        return f"{self._mark}-{self._started_count}-"
+
+    def adopt(self, child: Child) -> Child:
+        """Watch a process that is a child of this one."""
         self._children[child.pid] = child
         return child
 
@@ -295,7 +314,9 @@ class ProcessSupervisor:
             self._background.discard(pid)
             child = self._children.pop(pid, None)
             if child is not None:
-                child.exit_code = child.popen.returncode = os.waitstatus_to_exitcode(status)
+                child.exit_code = os.waitstatus_to_exitcode(status)
+                if child.popen is not None:
+                    child.popen.returncode = child.exit_code
                 exited.append(child)
 
 

@@ -181,7 +181,8 @@ it started and exits. With 0, the end of its stdin is the end too. Every process
 MARK_VARIABLE in its environment, which says with which call it ends.
 
 With MEMORY_VARIABLE, the driver keeps the sandbox's memory below that many MiB (`memory.py`), and exits with
-OUT_OF_MEMORY_EXIT where it cannot.
+OUT_OF_MEMORY_EXIT where it cannot. With PRELOAD_VARIABLE, it has inherited a socket with that number, over which
+servers start as forks (`preloaded.py`).
 """
 
 import time
@@ -191,6 +192,7 @@ LEASE_SECONDS = 60.0
 CHANNEL_VARIABLE = "DECATHLON_CHANNEL"
 MARK_VARIABLE = "DECATHLON_MARK"
 MEMORY_VARIABLE = "DECATHLON_MEMORY_MIB"
+PRELOAD_VARIABLE = "DECATHLON_PRELOAD"
 COUNTER_BITS = 32
 """At 10,000 requests a second, a server process uses all counters after five days."""
 MAX_LINE_BYTES = 64 * 1024 * 1024

@@ -9,11 +9,13 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from decathlon_mcp.errors import ImageError, ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.sandboxes.base import SandboxSpec
@@ -33,6 +35,9 @@ from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.records import closing_descriptor
 from decathlon_mcp.sandboxes.host.seccomp import compile_filter, is_supported
 from decathlon_mcp.types import as_object
+
+if TYPE_CHECKING:
+    from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
 
 PROGRAM = "bwrap"
 MINIMAL_VERSION = (0, 7)
@@ -73,8 +78,9 @@ def bubblewrap_command(
     stack: ExitStack,
     *,
     shares_network: bool = False,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> BubblewrapCommand:
-    """The command line for one sandbox.
+    """The command line for one sandbox. `variables`: further ones of the first process.
 
     bubblewrap writes to `status` which process is the first one, and its exit code. `stack` closes the other
     descriptors that it inherits. `shares_network`: the sandbox has this machine's network, its loopback
@@ -92,7 +98,8 @@ def bubblewrap_command(
     command += ["--json-status-fd", str(status)]
     command += ["--seccomp", copied.add_content(compile_filter(fixed_addresses=spec.merge_pages))]
     command.append("--clearenv")
-    for name, value in {**root.environment, "HOME": str(root.user.home), "HOSTNAME": HOST_NAME}.items():
+    own = {"HOME": str(root.user.home), "HOSTNAME": HOST_NAME}
+    for name, value in {**root.environment, **own, **variables}.items():
         command += ["--setenv", name, value]
     command += root.first_mounts([*_VIRTUAL, *(folder.path for folder in folders)], copied)
     command += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
@@ -218,6 +225,8 @@ class Machine:
         self._kernel = kernel
         self._image = image
         self.hidden = tuple(hidden)
+        self.channel: Callable[[NamespaceSandbox], socket.socket | None] = lambda _: None
+        """Returns a socket that the driver of a new sandbox inherits (`wire.PRELOAD_VARIABLE`), if any."""
         self._images: dict[str, ImageFolder] = {}
 
     @cached_property

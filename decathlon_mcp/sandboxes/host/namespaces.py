@@ -26,6 +26,7 @@ from typing import Protocol
 
 import anyio
 from anyio import to_thread
+from decathlon_sandbox import wire
 
 from decathlon_mcp.archives.folder_cursor import FolderCursor
 from decathlon_mcp.archives.packing import pack_at
@@ -169,6 +170,12 @@ class NamespaceSandbox(HostSandbox):
 
         Sets `_set_up`.
         """
+        variables: dict[str, str] = {}
+        inherited: tuple[int, ...] = ()
+        if (channel := self._machine.channel(self)) is not None:
+            stack.callback(channel.close)
+            inherited = (channel.fileno(),)
+            variables[wire.PRELOAD_VARIABLE] = str(channel.fileno())
         command = bubblewrap_command(
             self._machine.program,
             self.spec,
@@ -176,9 +183,10 @@ class NamespaceSandbox(HostSandbox):
             self._new_file(STATUS_FILE, stack),
             stack,
             shares_network=self.spec.network != "none" and self._machine.network is None,
+            variables=variables,
         )
         self._set_up = command.set_up
-        return command.argv, command.descriptors
+        return command.argv, (*command.descriptors, *inherited)
 
     def _new_file(self, name: str, stack: ExitStack) -> int:
         """A descriptor of a new file in the sandbox's folder, to append to."""

@@ -22,8 +22,9 @@ import os
 import platform
 import re
 import shutil
+import socket
 import sys
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath
 from typing import Literal, Self
@@ -109,6 +110,15 @@ class HostProvider(BaseProvider):
             # A search of all files that sandboxes can read, for up to seconds: not in the event loop.
             await to_thread.run_sync(lambda: self._machine.host_files)
         return await super().__aenter__()
+
+    def connect(
+        self,
+        channel: Callable[[NamespaceSandbox], socket.socket | None],
+        run: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Give what `Machine.channel` says to sandboxes from now on. `run` runs until this provider ends."""
+        self._machine.channel = channel
+        self._tasks.start_soon(run)
 
     @property
     def kernel(self) -> str | None:

@@ -1,0 +1,312 @@
+"""The preloaders of a server: learnt, started, started again, and asked for forks by the drivers of sandboxes.
+
+Decided 2026-11-28: servers are forked outside of their sandboxes, and not within each. A process in a sandbox
+that has imported the libraries pays for a task with several servers of the same Python only, and costs an
+import in each sandbox; 1,024 sandboxes with a server each would take as long as before.
+
+Decided 2026-11-28: one process for each program, and not one for each Python. So a fork has no module that
+the server would not have imported itself, in the same order, and the interpreter was started with the same
+options, variables and command line.
+
+A driver can only name a server of its own task. Everything else is decided here, by the definitions of the
+suite: what is imported outside of sandboxes never depends on what an agent does. A server's imports are
+learnt at a set-up, before the agent can act.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+from decathlon_sandbox import wire
+
+from decathlon_mcp.background import run_alone
+from decathlon_mcp.episodes.beginnings import AgentSandbox, EpisodeHooks, Following, Start
+from decathlon_mcp.episodes.registry import RegistryOptions
+from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
+from decathlon_mcp.errors import DecathlonError, SettingsError
+from decathlon_mcp.plugins.preload import PreloadSettings
+from decathlon_mcp.plugins.preload.libraries import (
+    KeptLibraries,
+    Libraries,
+    digest_of,
+    find_libraries,
+    read_imports,
+)
+from decathlon_mcp.plugins.preload.preloader import Preloader, PreloaderError
+from decathlon_mcp.plugins.preload.programs import NotPythonError, Program, program_of
+from decathlon_mcp.sandboxes.host.mounts import RootFiles
+from decathlon_mcp.sandboxes.host.namespaces import NamespaceSandbox
+from decathlon_mcp.sandboxes.host.provider import HostProvider
+from decathlon_mcp.settings import Settings
+from decathlon_mcp.telemetry.logs import fields
+
+MAX_PRELOADERS = 64
+"""Each has some 60 MiB."""
+WAIT_SECONDS = 25.0
+"""How long a start waits for the libraries of its program, less than the driver does."""
+RESTART_SECONDS = 1.0
+MAX_RESTARTS = 10
+REQUESTS_PER_SECOND, REQUESTS_BURST = 1.0, 64.0
+"""Starts of a sandbox that are considered; beyond that, its servers start by themselves."""
+_NAME_BYTES = 256
+
+log = logging.getLogger("decathlon.preload")
+
+
+def create(
+    settings: Settings, options: RegistryOptions, factories: Mapping[str, SandboxFactory]
+) -> Preloads | None:
+    """The preloaders of a server with these settings. Raises SettingsError."""
+    if not settings.of(PreloadSettings).preload:
+        return None
+    providers = {id(provider): provider for factory in factories.values() if (provider := factory.provider)}
+    preloads = Preloads(settings.state)
+    found = [provider for provider in providers.values() if isinstance(provider, HostProvider)]
+    if not found:
+        raise SettingsError("--preload: only sandboxes of the provider host have servers that are forks")
+    for provider in found:
+        provider.connect(preloads.channel, preloads.run)
+    return preloads
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """A program, and what is known of its libraries."""
+
+    program: Program
+    files: RootFiles
+    script: Path | None
+    process: Preloader | None = None
+    """From which its servers are forked."""
+    is_learning: bool = False
+    why_cold: str | None = None
+    """Why its servers start by themselves, for as long as this server runs."""
+    changed: anyio.Event = field(default_factory=anyio.Event)
+    """Set, and replaced, when one of these changes."""
+
+    def change(self) -> None:
+        self.changed.set()
+        self.changed = anyio.Event()
+
+
+@dataclass(slots=True, eq=False)
+class _SetUp:
+    """An episode whose sandbox is being set up. `ended` is set when it is over; `succeeded` says how."""
+
+    start: Start
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    succeeded: bool = False
+
+
+class Preloads(EpisodeHooks):
+    """The preloaders of one server."""
+
+    def __init__(self, state: Path) -> None:
+        self._kept = KeptLibraries(state)
+        self._kinds: dict[str, _Kind] = {}
+        self._set_ups: set[_SetUp] = set()
+        self._agents: dict[str, Start] = {}
+        self._noted: set[tuple[str, str]] = set()
+        self._tasks: TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Serve drivers until it is cancelled; no process is left then."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                await anyio.sleep_forever()
+        finally:
+            self._tasks = None
+            for kind in self._kinds.values():
+                if kind.process is not None:
+                    await kind.process.close()
+
+    async def begin(self, start: Start, following: Following) -> AgentSandbox:
+        set_up = _SetUp(start)
+        self._set_ups.add(set_up)
+        try:
+            agent = await following()
+            set_up.succeeded = True
+        finally:
+            self._set_ups.remove(set_up)
+            set_up.ended.set()
+        name = agent.sandbox.spec.name
+        self._agents[name] = start
+        start.stack.callback(self._agents.pop, name, None)
+        return agent
+
+    def channel(self, sandbox: NamespaceSandbox) -> socket.socket | None:
+        """The end of a new socket for the driver of a sandbox, which the caller closes; None: it gets none."""
+        if self._tasks is None or sandbox.spec.merge_pages:
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._tasks.start_soon(run_alone, self._follow, sandbox, ours)
+        return theirs
+
+    async def _follow(self, sandbox: NamespaceSandbox, requests: socket.socket) -> None:
+        """Answer the requests of a driver, until its sandbox is gone."""
+        bucket = wire.TokenBucket(per_second=REQUESTS_PER_SECOND, burst=REQUESTS_BURST)
+        with requests:
+            while True:
+                await anyio.wait_readable(requests)
+                try:
+                    message, descriptors, _, _ = socket.recv_fds(requests, _NAME_BYTES, 1)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return
+                if not message:
+                    return
+                if bucket.take() and len(descriptors) == 1 and self._tasks is not None:
+                    name = message.decode("utf-8", "replace")
+                    self._tasks.start_soon(run_alone, self._answer, sandbox, name, descriptors[0])
+                else:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+
+    async def _answer(self, sandbox: NamespaceSandbox, server: str, channel: int) -> None:
+        """Let a server be a fork, or close the channel, at which its driver starts it."""
+        try:
+            with anyio.move_on_after(WAIT_SECONDS):
+                kind, set_up = await self._kind(sandbox, server)
+                if kind.process is None and not kind.is_learning and kind.why_cold is None and set_up:
+                    await self._learn(kind, set_up, sandbox, server, channel)
+                    return
+                while kind.process is None and kind.is_learning:
+                    await kind.changed.wait()
+                if kind.process is not None:
+                    await kind.process.fork_into(sandbox, channel)
+                    return
+                self._note(server, kind.why_cold or "its libraries are not known yet")
+                return
+            self._note(server, "its libraries were not imported in time")
+        except NotPythonError as error:
+            self._note(server, str(error))
+        except (OSError, DecathlonError, PreloaderError) as error:
+            self._note(server, f"it could not be forked: {error}")
+        finally:
+            os.close(channel)
+
+    def _note(self, server: str, reason: str) -> None:
+        if (server, reason) not in self._noted and len(self._noted) < 1000:
+            self._noted.add((server, reason))
+            log.info("A server starts without preloaded libraries", extra=fields(server=server, why=reason))
+
+    async def _kind(self, sandbox: NamespaceSandbox, server: str) -> tuple[_Kind, _SetUp | None]:
+        """What a server of a sandbox is, and the set-up in which that is. Raises NotPythonError."""
+        name = sandbox.spec.name
+        set_up = next((one for one in self._set_ups if one.start.episode.records.progress.agent == name), None)
+        start = self._agents.get(name) if set_up is None else set_up.start
+        if start is None:
+            raise NotPythonError("its sandbox is no agent's")
+        suite = start.episode.sandbox_factory.suite
+        specs = suite.all_server_specs(root=sandbox.root)
+        spec = next((spec for spec in specs if spec["name"] == server), None)
+        if spec is None:
+            raise NotPythonError("it is no server of the suite")
+        files = sandbox.files
+        program = await to_thread.run_sync(program_of, spec, files)
+        kind = self._kinds.get(program.key)
+        if kind is None:
+            if len(self._kinds) >= MAX_PRELOADERS:
+                raise NotPythonError(f"there are {MAX_PRELOADERS} preloaders")
+            script = None
+            if program.script and PurePosixPath(program.script).is_relative_to(sandbox.root):
+                script = suite.path / PurePosixPath(program.script).relative_to(sandbox.root)
+            kind = self._kinds[program.key] = _Kind(program, files, script)
+            digest = await self._digest(kind)
+            if (libraries := self._kept.get(program.key, digest)) is not None:
+                await self._preload(kind, libraries)
+        return kind, set_up
+
+    async def _digest(self, kind: _Kind) -> str:
+        return await to_thread.run_sync(digest_of, kind.program, kind.files, kind.script)
+
+    async def _learn(
+        self, kind: _Kind, set_up: _SetUp, sandbox: NamespaceSandbox, server: str, channel: int
+    ) -> None:
+        """Let a server that is a fork of an empty interpreter report what it imports."""
+        kind.is_learning = True
+        read_end, write_end = os.pipe()
+        try:
+            digest = await self._digest(kind)
+            process = Preloader.start(kind.program, kind.files, (), report=write_end)
+            os.close(write_end)
+            try:
+                await process.wait_until_ready()
+                await process.fork_into(sandbox, channel)
+            except BaseException:
+                await process.close()
+                raise
+        except BaseException as error:
+            os.close(read_end)
+            self._fail(kind, server, str(error))
+            raise
+        assert self._tasks is not None
+        self._tasks.start_soon(run_alone, self._finish_learning, kind, set_up, server, process, read_end, digest)
+
+    async def _finish_learning(
+        self, kind: _Kind, set_up: _SetUp, server: str, process: Preloader, report: int, digest: str
+    ) -> None:
+        try:
+            try:
+                imported = await read_imports(report, set_up.ended)
+            finally:
+                os.close(report)
+                await process.close()
+            await set_up.ended.wait()
+            if not set_up.succeeded:
+                kind.is_learning = False
+                kind.change()
+                return
+            libraries, left_out = await find_libraries(kind.program, kind.files, digest, imported)
+            for name, reason in left_out.items():
+                log.info("A library is not preloaded", extra=fields(server=server, library=name, why=reason))
+            await to_thread.run_sync(self._kept.keep, kind.program.key, libraries)
+            await self._preload(kind, libraries)
+        except (OSError, PreloaderError, DecathlonError) as error:
+            self._fail(kind, server, str(error))
+
+    def _fail(self, kind: _Kind, server: str, reason: str) -> None:
+        kind.why_cold, kind.is_learning = reason, False
+        kind.change()
+        log.warning("The libraries of a server cannot be preloaded", extra=fields(server=server, why=reason))
+
+    async def _preload(self, kind: _Kind, libraries: Libraries) -> None:
+        """Start the process from which a program's servers are forked, and follow it."""
+        kind.is_learning = True
+        if not libraries.names:
+            kind.why_cold, kind.is_learning = "it imports no libraries", False
+            kind.change()
+            return
+        process = Preloader.start(kind.program, kind.files, libraries.names, reads=libraries.reads)
+        try:
+            await process.wait_until_ready()
+        except BaseException as error:
+            await process.close()
+            kind.why_cold, kind.is_learning = str(error), False
+            kind.change()
+            raise
+        kind.process, kind.is_learning = process, False
+        kind.change()
+        assert self._tasks is not None
+        self._tasks.start_soon(run_alone, self._watch, kind, process, libraries)
+
+    async def _watch(self, kind: _Kind, process: Preloader, libraries: Libraries) -> None:
+        """Start it again when it has died."""
+        await process.wait_until_ended()
+        kind.process = None
+        await process.close()
+        log.warning("A preloader has ended and is started again", extra=fields(program=kind.program.command))
+        await anyio.sleep(RESTART_SECONDS)
+        with suppress(PreloaderError, OSError, DecathlonError):
+            await self._preload(kind, libraries)

@@ -1,0 +1,101 @@
+"""Servers that start as forks of a process outside, which has imported their libraries (`payloads.preloader`).
+
+With PRELOAD_VARIABLE, the driver has inherited a socket with that number. For each server it sends the
+server's name to it, with one end of a new pair of sockets. Into the other end it has written before, for the
+fork alone: the number of arguments, the working folder, the arguments and the environment, separated by zero
+bytes, with the three ends of the server's pipes. The fork enters the sandbox, becomes a child of this process,
+and sends `started PID`; when it gets a byte, the server runs. It sends `cold REASON` if the server has to be
+started as a program; whatever else happens means the same.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from decathlon_sandbox.event_loop import EventLoop
+
+WAIT_SECONDS = 30.0
+"""How long a fork may take. On a machine on which a thousand servers start at once, they wait in a queue."""
+MAX_PAYLOAD_BYTES = 1 << 16
+_MAX_REPLY_BYTES = 1024
+_STARTED = b"started "
+
+Streams = tuple[int, int, int]
+OnFork = Callable[[int, Streams], object]
+"""Gets the pid, and this process's ends of stdin, stdout and stderr."""
+
+
+class PreloadedStarts:
+    """Asks for forks over the inherited socket."""
+
+    def __init__(self, loop: EventLoop, descriptor: int) -> None:
+        self._loop = loop
+        os.set_inheritable(descriptor, False)
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setblocking(False)
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        on_fork: OnFork,
+        on_cold: Callable[[], object],
+    ) -> Callable[[], object]:
+        """Ask for a fork; one of the two is called later. Returns what cancels that."""
+        texts = [str(len(argv)), cwd, *argv, *(f"{key}={value}" for key, value in env.items())]
+        payload = b"\0".join(map(os.fsencode, texts))
+        pipes = [os.pipe(), os.pipe(), os.pipe()]
+        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+        ours = (pipes[0][1], pipes[1][0], pipes[2][0])
+        channel, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.setblocking(False)
+
+        def close() -> None:
+            deadline.cancel()
+            self._loop.remove(channel.fileno())
+            channel.close()
+
+        def fail() -> None:
+            close()
+            for stream in ours:
+                os.close(stream)
+
+        def start_cold() -> None:
+            fail()
+            on_cold()
+
+        def on_reply() -> None:
+            try:
+                reply = channel.recv(_MAX_REPLY_BYTES)
+                number = reply.removeprefix(_STARTED)
+                if number == reply or not number.isdigit() or len(number) > 9:
+                    raise OSError("it gave up")
+                pid = int(number)
+                # Known before it can end.
+                on_fork(pid, ours)
+                channel.send(b"1")
+            except BlockingIOError:
+                return
+            except OSError:
+                start_cold()
+                return
+            close()
+
+        deadline = self._loop.call_later(WAIT_SECONDS, start_cold)
+        self._loop.add_reader(channel.fileno(), on_reply)
+        try:
+            if len(payload) > MAX_PAYLOAD_BYTES or any("\0" in text for text in texts):
+                raise OSError("too long")
+            socket.send_fds(channel, [payload], theirs)
+            socket.send_fds(self._socket, [name.encode()[:256]], [end.fileno()])
+        except OSError:
+            self._loop.call_later(0, start_cold)
+        finally:
+            end.close()
+            for stream in theirs:
+                os.close(stream)
+        return fail

@@ -1,0 +1,3 @@
+import sys
+print("no server", file=sys.stderr)
+raise SystemExit(3)

@@ -1,0 +1,127 @@
+"""Servers of the registries answer byte for byte the same in both ways of starting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from decathlon_mcp.errors import DriverError
+from decathlon_mcp.plugins.conformance.suite import ROOT
+from tests.fakes.calls import call_server
+from tests.preload.conftest import STATE, Machine, spec_of
+
+pytestmark = pytest.mark.anyio
+
+WORKBOOK = str(ROOT / "book.xlsx")
+REPOSITORY = str(ROOT / "repository")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A server, and three calls of it."""
+
+    spec: Mapping[str, Any]
+    calls: Sequence[tuple[str, Mapping[str, Any]]]
+    libraries: Sequence[str]
+    prepare: Sequence[str] = ("true",)
+
+
+SUBJECTS = {
+    "excel": Subject(
+        spec_of("excel", "-P", "-m", "excel_mcp", "stdio", "--allow-dir", str(ROOT)),
+        (
+            ("create_workbook", {"path": WORKBOOK}),
+            ("write_data_to_excel", {"filepath": WORKBOOK, "sheet_name": "Sheet1", "data": [[1, "x"]]}),
+            ("get_workbook_metadata", {"filepath": WORKBOOK}),
+        ),
+        ("mcp.server.mcpserver", "openpyxl", "openpyxl.chart", "anyio._backends._asyncio"),
+    ),
+    "git": Subject(
+        spec_of("git", "-P", "-m", "mcp_server_git", "--repository", REPOSITORY),
+        (
+            ("git_status", {"repo_path": REPOSITORY}),
+            ("git_log", {"repo_path": REPOSITORY}),
+            ("git_create_branch", {"repo_path": REPOSITORY, "branch_name": "other"}),
+        ),
+        ("mcp.server.stdio", "mcp", "pydantic", "click", "anyio._backends._asyncio"),
+        ("git", "init", "--initial-branch", "main", REPOSITORY),
+    ),
+    "a program": Subject(
+        spec_of("program", "--repository", REPOSITORY, command="mcp-server-git"),
+        (
+            ("git_status", {"repo_path": REPOSITORY}),
+            ("git_status", {"repo_path": "/nowhere"}),
+            ("git_nothing", {}),
+        ),
+        ("mcp.server.stdio", "mcp", "pydantic", "click"),
+        ("git", "init", "--initial-branch", "main", REPOSITORY),
+    ),
+    "of the SDK": Subject(
+        STATE,
+        (
+            ("run", {"code": "import sys; print(sys.argv)"}),
+            ("run", {"code": "1 / 0"}),
+            ("run", {"code": "import asyncio, ssl, uuid; print(uuid.NAMESPACE_DNS)"}),
+        ),
+        ("mcp.server.mcpserver", "mcp.server.stdio", "anyio._backends._asyncio"),
+    ),
+}
+
+
+async def answers(machine: Machine, subject: Subject) -> list[bytes]:
+    """The tools and the replies of a server, as it sent them."""
+    async with machine.sandbox(subject.spec) as (sandbox, driver):
+        root = str(sandbox.root)
+        await driver.run(subject.prepare, cwd=root, timeout_seconds=30)
+        name = subject.spec["name"]
+        info = await driver.start([name], deadline_seconds=60)
+        found = [json.dumps(info[name].tools).encode()]
+        for tool, arguments in subject.calls:
+            reply = await call_server(driver, name, {"name": tool, "arguments": arguments})
+            found.append(reply.result or json.dumps(reply.error).encode())
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
+async def test_a_server_answers_the_same_in_both_ways(machine: Machine, subject: Subject) -> None:
+    cold = await answers(machine, subject)
+    await machine.preload(subject.spec, subject.libraries)
+    machine.preloads.cold.clear()
+    assert await answers(machine, subject) == cold
+    assert not machine.preloads.cold
+
+
+async def test_a_server_that_ends_at_once_fails_the_same_in_both_ways(machine: Machine) -> None:
+    spec = spec_of("plain", str(ROOT / "servers/plain.py"))
+    errors: list[object] = []
+    for _ in range(2):
+        async with machine.sandbox(spec) as (_, driver):
+            with pytest.raises(DriverError) as error:
+                await driver.start(["plain"], deadline_seconds=60)
+            errors.append((error.value.message, error.value.data))
+        if len(errors) == 1:
+            await machine.preload(spec, ["idna"])
+            machine.preloads.cold.clear()
+    assert errors[0] == errors[1]
+    assert not machine.preloads.cold
+
+
+async def test_servers_whose_start_differs_start_by_themselves(machine: Machine) -> None:
+    """What a sandbox has of its own before a server starts counts as if no library had been imported."""
+    await machine.preload(STATE)
+    async with machine.sandbox(STATE) as (_, driver):
+        folder = ROOT / "servers/mcp"
+        await driver.run(["sh", "-c", f"mkdir {folder}; touch {folder}/__init__.py"], cwd="/", timeout_seconds=30)
+        with pytest.raises(DriverError, match="ended with exit code 1"):
+            await driver.start(["state"], deadline_seconds=60)
+    for variables in ({"PYTHONHASHSEED": "7"}, {"LC_ALL": "C.UTF-8"}, {"OTEL_PYTHON_CONTEXT": "contextvars_context"}):
+        spec = {**STATE, "env": {**STATE["env"], **variables}}
+        async with machine.sandbox(spec) as (_, driver):
+            await driver.start(["state"], deadline_seconds=60)
+            result = await machine.call(driver, "run", code="import sys; print(len(sys.modules) and sys.flags)")
+            assert "sys.flags" in result
