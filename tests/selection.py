@@ -131,8 +131,12 @@ MOVED: dict[str, tuple[str, ...]] = {
         "test_the_check_fails_exactly_for_packages_over_their_budgets",
         "test_every_line_of_the_product_is_counted_in_one_package",
     ),
+    "tests/clients/test_package.py": ("test_embedding_without_the_server_names_the_missing_extra",),
     "tests/clients/test_options.py": ("test_a_server_that_may_open_too_few_files_does_not_start",),
     "tests/driver_client/test_tunnels.py": ("test_single_bytes_take_no_more_memory_than_the_window",),
+    "tests/driver_client/test_lost_streams.py": (
+        "test_requests_wait_for_room_and_one_that_is_cancelled_meanwhile_is_not_sent",
+    ),
     "tests/driver_client/test_mcp_schema.py": (
         "test_no_result_makes_an_sdk_client_raise[2024-11-05]",
         "test_no_result_makes_an_sdk_client_raise[2025",
@@ -150,7 +154,15 @@ MOVED: dict[str, tuple[str, ...]] = {
     "tests/episodes/test_record.py": (
         "test_seconds_of_an_attempt_do_not_depend_on_the_clock_that_is_set[machine",
     ),
+    "tests/fuzz/test_repository_files.py": ("test_no_files_lead_git_out_of_the_workspace",),
     "tests/fuzz/test_lines.py": ("test_no_bytes_confuse_a_reader[driver",),
+    # Each runs an evaluator in a process; what a rubric pays is tested without one.
+    "tests/grading/test_evaluation.py": (
+        "test_agent_cannot_make_an_evaluator_one_that_cannot_run",
+        "test_rubric_function_gets_arguments_by_parameter_name",
+        "test_rubric_function_that_raises_pays_nothing",
+        "test_evaluator_that_python_cannot_run_gives_no_reward",
+    ),
     "tests/http/test_calls.py": ("test_session_stays_open_for_three_idle_times_of_calls_only",),
     "tests/page/test_hostile.py": cases("test_the_document_stays_the_same", "bcelt"),
     "tests/page/test_prose.py": ("test_a_text_that_is_made_to_take_long_does_not",),
@@ -158,6 +170,10 @@ MOVED: dict[str, tuple[str, ...]] = {
     "tests/sandboxes/test_conformance.py": (
         "test_provider_conforms[plain",
         "test_provider_conforms[networked",
+        *(
+            f"test_provider_conforms[namespaces-{check}"
+            for check in ("ended", "many", "paused", "sandbox_that_was", "sandbox_that_does_not", "sweep")
+        ),
     ),
     "tests/sandboxes/test_inside_archives.py": ("test_deeper_folders_are_refused",),
     "tests/sandboxes/test_local.py": (
@@ -170,6 +186,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     ),
     "tests/sandboxes/test_isolation.py": ("test_a_probe_that_always_fails_means_no_isolation_to_nobody",),
     "tests/sandboxes/test_strangers.py": ("test_claimed_environment_of_a_stranger_takes_no_memory",),
+    "tests/test_json_limits.py": ("test_check_of_four_mebibytes_is_far_faster_than_their_decoding",),
     "tests/telemetry/test_spans.py": ("test_a_server_without_spans_imports_no_sdk_of_opentelemetry",),
     "tests/test_app.py": (
         "test_commands_that_serve_nothing_import_neither_the_mcp_server_nor_starlette[cli",
