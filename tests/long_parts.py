@@ -2,8 +2,8 @@
 
 Each part is a program, a test module that `make test-all` leaves out, or the tests marked `long`. After it,
 its date, commit, minutes and result are written to `long_parts.json` next to this module, which is committed.
-All parts take less than two hours on an idle machine. `--warn` only names the parts that have not passed since
-the code they cover changed.
+All parts take less than two hours on an idle machine. `--warn` only names the parts that have not passed
+since the code they cover changed.
 """
 
 from __future__ import annotations
@@ -116,9 +116,7 @@ def _run(part: str) -> bool:
     ).stdout.strip()
     now = datetime.now(UTC).replace(microsecond=0)
     runs = {**read_runs(), part: PartRun(at=now, commit=commit, passed=passed, minutes=minutes)}
-    record = {
-        name: json.loads(runs[name].model_dump_json(exclude_none=True)) for name in PARTS if name in runs
-    }
+    shown = {name: runs[name].model_dump(mode="json", exclude_none=True) for name in PARTS if name in runs}
     RECORD.write_text(json.dumps(shown, indent=2) + "\n")
     return passed
 
