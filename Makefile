@@ -15,12 +15,13 @@ MITMPROXY := .venv-mitmproxy
 # and every process of pytest rewrite the assertions of all tests, which doubles the time that both need to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help bundle demo test check test-all test-rest test-long docs format lock mitmproxy clean
+.PHONY: help bundle demo test check types test-all test-rest test-long docs format lock mitmproxy clean
 
 help:
 	@echo "make demo    start a server and play a task on it, showing each step (TASK=... or ALL=1)"
 	@echo "make test    run format, lint, layers, types and the fast tests (PYTEST='...' adds pytest arguments)"
 	@echo "make check   the same, without installing anything first"
+	@echo "make types   check all types; make test checks what has changed"
 	@echo "make test-all   also run the slow tests, and those that need a Docker engine"
 	@echo "make test-long  run the tests that take hours: python -m tests.long_parts --help"
 	@echo "make docs    build the site in build/site"
@@ -42,10 +43,13 @@ check: build/.compiled
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(BIN)/python .ci/changed-types --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST)
 
-# What `make test` runs needs neither an engine nor more than five minutes on two idle cores.
+types: $(VENV)/.installed-dev
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+# What `make test` runs needs neither an engine nor more than a minute on two idle cores.
 FAST := not docker and not slow and not long
 
 # In a new checkout each of pytest's processes would compile everything, since all start at once.

