@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
 
 import anyio
 from anyio import CancelScope
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskGroup
 
 from decathlon_client.errors import ConnectionLostError
 
@@ -53,60 +53,11 @@ def own_cancellations(what: str) -> Generator[None]:
         raise RuntimeError(f"{what} was cancelled, and not by this client") from error
 
 
-class _ShieldOnStart(TaskStatus[None]):
-    """Shields a scope once its task has started: one that is still starting must not outlive its starter."""
-
-    def __init__(self, scope: CancelScope, status: TaskStatus[None]) -> None:
-        self._scope = scope
-        self._status = status
-
-    def started(self, value: None = None) -> None:
-        self._scope.shield = True
-        self._status.started(value)
-
-
-class ShieldedTasks:
-    """Tasks that go on when a scope around `shielded_tasks` is cancelled, until its body has ended.
-
-    What the body does to close, in scopes with a shield, still needs them.
-    """
-
-    def __init__(self, tasks: TaskGroup) -> None:
-        self._tasks = tasks
-        self._scopes: set[CancelScope] = set()
-
-    async def start(self, function: Callable[..., Awaitable[None]]) -> None:
-        """Run `function(task_status=...)` in a task, and wait until it has started. Raises its errors."""
-
-        async def run(*, task_status: TaskStatus[None]) -> None:
-            with CancelScope() as scope:
-                self._scopes.add(scope)
-                try:
-                    await function(task_status=_ShieldOnStart(scope, task_status))
-                finally:
-                    self._scopes.discard(scope)
-
-        await self._tasks.start(run)
-
-    def cancel(self) -> None:
-        """Cancel all tasks."""
-        for scope in self._scopes:
-            scope.cancel()
-
-
-@asynccontextmanager
-async def shielded_tasks() -> AsyncGenerator[ShieldedTasks]:
-    """Tasks that are cancelled when the body ends, and not before."""
-    async with background_tasks() as tasks:
-        shielded = ShieldedTasks(tasks)
-        try:
-            yield shielded
-        finally:
-            shielded.cancel()
-
-
 class OwnedContext(Generic[T]):
-    """A context that one task, `run`, enters and leaves; users in any task wait for both."""
+    """A context that one task, `run`, enters and leaves; users in any task wait for both.
+
+    Once it is entered, no scope around its task cancels it: what its user does to close still needs it.
+    """
 
     # asyncio's cancellation, unlike anyio's, goes through every shield. In the user's task it would lose an
     # episode that the server is starting, or its closing. And anyio's scopes must be left in the task that
@@ -118,18 +69,18 @@ class OwnedContext(Generic[T]):
         self._error: Exception | None = None
         self._scope = CancelScope()
         self._ready = anyio.Event()
-        self._released = anyio.Event()
+        self._left = anyio.Event()
         self._closed = anyio.Event()
 
     async def run(self) -> None:
-        """Enter the context, and leave it once it is released."""
+        """Enter the context, and leave it once `leave` was called."""
         try:
             with self._scope:
                 async with self._context as value:
                     self._values.append(value)
                     self._scope.shield = True
                     self._ready.set()
-                    await self._released.wait()
+                    await self._left.wait()
         except Exception as error:  # noqa: BLE001
             self._error = error
         finally:
@@ -148,15 +99,28 @@ class OwnedContext(Generic[T]):
         await self._ready.wait()
         return self.value
 
-    def release(self) -> None:
-        """Let the context be left. One that is being entered is cancelled."""
-        if not self._values:
-            self._scope.cancel()
-        self._released.set()
+    async def opened(self) -> T:
+        """As `entered`; where that fails or is cancelled, the context is left first."""
+        try:
+            return await self.entered()
+        except BaseException:
+            with CancelScope(shield=True):
+                await self.aclose()
+            raise
+
+    def leave(self) -> None:
+        """Let the context be left, as soon as it is entered."""
+        self._left.set()
+
+    def cancel(self) -> None:
+        """Cancel what is in progress: entering the context, its life, or what it does to close."""
+        self._scope.cancel()
 
     async def aclose(self) -> None:
-        """Release the context and wait until it is left; that goes on if this is cancelled."""
-        self.release()
+        """Wait until the context is left, which goes on if this is cancelled. Entering it is cancelled."""
+        if not self._values:
+            self.cancel()
+        self.leave()
         await self._closed.wait()
 
 
@@ -179,21 +143,21 @@ class OwnedContexts:
         self._tasks.start_soon(run)
         return owned
 
-    def release(self) -> None:
-        """Let all contexts be left."""
+    def cancel(self) -> None:
+        """Cancel all contexts."""
         for owned in self._running:
-            owned.release()
+            owned.cancel()
 
 
 @asynccontextmanager
 async def owned_contexts() -> AsyncGenerator[OwnedContexts]:
-    """Contexts of which all are left on exit, however often the exit is cancelled."""
+    """Contexts that are cancelled when the body ends, and not before; all are left then."""
     async with background_tasks() as tasks:
         owned = OwnedContexts(tasks)
         try:
             yield owned
         finally:
-            owned.release()
+            owned.cancel()
 
 
 class ThreadInterrupted(Exception):  # noqa: N818

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
-from anyio.abc import TaskStatus
 
+from decathlon_client.background import background_tasks
 from decathlon_client.errors import (
     AtCapacityError,
     ClientError,
@@ -110,8 +110,6 @@ class HeldEpisode:
         self._arguments = arguments
         self._sessions: list[ReconnectingSession] = []
         self._loss: NodeLostError | None = None
-        self._scope = anyio.CancelScope()
-        self._closed = anyio.Event()
 
     def end_with_node(self, *sessions: ReconnectingSession) -> None:
         """Give these sessions up if the node is lost: their requests would wait for its return."""
@@ -124,43 +122,39 @@ class HeldEpisode:
         for session in self._sessions:
             session.give_up(loss)
 
-    async def run(self, *, task_status: TaskStatus[None]) -> None:
-        """Start the episode, and hold it until it ends or `aclose`. Raises ClientError if it cannot start."""
+    @asynccontextmanager
+    async def run(self) -> AsyncGenerator[None]:
+        """Start the episode, and end it by closing the response. Raises ClientError if it cannot start."""
         try:
-            with self._scope:
-                await self._hold(task_status)
-        finally:
-            self._closed.set()
-
-    async def aclose(self) -> None:
-        """End the episode by closing the response."""
-        self._scope.cancel()
-        await self._closed.wait()
-
-    async def _hold(self, task_status: TaskStatus[None]) -> None:
-        reason = "its node broke off"
-        try:
-            async with self._request() as lines:
-                task_status.started()
-                while True:
-                    with anyio.fail_after(SILENCE_SECONDS):
-                        status = await anext(lines, None)
-                    if status is None:
-                        break
-                    if status.get("phase") == "ended":
-                        return
-        except TimeoutError:
-            reason = f"its node was silent for {SILENCE_SECONDS:g} s"
-        except (httpx.HTTPError, ProtocolError) as error:
-            if not self.start:
+            async with self._request() as lines, background_tasks() as tasks:
+                tasks.start_soon(self._watch, lines)
+                yield
+        except (TimeoutError, httpx.HTTPError, ProtocolError) as error:
+            if self.start:
+                return  # of closing the response
+            if not isinstance(error, TimeoutError):
                 raise ConnectionLostError(f"the cluster broke off: {error or type(error).__name__}") from None
-            reason = f"its node broke off: {error or type(error).__name__}"
-        if not self.start:
             raise AtCapacityError(
                 f"the cluster did not start the episode within {START_SECONDS:g} s: all nodes are full, or "
                 "one does not answer",
                 data={"retryAfterSeconds": RETRY_SECONDS},
-            )
+            ) from None
+
+    async def _watch(self, lines: AsyncGenerator[JsonObject]) -> None:
+        """Wait until the episode ends, or give its sessions up because its node is lost."""
+        reason = "its node broke off"
+        try:
+            while True:
+                with anyio.fail_after(SILENCE_SECONDS):
+                    status = await anext(lines, None)
+                if status is None:
+                    break
+                if status.get("phase") == "ended":
+                    return
+        except TimeoutError:
+            reason = f"its node was silent for {SILENCE_SECONDS:g} s"
+        except (httpx.HTTPError, ProtocolError) as error:
+            reason = f"its node broke off: {error or type(error).__name__}"
         self._lose(NodeLostError(f"the episode is lost: {reason}", code="sandbox_lost"))
 
     @asynccontextmanager

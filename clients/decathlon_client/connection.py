@@ -23,10 +23,8 @@ from decathlon_client.background import (
     INTERRUPTED_SECONDS,
     CloseBudget,
     OwnedContexts,
-    ShieldedTasks,
     is_interrupt,
     owned_contexts,
-    shielded_tasks,
 )
 from decathlon_client.cluster import CLUSTER_CODE, ClusterEndpoint, HeldEpisode
 from decathlon_client.episode import CallLobby, Episode, connect_episode
@@ -62,7 +60,7 @@ class ServerConnection:
         self._close_budget = CloseBudget()
         self._starting = anyio.CapacityLimiter(MAX_CONCURRENT)
         self._closing = anyio.CapacityLimiter(MAX_CONCURRENT)
-        self._tasks: ShieldedTasks
+        self._contexts: OwnedContexts
         self._owners: OwnedContexts
         self._lobby: ReconnectingSession
 
@@ -70,7 +68,7 @@ class ServerConnection:
         """Connect. Raises ClientError; then nothing is left."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._server.run())
-            self._tasks = await stack.enter_async_context(shielded_tasks())
+            self._contexts = await stack.enter_async_context(owned_contexts())
             try:
                 await self._open_lobby(stack)
             except ClientError as error:
@@ -162,7 +160,8 @@ class ServerConnection:
         """An episode on one of a cluster's nodes."""
         held = cluster.hold(arguments)
         async with self._starting:
-            await self._tasks.start(held.run)
+            owner = self._contexts.own(held.run())
+            await owner.opened()
         agent_address = held.start.get("agent_address")
         try:
             address = str(held.start["address"])
@@ -173,7 +172,7 @@ class ServerConnection:
             raise
         finally:
             with close_budget.shield(CLOSE_SECONDS):
-                await held.aclose()
+                await owner.aclose()
 
     @asynccontextmanager
     async def connect(
@@ -239,7 +238,7 @@ class ServerConnection:
         return self._new_session(server.address(episode), lambda owner: server.open_session(owner, episode))
 
     def _new_session(self, address: str, open_session: OpenSession) -> ReconnectingSession:
-        return ReconnectingSession(self._tasks, address, open_session, self._resend_policy)
+        return ReconnectingSession(self._contexts, address, open_session, self._resend_policy)
 
 
 def _name_episode(error: ClientError, start: JsonObject) -> None:

@@ -442,12 +442,7 @@ class ManagedEpisode:
         Raises the error of the last try; cancelled, it leaves no episode.
         """
         managed = cls(OwnedContext(_connected_episode(Decathlon(url, token), task, {**RETRIES, **options})))
-        try:
-            await managed._owned.entered()
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await managed.close()
-            raise
+        await managed._owned.opened()
         return managed
 
     @property

@@ -14,9 +14,8 @@ from contextlib import (
 from typing import Protocol, TypeAlias
 
 import anyio
-from anyio.abc import TaskStatus
 
-from decathlon_client.background import CloseBudget, ShieldedTasks
+from decathlon_client.background import CloseBudget, OwnedContexts
 from decathlon_client.errors import (
     AccessDeniedError,
     CallTimeoutError,
@@ -70,7 +69,7 @@ class SessionOwner:
     # An SDK client that is entered in one task and left in another breaks anyio's cancel scopes, so none of
     # the SDK's scopes is ever in a task of this package's user.
 
-    def __init__(self, address: str, open_session: OpenSession) -> None:
+    def __init__(self, address: str, open_session: OpenSession, contexts: OwnedContexts) -> None:
         self.address = address
         self.server_info: JsonObject = {}
         self.loss: ClientError | None = None
@@ -79,8 +78,7 @@ class SessionOwner:
         self._error_response: ErrorResponse | None = None
         self._request_scopes: set[anyio.CancelScope] = set()
         self._given_up = False
-        self._stop = anyio.Event()
-        self._ended = anyio.Event()
+        self._owned = contexts.own(self._run())
 
     @property
     def may_send(self) -> bool:
@@ -89,15 +87,18 @@ class SessionOwner:
         # would cancel the calls that are sent again in the next session.
         return not self._given_up
 
-    async def run(self, *, task_status: TaskStatus[None]) -> None:
-        """Open the session and own it until it ends. Raises ClientError if it cannot be opened."""
+    async def opened(self) -> None:
+        """Wait until the session is open. Raises ClientError if it cannot be opened."""
+        await self._owned.opened()
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncGenerator[None]:
         try:
             async with self._open_session(self) as session:
                 self.server_info = await session.initialize()
                 self._session = session
-                task_status.started()
                 try:
-                    await self._stop.wait()
+                    yield
                 except BaseException:
                     self._given_up = True
                     raise
@@ -108,7 +109,6 @@ class SessionOwner:
             self.loss = loss
         finally:
             self.lose("the connection is closed")
-            self._ended.set()
 
     async def request(self, method: str, params: JsonObject, on_progress: OnProgress | None) -> JsonObject:
         """Send one request and return its result. Raises ClientError; cancellation cancels the request."""
@@ -123,15 +123,14 @@ class SessionOwner:
 
     async def aclose(self, close_budget: CloseBudget) -> None:
         """End the session with a DELETE. Bounded; raises only if cancelled."""
-        self._stop.set()
         with close_budget.shield(CLOSE_SECONDS):
-            await self._ended.wait()
+            await self._owned.aclose()
 
     def lose(self, reason: str | ClientError) -> None:
         """Give up the session; requests that wait for a reply fail with the reason."""
         self._given_up = True
         self.loss = self.loss or (reason if isinstance(reason, ClientError) else ConnectionLostError(reason))
-        self._stop.set()
+        self._owned.leave()
         for scope in self._request_scopes:
             scope.cancel()
 
@@ -213,10 +212,10 @@ class ReconnectingSession:
     """
 
     def __init__(
-        self, tasks: ShieldedTasks, address: str, open_session: OpenSession, policy: ResendPolicy
+        self, contexts: OwnedContexts, address: str, open_session: OpenSession, policy: ResendPolicy
     ) -> None:
         self.address = address
-        self._tasks = tasks
+        self._contexts = contexts
         self._open_session = open_session
         self._policy = policy
         self._opening = anyio.Lock()
@@ -308,8 +307,8 @@ class ReconnectingSession:
             if self._closing.is_set():
                 raise self.loss or ConnectionLostError("this was closed")
             if self._owner is None or self._owner.loss is not None:
-                owner = SessionOwner(self.address, self._open_session)
-                await self._tasks.start(owner.run)
+                owner = SessionOwner(self.address, self._open_session, self._contexts)
+                await owner.opened()
                 self._policy.note_answer()
                 self._owner = owner
             return self._owner

@@ -143,20 +143,6 @@ def stdio(
 
 
 @app.command
-def init(folder: Annotated[Path, Parameter(name="FOLDER")], /) -> int:
-    """Create a suite of your own, with a task, a server and a test.
-
-    Parameters
-    ----------
-    folder
-        A folder that does not exist yet, or an empty one.
-    """
-    from decathlon_mcp.cli.demo import init
-
-    return init(folder)
-
-
-@app.command
 def demo(
     *,
     task: Annotated[str | None, Parameter(metavar="ID")] = None,

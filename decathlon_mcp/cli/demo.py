@@ -1,4 +1,4 @@
-"""`demo` and `init`: play the bundled tasks from scripts, with a real client and server, or begin a suite."""
+"""`demo`: play the bundled tasks from scripts, with a real client and server."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import fcntl
 import itertools
 import json
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -21,11 +19,11 @@ from decathlon_client.script import ScriptError, Step, play_script
 from decathlon_mcp.cli.console import ScriptConsole
 from decathlon_mcp.cli.options import PREFIX
 from decathlon_mcp.cli.output import shell_path, this_command
-from decathlon_mcp.errors import BadRequestError, DecathlonError, UnknownTaskError
+from decathlon_mcp.errors import DecathlonError, UnknownTaskError
 from decathlon_mcp.hooks import plugins
 from decathlon_mcp.sandboxes.host.isolation import HostIsolation
 from decathlon_mcp.settings import default_state
-from decathlon_mcp.starter import TEMPLATE_TASK, copy_template, oracle, oracle_ids
+from decathlon_mcp.starter import oracle, oracle_ids
 from decathlon_mcp.storage.database import SCHEMA_VERSION
 from decathlon_mcp.validation import did_you_mean
 
@@ -144,45 +142,3 @@ def _isolation(state: Path) -> str:
         why = f": {found.why}" if found is not None and found.why else ""
         return f"none, sandboxes are ordinary processes of this user{why}"
     return "namespaces, sandboxes see this machine's programs and nothing else of it"
-
-
-def init(folder: Path) -> int:
-    """Create a suite in a folder that does not exist yet or is empty, and print what to do with it.
-
-    Raises BadRequestError for any other folder, and if it cannot be written.
-    """
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            what = "is not empty" if folder.is_dir() else "is a file"
-            raise BadRequestError(f"{folder} {what}: name a folder that does not exist yet, or an empty one")
-        existed = folder.exists()
-        try:
-            files = copy_template(folder)
-        except BaseException:
-            _remove(folder, keep_folder=existed)
-            raise
-    except OSError as error:
-        problem = error.strerror or str(error)
-        where = error.filename or folder
-        raise BadRequestError(f"cannot create {folder}: {where}: {problem}") from None
-    suite, command = shlex.quote(str(folder)), this_command()
-    sys.stdout.write(
-        f"Created {folder}: {len(files)} files; its README.md says what each is for.\n\n"
-        f"  {command} tasks --suite {suite} --check\n"
-        f"  {this_command('python')} -m pytest {shlex.quote(str(folder / 'tests'))}\n"
-        f"  {command} play {TEMPLATE_TASK} --suite {suite}\n"
-        f"  {command} serve --suite {suite}\n"
-    )
-    return 0
-
-
-def _remove(folder: Path, *, keep_folder: bool) -> None:
-    """Remove everything in a folder that was empty or did not exist."""
-    if not keep_folder:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)

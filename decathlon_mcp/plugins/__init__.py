@@ -39,6 +39,8 @@ PLUGINS = (
     Plugin(name="gvisor", kernels={"gvisor": "decathlon_mcp.plugins.gvisor.sandbox:GvisorSandbox"}),
     # The episodes and runs of state folders: `runs`, `show`.
     Plugin(name="history", commands=("decathlon_mcp.plugins.history.commands:add_commands",)),
+    # A suite to begin with: `init`.
+    Plugin(name="init", commands=("decathlon_mcp.plugins.init:add_commands",)),
     # This server becomes an entry of a desktop program: `install`.
     Plugin(name="install", commands=("decathlon_mcp.plugins.install:add_commands",)),
     # Metrics for Prometheus: `/metrics`.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -14,7 +12,6 @@ from decathlon_mcp.app import host_info
 from decathlon_mcp.catalogue.catalogue import Catalogue
 from decathlon_mcp.catalogue.requirements import HostInfo
 from decathlon_mcp.errors import BadRequestError, SuiteError, UnknownTaskError
-from decathlon_mcp.plugins.readiness.suites import ZONE_SCRIPT, read_zone
 from decathlon_mcp.settings import read_settings
 from decathlon_mcp.suites.suite import Suite
 from tests.suites.conftest import Checkout
@@ -116,29 +113,3 @@ def test_sandboxes_with_an_image_are_in_utc_until_one_was_looked_into(tmp_path: 
     assert with_image.zones == {played.name: UTC}
     local = {"provider": "host", "isolation": "none", "state": tmp_path}
     assert host_info([played], read_settings(local)).zones == {}
-
-
-@pytest.mark.parametrize(
-    ("output", "zone"),
-    [
-        ('["Europe/Berlin", ""]', BERLIN),
-        ('["", ""]', UTC),
-        ('["No/Such", ""]', None),
-        ('["../../etc/passwd", ""]', None),
-        ('["", "VFppZg=="]', None),
-        ('["", "VFppZjI="]', None),
-        ("{}", None),
-        ("", None),
-    ],
-)
-def test_zone_of_a_sandbox_is_read_from_what_it_prints(output: str, zone: ZoneInfo | None) -> None:
-    assert read_zone(output) == zone
-
-
-def test_zone_of_a_sandbox_is_its_variable_or_its_file() -> None:
-    command = [sys.executable, "-c", ZONE_SCRIPT]
-    here = read_zone(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert here is not None
-    assert datetime.now(here).utcoffset() == datetime.now().astimezone().utcoffset()
-    there = subprocess.run(command, capture_output=True, text=True, check=True, env={"TZ": "Asia/Tokyo"})
-    assert read_zone(there.stdout) == ZoneInfo("Asia/Tokyo")

@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -19,7 +21,12 @@ from decathlon_mcp.catalogue.requirements import (
     missing_requirements,
 )
 from decathlon_mcp.errors import SuiteError
-from decathlon_mcp.plugins.readiness.suites import parse_missing_programs, probe_command
+from decathlon_mcp.plugins.readiness.suites import (
+    ZONE_SCRIPT,
+    parse_missing_programs,
+    probe_command,
+    read_zone,
+)
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.profile import packaged_profiles
 
@@ -393,3 +400,29 @@ def test_a_replay_needs_a_recording_and_no_key_that_only_the_live_web_asks_for(c
     assert missing(checkout, without)[0].sentence.startswith("needs a recording of find-paper (see docs/")
     replay = HostInfo(has_web=True, missing_recording=lambda suite, task: "")
     assert [each.name for each in missing(checkout, replay)] == ["shop"]
+
+
+@pytest.mark.parametrize(
+    ("output", "zone"),
+    [
+        ('["Europe/Berlin", ""]', ZoneInfo("Europe/Berlin")),
+        ('["", ""]', UTC),
+        ('["No/Such", ""]', None),
+        ('["../../etc/passwd", ""]', None),
+        ('["", "VFppZg=="]', None),
+        ('["", "VFppZjI="]', None),
+        ("{}", None),
+        ("", None),
+    ],
+)
+def test_zone_of_a_sandbox_is_read_from_what_it_prints(output: str, zone: ZoneInfo | None) -> None:
+    assert read_zone(output) == zone
+
+
+def test_zone_of_a_sandbox_is_its_variable_or_its_file() -> None:
+    command = [sys.executable, "-c", ZONE_SCRIPT]
+    here = read_zone(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert here is not None
+    assert datetime.now(here).utcoffset() == datetime.now().astimezone().utcoffset()
+    there = subprocess.run(command, capture_output=True, text=True, check=True, env={"TZ": "Asia/Tokyo"})
+    assert read_zone(there.stdout) == ZoneInfo("Asia/Tokyo")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -267,16 +266,6 @@ def test_a_sandbox_that_has_ended_is_removed_and_its_episode_left_to_the_next_se
         assert [row.id for row in store.unfinished_episodes()] == [dead.handle]
 
 
-def test_a_claimed_attempt_is_kept_also_without_its_sandbox(
-    shell: Shell, server: Callable[..., RunningServer]
-) -> None:
-    dead = server("claimed")
-    dead.kill()
-    dead.end_sandbox()
-    assert shell.run("gc").stdout.startswith("kept 1 episode")
-    assert len(dead.leftovers) == 3
-
-
 def test_what_belongs_to_a_server_without_a_file_is_removed(
     shell: Shell, server: Callable[..., RunningServer]
 ) -> None:
@@ -301,19 +290,6 @@ def test_episodes_of_a_server_without_a_file_are_kept_unless_abandoned(
     with Store.open_read_only(dead.state) as store:
         assert store is not None
         assert (store.unfinished_episodes(), store.query("SELECT id FROM sessions")) == ([], [])
-
-
-def test_only_a_session_that_is_left_is_named(shell: Shell, server: Callable[..., RunningServer]) -> None:
-    dead = server("ended")
-    dead.kill()
-    dead.end_sandbox()
-    for folder in dead.leftovers:
-        if folder.is_dir():
-            shutil.rmtree(folder)
-    printed = shell.run("gc", "--dry-run").stdout
-    assert printed == f"would remove 1 session of server {dead.name}, which died\n"
-    assert shell.run("gc").stdout == printed.replace("would remove", "removed")
-    assert dead.leftovers == []
 
 
 def test_a_server_that_is_being_started_again_is_not_touched(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decathlon_mcp.catalogue.catalogue import Catalogue
-from decathlon_mcp.cli.demo import init
 from decathlon_mcp.errors import BadRequestError
 from decathlon_mcp.grading.rubric import load_rubric
+from decathlon_mcp.plugins.init import init
 from decathlon_mcp.starter import TEMPLATE_TASK, copy_template
 from decathlon_mcp.suites.loading import load_suite
 

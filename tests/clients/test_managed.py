@@ -26,11 +26,3 @@ async def test_a_managed_episode_is_opened_and_closed_in_different_tasks(served:
 async def test_open_raises_the_error_of_the_last_try(served: Served) -> None:
     with pytest.raises(SetUpError):
         await ManagedEpisode.open("failing-preprocess", url=served.url, tries=1)
-
-
-async def test_cancelling_open_leaves_no_episode(served: Served) -> None:
-    before = set(served.episodes.live)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(ManagedEpisode.open("late-server", url=served.url), 0.5)
-    for episode in set(served.episodes.live) - before:
-        await episode.state.reach(Phase.ENDED)

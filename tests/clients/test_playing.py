@@ -24,11 +24,10 @@ from decathlon_client import (
 )
 from decathlon_client.values import SERVER_METRICS, Task, check_weights
 
-from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.driver.link import READ_IN_THREAD_BYTES
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.grading import attempt
-from tests.probe.serving import SUITE, Served, serving
+from tests.probe.serving import SUITE, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -288,17 +287,6 @@ async def test_an_error_of_the_body_is_raised_unwrapped(d: Decathlon) -> None:
     with pytest.raises(LookupError, match="mine"):
         async with d.episode("find-answer"):
             raise LookupError("mine")
-
-
-async def test_a_seed_always_draws_the_same_task(d: Decathlon, served: Served) -> None:
-    draws = served.episodes.draws
-    seed = next(
-        seed
-        for seed in range(1000)
-        if draws.take(TaskFilter.model_validate({"seed": seed})) == ["find-answer"]
-    )
-    async with d.episode(seed=seed) as e:
-        assert e.task == "find-answer"
 
 
 async def test_loss_that_the_server_confirms_is_a_loss(tmp_path: Path) -> None:

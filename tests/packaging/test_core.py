@@ -72,11 +72,12 @@ def test_the_copy_has_no_built_in_plug_in(core: Path) -> None:
 
 def test_the_core_has_its_own_commands_only(core: Path) -> None:
     listed = {*re.findall(r"^│ ([a-z-]+) ", run(core, "-m", "decathlon_mcp.cli", "--help"), re.MULTILINE)}
-    assert {"serve", "stdio", "init", "demo"} <= listed
+    assert {"serve", "stdio", "completion", "demo"} <= listed
     assert not listed & {
         "doctor",
         "export",
         "gc",
+        "init",
         "runs",
         "show",
         "play",

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 
 from decathlon_mcp.plugins.conformance import (
     files,
+    limits,
     opening,
     processes,
     snapshots,
@@ -54,6 +55,7 @@ __all__ = [
     "checks_for",
     "failed_checks",
     "files",
+    "limits",
     "opening",
     "processes",
     "snapshots",
