@@ -37,7 +37,11 @@ PLUGINS = (
     # Sandboxes that each have a kernel of their own, gVisor's.
     Plugin(name="gvisor", kernels={"gvisor": "decathlon_mcp.plugins.gvisor.sandbox:GvisorSandbox"}),
     # The episodes and runs of state folders: `runs`, `show`.
-    Plugin(name="history", commands=("decathlon_mcp.plugins.history.commands:add_commands",)),
+    Plugin(
+        name="history",
+        commands=("decathlon_mcp.plugins.history.commands:add_commands",),
+        columns=("decathlon_mcp.plugins.history.columns:columns_of",),
+    ),
     # This server becomes an entry of a desktop program: `install`.
     Plugin(name="install", commands=("decathlon_mcp.plugins.install:add_commands",)),
     # Metrics for Prometheus: `/metrics`.
