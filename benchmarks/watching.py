@@ -23,12 +23,13 @@ from benchmarks.figures import Figures, Target
 from benchmarks.running import Options, Run
 from decathlon_mcp.http.authentication import AllowedHosts
 from decathlon_mcp.http.server import tune_interpreter
+from decathlon_mcp.plugins.history.columns import Outcome
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import FAILURES_FIRST, EpisodeQuery, Order
 from decathlon_mcp.plugins.page.access import PageKey, Sessions, load_or_create_page_key
 from decathlon_mcp.plugins.page.application import PageApp
 from decathlon_mcp.plugins.page.site import Site
-from decathlon_mcp.storage.store import EpisodeRow, Outcome, Store
+from decathlon_mcp.storage.store import EpisodeRow, Store
 from decathlon_mcp.storage.trajectory import Trajectory
 from decathlon_mcp.types import public_id
 

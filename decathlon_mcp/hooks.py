@@ -69,6 +69,8 @@ class Plugin:
     """A function that makes a context of a server's `events.Spans`, of its settings; None without them."""
     listeners: Sequence[str] = ()
     """Functions that make an `events.Listener` of one server, of its settings and catalogue."""
+    columns: Sequence[str] = ()
+    """Functions that make columns of an episode's row, for lists, of its members that are written."""
     background: Sequence[str] = ()
     """Functions that make what a server runs beside its episodes, an asynchronous function, of its settings
     and its `Store`; None without it. One that fails is run again."""

@@ -124,7 +124,7 @@ def problem_of_process(descriptors: set[int]) -> str | None:
         return "starts threads"
     open_ones = {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208
     # The descriptor of the list itself is closed by now.
-    if any(os.path.lexists(f"/proc/self/fd/{number}") for number in open_ones - descriptors):  # noqa: PTH116
+    if any(os.path.lexists(f"/proc/self/fd/{number}") for number in open_ones - descriptors):
         return "opens descriptors"
     return None
 

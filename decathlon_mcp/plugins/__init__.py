@@ -38,7 +38,11 @@ PLUGINS = (
     # Sandboxes that each have a kernel of their own, gVisor's.
     Plugin(name="gvisor", kernels={"gvisor": "decathlon_mcp.plugins.gvisor.sandbox:GvisorSandbox"}),
     # The episodes and runs of state folders: `runs`, `show`.
-    Plugin(name="history", commands=("decathlon_mcp.plugins.history.commands:add_commands",)),
+    Plugin(
+        name="history",
+        commands=("decathlon_mcp.plugins.history.commands:add_commands",),
+        columns=("decathlon_mcp.plugins.history.columns:columns_of",),
+    ),
     # A suite to begin with: `init`.
     Plugin(name="init", commands=("decathlon_mcp.plugins.init:add_commands",)),
     # This server becomes an entry of a desktop program: `install`.

@@ -18,9 +18,9 @@ MAX_LOG_BYTES = 64 << 20
 SCHEMA_VERSION = 5
 """A database of another version is refused: nothing converts one."""
 # The columns that lists read come first: SQLite reads the pages of a long row only as far as it must.
-# `outcome` is one of `Outcome`, and no generated column: for these SQLite reads rows, whatever indexes have.
-# `episodes_in_numbers` has all that the numbers of a run are made of; `branches_by_reward` has the order in
-# which a tree shows branches.
+# `outcome` (`plugins.history.columns`) is 0 for a lost attempt, and no generated column: for these SQLite
+# reads rows, whatever indexes have. `episodes_in_numbers` has all that the numbers of a run are made of;
+# `branches_by_reward` has the order in which a tree shows branches.
 _SCHEMA = """
 CREATE TABLE server_starts (generation INTEGER PRIMARY KEY AUTOINCREMENT, server TEXT, started_at REAL);
 CREATE TABLE episodes (

@@ -6,14 +6,12 @@ a server that starts later finds at least what the dead one did. Calls are not h
 
 Every row has the name of the server that runs its episode (`server`, as in `lock`). A `serve` writes the rows
 of its own episodes, and makes those of the one before it its own by `adopt`; other servers add the rows of
-episodes that have ended. The columns that only lists and the numbers of runs need are written here, and read
-by `plugins.history`.
+episodes that have ended. `plugins.history` makes the columns that only lists and the numbers of runs need.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import sqlite3
 import time
 from collections import deque
@@ -21,7 +19,6 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -29,6 +26,7 @@ import anyio
 import anyio.to_thread
 
 from decathlon_mcp.errors import AtCapacityError, BadRequestError
+from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.storage.database import (
     BUSY_SECONDS,
     FILE_NAME,
@@ -40,7 +38,7 @@ from decathlon_mcp.storage.database import (
     set_timeout,
 )
 from decathlon_mcp.telemetry.logs import fields
-from decathlon_mcp.types import JsonObject, as_json, as_object, public_id, read_object
+from decathlon_mcp.types import JsonObject, as_json, public_id, read_object
 
 WRITE_SECONDS = 0.1
 """How long a running server, whose event loop stands still meanwhile, waits for a lock."""
@@ -52,26 +50,10 @@ CHECKPOINT_SECONDS = 5.0
 """Time between two moves of new rows from the log into the database file."""
 ENDED = "ended"
 """Value of `EpisodeRow.phase` of an episode that is over."""
-ALONG_LABEL = "along"
-"""Label of a branch that only shows what an attempt was worth after a call: the number of the call."""
-REPLAY_LABEL = "replay_of"
-"""Label of an episode that plays the calls of another again."""
 MAX_CAUSE_CHARACTERS = 500
 """Longest text of a cause in a row; the trajectory has the whole."""
 
 _log = logging.getLogger("decathlon.storage")
-
-
-class Outcome(IntEnum):
-    """What came of an attempt, in the order in which people look for failures.
-
-    It is live until it has ended or has a verdict. A lost one has no reward.
-    """
-
-    LOST = 0
-    FAILED = 1
-    LIVE = 2
-    SUCCEEDED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,12 +352,12 @@ class Store:
         """
         end = (
             "UPDATE episodes SET phase = ?, ending = ?, ended_at = ?, tools = NULL, cause = ?,"
-            " calls = coalesce(?, calls), outcome = iif(status IS NULL, ?, outcome) WHERE id = ?"
+            " calls = coalesce(?, calls), outcome = iif(status IS NULL, 0, outcome) WHERE id = ?"
         )
         # It may name a file of a sandbox, whose bytes are no UTF-8.
         short = cause and cause[:MAX_CAUSE_CHARACTERS].encode("utf-8", "replace").decode()
         self.write(
-            (end, (ENDED, ending, time.time(), short, calls, Outcome.LOST, episode)),
+            (end, (ENDED, ending, time.time(), short, calls, episode)),
             ("DELETE FROM sandboxes WHERE episode = ?", (episode,)),
         )
 
@@ -410,24 +392,10 @@ class Store:
 
 
 def _columns(members: Mapping[str, Any]) -> dict[str, Any]:
-    """What columns of the table `episodes` have for members of a row, with those that are made of them."""
+    """What columns of the table `episodes` have for members of a row, with what plug-ins make of them."""
     columns = {name: _cell(name, value) for name, value in members.items()}
-    if "spec" in members:
-        branch = as_object(members["spec"].get("branch")) or {}
-        columns |= {"branch_of": branch.get("episode"), "branch_at": branch.get("at")}
-        columns["step"] = _number(members["labels"].get("step"))
-        columns["is_derived"] = REPLAY_LABEL in members["labels"] or bool(branch)
-    # What a branch differs in is unknown until the set-up, which compares, is done.
-    if "ready_at" in (progress := as_object(members.get("progress")) or {}):
-        noted = as_object((as_object(progress.get("facts")) or {}).get("branch")) or {}
-        columns |= {"differences": noted.get("differences", 0), "exact": noted.get("exact", False)}
-    if (verdict := members.get("verdict")) is not None:
-        columns |= {name: verdict.get(name) for name in ("status", "success", "reward")}
-        columns["turns"] = (as_object(verdict.get("metrics")) or {}).get("turns")
-        is_lost = verdict.get("reward") is None
-        columns["outcome"] = Outcome.LOST if is_lost else Outcome.FAILED
-        if verdict.get("success"):
-            columns["outcome"] = Outcome.SUCCEEDED
+    for part in (part for plugin in plugins() for part in plugin.columns):
+        columns |= load(part)(members)
     return columns
 
 
@@ -438,12 +406,3 @@ def _cell(name: str, value: Any) -> Any:
 def _value(name: str, cell: Any) -> Any:
     # Empty for a damaged object, whose reader then refuses it alone.
     return read_object(cell) or {} if name in _OBJECTS and cell is not None else cell
-
-
-def _number(text: str | None) -> float | None:
-    """The finite number that a text is; None if it is none."""
-    try:
-        number = float(text or "")
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

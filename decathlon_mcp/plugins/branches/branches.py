@@ -26,11 +26,11 @@ from decathlon_mcp.plugins.branches.prepared import PREPARED_FOLDER, PreparedTas
 from decathlon_mcp.plugins.branches.replay import check_source, play_again, refuse_shared
 from decathlon_mcp.plugins.branches.saving import EpisodeSnapshots, begin_as_copy, why_not_saved
 from decathlon_mcp.plugins.branches.states import SavedState, SavedStates, nearest_state
+from decathlon_mcp.plugins.history.columns import REPLAY_LABEL
 from decathlon_mcp.protocol.lobby_tools import EvaluatorTool, Labels, StartEpisode, require_evaluator
 from decathlon_mcp.sandboxes.capabilities import snapshots_of
 from decathlon_mcp.sandboxes.plugins import saving_options
 from decathlon_mcp.settings import Settings
-from decathlon_mcp.storage.store import REPLAY_LABEL
 from decathlon_mcp.types import JsonObject
 
 MAX_READERS = 2

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import BadRequestError
+from decathlon_mcp.plugins.history.columns import Outcome
 from decathlon_mcp.plugins.history.values import (
     BranchOrigin,
     Column,
@@ -27,7 +28,6 @@ from decathlon_mcp.plugins.history.values import (
     Sums,
     TreeNode,
 )
-from decathlon_mcp.storage.store import Outcome
 from decathlon_mcp.types import as_json, is_public_id, read_object
 
 CLOSED = str(Ending.CLOSED)

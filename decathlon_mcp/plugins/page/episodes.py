@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from decathlon_mcp.cli.output import this_command
+from decathlon_mcp.plugins.history.columns import ALONG_LABEL, REPLAY_LABEL
 from decathlon_mcp.plugins.history.values import (
     CallEntry,
     Column,
@@ -28,7 +29,6 @@ from decathlon_mcp.plugins.page.access import SANDBOXED
 from decathlon_mcp.plugins.page.calls import ShownCall, shown
 from decathlon_mcp.plugins.page.rendering import episode_path, query
 from decathlon_mcp.plugins.page.site import Sorting, Visit
-from decathlon_mcp.storage.store import ALONG_LABEL, REPLAY_LABEL
 from decathlon_mcp.types import as_object, is_public_id
 
 BOX_CALLS = 100

@@ -23,6 +23,7 @@ from decathlon_client.script import WORKSPACE
 
 from decathlon_mcp.cli.output import print_json, printed
 from decathlon_mcp.errors import BadRequestError, DecathlonError
+from decathlon_mcp.plugins.history.columns import REPLAY_LABEL
 from decathlon_mcp.plugins.history.list_episodes import find_row
 from decathlon_mcp.plugins.history.replies import (
     Difference,
@@ -36,7 +37,7 @@ from decathlon_mcp.plugins.history.replies import (
 from decathlon_mcp.plugins.play.play import connect, waiting_for_server
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import check_state_folder
-from decathlon_mcp.storage.store import REPLAY_LABEL, Store
+from decathlon_mcp.storage.store import Store
 from decathlon_mcp.storage.trajectory import NOTHING, Trajectory
 from decathlon_mcp.types import JsonObject, as_object
 
