@@ -74,9 +74,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("value", "problem"), CASES)
-def test_a_problem_names_its_field_and_says_what_was_expected(
-    value: dict[str, Any], problem: str
-) -> None:
+def test_a_problem_names_its_field_and_says_what_was_expected(value: dict[str, Any], problem: str) -> None:
     assert problems_of({"name": "x", **value}) == [problem]
 
 
