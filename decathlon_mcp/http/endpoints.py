@@ -382,7 +382,7 @@ class McpEndpoints:
         request = self._request(message, context, session, session.version, event_id)
         request.starts_episode = event_id.kind is Kind.START
         service = self._services[context.address.kind]
-        await request.serve(service.respond_again(event_id.kind, event_id.agent))
+        await request.serve(partial(service.serve_again, kind=event_id.kind, agent=event_id.agent))
 
     async def _serve_stream(self, context: RequestContext, session: Session) -> None:
         """Serve a session's own stream until its client leaves, or it is ended."""

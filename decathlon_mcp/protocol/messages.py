@@ -213,20 +213,20 @@ def read_line(line: bytes) -> Message:
 
 def _fault(body: bytes, error: Exception) -> McpError:
     """The error that answers a body which is not a readable message."""
-    request_id = readable_id(body)
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as fault:
         text = str(fault).partition("\n")[0][:MAX_NAME_CHARACTERS]
-        return McpError(PARSE_ERROR, f"this is not JSON: {text}", request_id=request_id)
+        return McpError(PARSE_ERROR, f"this is not JSON: {text}", request_id=readable_id(body))
     message = as_object(value)
     if message is None:
         return McpError(INVALID_REQUEST, f"a message is an object, not {json_kind(value)}")
+    if "id" in message and not is_request_id(message["id"]):
+        return _invalid(f"a request's id is a string or an integer, not {_shown(message['id'])}")
+    request_id = readable_id(body)
     params = as_object({} if (given := message.get("params")) is None else given)
     if params is None:
         return _invalid(f"`params` must be an object, not {json_kind(given)}", request_id)
-    if "id" in message and not is_request_id(message["id"]):
-        return _invalid(f"a request's id is a string or an integer, not {_shown(message['id'])}")
     if message.get("jsonrpc") != "2.0":
         return _invalid('`jsonrpc` must be "2.0"', request_id)
     if (method := message.get("method")) is not None and not isinstance(method, str):
@@ -255,7 +255,8 @@ def readable_id(body: bytes) -> RequestId | None:
     return None
 
 
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"(?:\s*:)?|[\[\]{}]|-?[0-9.eE+-]+')
+# Without an alternative for each letter: one string may have 4 MiB.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"(?:\s*:)?|[\[\]{}]|-?[0-9.eE+-]+')
 """Keys with their colon, strings, numbers and brackets of a text that may not be JSON."""
 
 

@@ -339,10 +339,6 @@ class Service(ABC):
     def __init__(self, spans: Spans | None = None) -> None:
         self.respond: Respond = self._respond if spans is None else partial(spans.serve, self._respond)
 
-    def respond_again(self, kind: Kind, agent: str) -> Respond:
-        """What answers an earlier request of this kind, for a client that comes back for the answer."""
-        return partial(self.serve_again, kind=kind, agent=agent)
-
     async def _respond(self, request: Request) -> Result:
         method, session = request.method, request.session
         if method in self.methods:

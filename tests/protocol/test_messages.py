@@ -18,11 +18,6 @@ def body(method: Any = "tools/call", **params: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
 
 
-def escaped(text: bytes, word: bytes) -> bytes:
-    """The text with every letter of a word as an escape."""
-    return text.replace(word, b"".join(b"\\u%04x" % letter for letter in word))
-
-
 NESTED: dict[str, Any] = {
     "name": "call_tool",
     "arguments": {"episode": "x", "name": "evaluate", "arguments": {}},
@@ -34,13 +29,10 @@ NESTED: dict[str, Any] = {
     [
         (body("initialize"), True),
         (body("tools/list"), True),
-        (escaped(body("tools/list"), b"list"), True),
         (body("ping", note="initialize"), False),
         (body(name="probe__echo", arguments={"text": '"tools/list" evaluate progressToken'}), False),
         (body(name="probe__echo", _meta={"progressToken": 0}), True),
-        (escaped(body(name="probe__echo", _meta={"progressToken": 0}), b"progressToken"), True),
         (body(name="evaluate"), True),
-        (escaped(body(name="evaluate"), b"evaluate"), True),
         (body(name="local-claim_done"), True),
         (body(**NESTED), True),
         (body(**{**NESTED, "name": "close_episode"}), False),

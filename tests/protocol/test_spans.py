@@ -337,17 +337,6 @@ def callers_of(episode: Episode) -> Sequence[object]:
     return [caller for call in episode.calls.unanswered for caller in call.waiters]
 
 
-async def test_the_sdk_makes_no_second_span(
-    served: Served, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As in a program that has set a provider for all tracers.
-    monkeypatch.setattr("mcp.shared._otel._tracer", recorded.tracer)
-    async with connected(served.lobby) as lobby:
-        await lobby.call_tool("list_tasks", {})
-    assert recorded.calls == ["tools/call list_tasks"]
-    assert is_child(recorded.the("tools/call list_tasks"), recorded.the("MCP send tools/call list_tasks"))
-
-
 async def test_a_set_up_that_fails_is_an_error(tmp_path: Path, recorded: Recorded) -> None:
     def run(request: FakeRun) -> int:
         return 3
