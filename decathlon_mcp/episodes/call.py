@@ -394,8 +394,8 @@ class KnownCalls:
         call.end(outcome)
         if call.is_cancelled:
             self._lost.pop(call.seq, None)
-        elif not call.waiters and call.seq in self._lost:
-            call.outcome, call.params = None, CallParams()
+        else:
+            self._drop_outcome(call)
 
     def response_over(self, call: Call, waiter: Waiter, *, handed_over: bool) -> None:
         """The response to a request that has waited for a call is over.
@@ -409,14 +409,19 @@ class KnownCalls:
             self._lost.pop(call.seq, None)
         elif call.outcome is None and call.digest:
             self._keep_lost(call)
-        elif not call.waiters and call.seq in self._lost:
-            call.outcome, call.params = None, CallParams()
+        else:
+            self._drop_outcome(call)
 
     def _keep_lost(self, call: Call) -> None:
         if call.keys.session is not None:
             self._lost[call.seq] = call
             if len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
+
+    def _drop_outcome(self, call: Call) -> None:
+        """Keep of a call whose response was not handed over that it has ended."""
+        if not call.waiters and call.outcome is not None and call.seq in self._lost:
+            self._lost[call.seq] = Call(seq=call.seq, digest=call.digest, keys=call.keys, is_ended=True)
 
 
 def _key(text: str) -> bytes:

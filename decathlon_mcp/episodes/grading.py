@@ -257,18 +257,17 @@ class EpisodeGrader:
             fault_finder=factory.fault_finder(episode.public_id),
         )
         verdict = await with_room(episode, partial(grade, job))
+
+        def write_files() -> None:
+            for name, chunks in factory.suite_hooks.files(attempt, episode.spec.task, verdict).items():
+                episode.files.write_log(name, chunks)
+
         with CancelScope(shield=True):
             try:
-                await anyio.to_thread.run_sync(self._write_files, attempt, verdict)
+                await anyio.to_thread.run_sync(write_files)
             except Exception:
                 # What the agent and its tools sent is in these files; it must not cost the verdict.
                 log.exception(
                     "files of an episode could not be written", extra=fields(episode=episode.public_id)
                 )
         return verdict
-
-    def _write_files(self, attempt: Attempt, verdict: Verdict) -> None:
-        """Write what the suite's plug-in adds to the folder of a graded episode. Blocks."""
-        hooks, task = self.episode.sandbox_factory.suite_hooks, self.episode.spec.task
-        for name, chunks in hooks.files(attempt, task, verdict).items():
-            self.episode.files.write_log(name, chunks)

@@ -57,11 +57,11 @@ class Ending(StrEnum):
 class State:
     """The current phase. Once it is ENDED, `ending` is the reason and `cause` the error behind it, if any.
 
-    `episode`: the public id, which errors name.
+    `public_id`: of the episode, which errors name.
     """
 
-    def __init__(self, episode: str) -> None:
-        self._episode = episode
+    def __init__(self, public_id: str) -> None:
+        self._public_id = public_id
         self.phase = Phase.QUEUED
         """Set by `move` alone, once somebody waits for a phase."""
         self.ending: Ending | None = None
@@ -90,9 +90,9 @@ class State:
         """The error of a request that comes after the end, or waited for what did not come: the cause."""
         if self.cause is not None:
             # A copy: an exception that is raised again and again collects the frames of every request.
-            return type(self.cause)(self.cause.message, **{**self.cause.data, "episode": self._episode})
+            return type(self.cause)(self.cause.message, **{**self.cause.data, "episode": self._public_id})
         reason = str(self.ending)
-        return EpisodeEndedError(f"this episode is over: {reason}", reason=reason, episode=self._episode)
+        return EpisodeEndedError(f"this episode is over: {reason}", reason=reason, episode=self._public_id)
 
     async def reach(self, *phases: Phase) -> Phase:
         """Wait until the phase is one of these, and return it."""

@@ -46,8 +46,7 @@ async def grade(job: GradingJob) -> Verdict:
     try:
         with tempfile.TemporaryDirectory(prefix="grading-", dir=captured and captured.parent) as scratch:
             rubric = await anyio.to_thread.run_sync(load_rubric, job.suite, job.task)
-            _check_evaluator(job)
-            _check_truncation(job)
+            _refuse(job)
             inputs = await anyio.to_thread.run_sync(prepare_inputs, job, Path(scratch))
             outcome = await evaluate(Grader(job, inputs), rubric)
     except Exception as error:
@@ -74,15 +73,18 @@ UNGRADED: Mapping[TruncationCause, str] = {
 its limit may be due to a full disk, which is not the agent's fault."""
 
 
-def _check_truncation(job: GradingJob) -> None:
-    """Raise ForfeitedError for an attempt that a limit ended, if these are not graded."""
+def _refuse(job: GradingJob) -> None:
+    """Raise ForfeitedError for an attempt that a limit ended, if these are not graded, and SuiteError."""
+    # Python exits with 1 for a module that does not exist, which would be a failed attempt.
+    module = f"{job.task.files.evaluation.replace('.', '/')}.py"
+    if not (job.suite.path / job.task.folder / module).is_file():
+        raise SuiteError(f"{job.task.id} has no evaluator")
     cause = job.attempt.truncated_by
     if cause is not None and not job.grades_truncated and cause in UNGRADED:
-        why = (
-            "attempts that a limit ended are not graded here; "
+        raise ForfeitedError(
+            f"{UNGRADED[cause]}: attempts that a limit ended are not graded here; "
             "`grades_truncated: true` in suite.yaml grades them"
         )
-        raise ForfeitedError(f"{UNGRADED[cause]}: {why}")
 
 
 async def evaluate(grader: Grader, rubric: Rubric | None) -> Outcome:
@@ -181,10 +183,3 @@ def outcome_of_error(error: Exception) -> Outcome:
             # No message: it may contain paths or secrets of the server, and the agent sees the verdict.
             detail = f"a fault of the server: {type(error).__name__}"
             return Outcome(status="not_evaluated", detail=detail)
-
-
-def _check_evaluator(job: GradingJob) -> None:
-    # Python exits with 1 for a module that does not exist, which would be a failed attempt.
-    module = f"{job.task.files.evaluation.replace('.', '/')}.py"
-    if not (job.suite.path / job.task.folder / module).is_file():
-        raise SuiteError(f"{job.task.id} has no evaluator")

@@ -85,16 +85,16 @@ class ProviderHealth:
         self._control_works = False
         self._control_ended: float | None = None
 
-    def note_success(self, episode: str) -> None:
+    def note_success(self, public_id: str) -> None:
         """A sandbox of this episode was opened, or its workspace copied."""
-        self._successes.pop(episode, None)
-        self._successes[episode] = anyio.current_time()
+        self._successes.pop(public_id, None)
+        self._successes[public_id] = anyio.current_time()
         if len(self._successes) > 2:
             del self._successes[next(iter(self._successes))]
 
-    def others_succeeded(self, episode: str, since: float) -> bool:
+    def others_succeeded(self, public_id: str, since: float) -> bool:
         """Whether something succeeded since then for another episode."""
-        return any(at >= since for other, at in self._successes.items() if other != episode)
+        return any(at >= since for other, at in self._successes.items() if other != public_id)
 
     async def control_works(self, open_control: OpenControl) -> bool:
         """Whether a sandbox of the server's own works, by a trial that all who ask meanwhile share."""
@@ -126,9 +126,9 @@ async def _works(open_control: OpenControl) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FaultFinder:
-    """Decides for the sandboxes of one episode, given by its public id."""
+    """Decides for the sandboxes of one episode."""
 
-    episode: str
+    public_id: str
     health: ProviderHealth
     open_control: OpenControl
 
@@ -162,7 +162,7 @@ class FaultFinder:
         since = max(began, anyio.current_time() - MEANWHILE_SECONDS)
         if not isinstance(error, DecathlonError):
             _log.warning("an operation on a sandbox failed", exc_info=error)
-        if self.health.others_succeeded(self.episode, since):
+        if self.health.others_succeeded(self.public_id, since):
             return Fault(True, "sandboxes of other episodes worked meanwhile")
         if await self.health.control_works(self.open_control):
             return Fault(True, "a control sandbox worked")

@@ -59,7 +59,10 @@ class Signer:
 
 
 def verdict_digest(verdict: JsonObject) -> str:
-    """Identifies a verdict with its signature: see `Regrading`. Raises ValueError if it has no such form."""
+    """Identifies a verdict with its signature: `sha256:` and 64 hexadecimal digits over its canonical JSON.
+
+    Raises ValueError if it has no such form.
+    """
     return f"sha256:{hashlib.sha256(rfc8785.dumps(verdict)).hexdigest()}"
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from operator import not_
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -33,9 +32,8 @@ MAX_NUMBER = 2.0**53 - 1
 # have no canonical form (RFC 8785, appendix D), and the verdict's signature could not be checked.
 
 _LEFT_OUT = (
-    "branch",
     *("labels", "suite_changed", "suite_release", "dense", "coerced_arguments", "uncaught", "unlimited"),
-    *("preprocess_failure", "prepared", "web", "regrading", "signature"),
+    *("preprocess_failure", "prepared", "signature"),
 )
 """Members of a verdict that its JSON form lacks if they are empty, None or false."""
 
@@ -54,58 +52,14 @@ def is_bounded(number: float) -> bool:
 Number: TypeAlias = Annotated[float, AfterValidator(_bounded)]
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Signature(_Document):
+class Signature(BaseModel):
     """`key` is the id of the public key, `value` the signature in base64."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     algorithm: Literal["Ed25519"]
     key: str
     value: str
-
-
-class Regrading(_Document):
-    """What a verdict that was made again refers to.
-
-    `verdict` is the digest of the episode's own verdict, `sha256:` and 64 hexadecimal digits over its
-    canonical JSON (RFC 8785) with the signature; None if the episode has none. `suite_revision` is the
-    revision of the files with which the attempt was graded again.
-    """
-
-    verdict: str | None
-    suite_revision: str
-
-
-class WebUse(_Document):
-    """How the requests of the episode's sandboxes to the recorded web were answered.
-
-    `replayed`: from the recording. `recorded`: by the site, and stored. `passed`: by the site, and not
-    stored. `missed`: with an error, since the recording has no answer or the site could not be reached.
-    `problem`: why something could not be stored.
-    """
-
-    mode: Literal["record", "replay", "replay-or-record"]
-    replayed: int = 0
-    recorded: int = 0
-    passed: int = 0
-    missed: int = 0
-    problem: str = ""
-
-
-class BranchPoint(_Document):
-    """Where an attempt branched from another episode, after that one's call `at`.
-
-    `episode` is its public id. `differences`: how many replies to the calls until then differed when they
-    were made again. `exact`: none was made again, because the sandbox is a copy of the other's after call
-    `at`; absent if false.
-    """
-
-    episode: str
-    at: int
-    differences: int = 0
-    exact: bool = Field(False, exclude_if=not_)
 
 
 class Verdict(Facts):
@@ -113,7 +67,7 @@ class Verdict(Facts):
 
     `forfeited`: the attempt could not be graded for a reason that the agent may have caused, or a limit ended
     it and the suite does not grade such attempts (`truncated` is true then); the reward is 0.0. In all other
-    statuses the infrastructure or the task failed, which is no zero.
+    statuses the infrastructure or the task failed, which is no zero. Plug-ins add members of their own.
     """
 
     version: Literal[1] = VERSION
@@ -154,12 +108,6 @@ class Verdict(Facts):
     scored_at: str | None = None
     seconds: float = 0.0
     """Duration of the grading."""
-    web: WebUse | None = None
-    """Present if the task used the recorded web."""
-    branch: BranchPoint | None = None
-    """Present if the episode began where another stood after one of its calls."""
-    regrading: Regrading | None = None
-    """Present if the attempt was graded again later; the episode's own verdict has none."""
     signature: Signature | None = None
 
     @model_validator(mode="after")

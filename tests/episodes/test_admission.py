@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 
-from decathlon_mcp.episodes import admission as admission_module
 from decathlon_mcp.episodes.admission import Admission, Ticket, share_of
 from decathlon_mcp.errors import AtCapacityError
 from decathlon_mcp.suites.suite import SharedResource
@@ -37,18 +35,6 @@ async def test_tickets_are_admitted_in_order_up_to_the_limit() -> None:
     assert tickets[3].waiting_for == "a sandbox: 2 of 2 are in use, and 1 episodes wait before this one"
     admission.release(tickets[0])
     assert admitted(*tickets[2:]) == [True, False]
-
-
-async def test_a_ticket_beyond_the_queue_is_refused_with_counts_and_a_retry_time() -> None:
-    admission = new_admission(sandboxes=1, queue=1)
-    reserve(admission, "a")
-    reserve(admission, "b")
-    with pytest.raises(AtCapacityError) as refused:
-        reserve(admission, "c")
-    assert refused.value.retryable
-    assert refused.value.data["active"] == 1
-    assert 5 <= refused.value.data["retryAfterSeconds"] <= 15
-    assert admission.queued == 1
 
 
 async def test_tasks_that_share_an_account_run_one_at_a_time_and_do_not_delay_others() -> None:
@@ -96,25 +82,6 @@ async def test_a_refusal_names_the_account_that_the_task_would_wait_for() -> Non
         reserve(admission, "read", MAIL)
 
 
-async def test_a_ticket_is_released_when_its_body_raises() -> None:
-    admission = new_admission(sandboxes=1)
-    ticket = reserve(admission, "a")
-    with pytest.raises(RuntimeError):
-        async with admission.admit(ticket):
-            raise RuntimeError
-    admission.release(ticket)
-    assert (admission.active, admission.queued) == (0, 0)
-
-
-async def test_a_check_for_capacity_reserves_nothing() -> None:
-    admission = new_admission(sandboxes=1, queue=0)
-    admission.refuse_if_full()
-    assert (admission.active, admission.queued) == (0, 0)
-    reserve(admission, "a")
-    with pytest.raises(AtCapacityError):
-        admission.refuse_if_full()
-
-
 async def test_a_token_can_take_neither_all_sandboxes_nor_the_whole_queue() -> None:
     admission = new_admission(sandboxes=4, queue=4)
     greedy = [admission.reserve("a", token="greedy") for _ in range(4)]
@@ -152,32 +119,9 @@ async def test_a_token_that_waits_for_its_share_keeps_no_account_from_others() -
     assert admitted(waiting, other) == [False, True]
 
 
-async def test_without_others_a_token_may_take_everything() -> None:
-    admission = new_admission(sandboxes=2, queue=1)
-    tickets = [admission.reserve("a") for _ in range(3)]
-    assert admitted(*tickets) == [True, True, False]
-
-
 @pytest.mark.parametrize(
     ("total", "share", "expected"),
     [(64, 0.5, 32), (1, 0.5, 1), (3, 0.5, 1), (0, 0.5, 0), (64, 1, 64), (8, 0.001, 1)],
 )
 async def test_a_share_is_at_least_one_place(total: int, share: float, expected: int) -> None:
     assert share_of(total, share) == expected
-
-
-async def test_tickets_wait_for_descriptors_and_are_admitted_once_there_are_some(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admission_module, "LOOK_SECONDS", 0.01)
-    room = 1.5
-    admission = Admission(max_sandboxes=4, max_opening=1, max_queue=4, room=lambda: room)
-    tickets = [reserve(admission, f"task-{number}") for number in range(3)]
-    assert admitted(*tickets) == [True, False, False]
-    assert admission.max_sandboxes == 1
-    assert "(the limit of open files has no room for 4)" in str(tickets[1].waiting_for)
-    room = 3
-    with anyio.fail_after(5):
-        for ticket in tickets:
-            await ticket.admitted.wait()
-    assert admission.max_sandboxes == 3

@@ -347,18 +347,3 @@ async def test_attempt_that_has_taken_the_disk_itself_is_forfeited_when_it_was_w
         verdict = await episode.evaluate()
         assert (verdict.status, verdict.reward) == expected
         assert ("over its share of disk" in verdict.detail) == (usage.disk is not None)
-
-
-def test_small_archives_have_room_until_the_disk_is_full(disk: Path) -> None:
-    space = DiskSpace(disk, 4 << 20)
-    assert space.limit_archive(1000) == 1000
-    assert space.limit_archive(1 << 40) == 16 << 20
-    fill(disk)
-    assert space.limit_archive(1 << 40) == 0
-
-
-def test_half_of_the_floor_stays_free_for_others(tmp_path: Path) -> None:
-    free_bytes = DiskSpace(tmp_path, 0).free_bytes()
-    floor_bytes = free_bytes - (200 << 20)
-    limit_bytes = DiskSpace(tmp_path, floor_bytes).limit_archive(1 << 60)
-    assert limit_bytes == pytest.approx((free_bytes - floor_bytes // 2) // 2, rel=0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import anyio
@@ -14,8 +13,6 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes import runner as runner_module
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Ending
-from decathlon_mcp.errors import SandboxLostError
-from decathlon_mcp.storage.trajectory import Trajectory
 from tests.disks import failing_disk
 from tests.episodes.calling import make_call
 from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
@@ -87,21 +84,3 @@ async def test_episode_ends_on_a_disk_that_cannot_be_written_any_more(
     messages = [record.message for record in caplog.records]
     assert "episode ended" in messages
     assert "work in the background failed" not in messages
-
-
-async def test_error_whose_data_is_no_json_is_the_cause_of_an_end(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider) as registry:
-        episode = registry.start("find-answer", PLAYER)
-        await episode.ready()
-        episode.state.end(Ending.SANDBOX_LOST, SandboxLostError("it is gone", about=object()))
-        assert episode.state.end_error().message == "it is gone"
-
-
-def test_trajectory_whose_descriptor_is_gone_is_closed(tmp_path: Path) -> None:
-    trajectory = Trajectory(tmp_path / "episode").create()
-    out = trajectory._out  # pyright: ignore[reportPrivateUsage]
-    assert out is not None
-    os.close(out.fileno())
-    trajectory.close()
-    assert not trajectory.add("claim")

@@ -41,14 +41,6 @@ async def test_the_memory_of_agents_is_merged_and_that_of_graders_is_not(tmp_pat
         assert KeptAttempt.parse(json.loads(kept.read_text())).attempt.facts.dense
 
 
-async def test_nothing_is_merged_by_default_and_the_verdict_does_not_mention_it(tmp_path: Path) -> None:
-    provider = FakeProvider(tools=TOOLS, run=exits_with(0))
-    async with running_registry(tmp_path, provider) as registry:
-        verdict = await registry.start("find-answer", PLAYER).evaluate()
-        assert merging(provider) == {"agent": (False, False), "grader1": (False, False)}
-        assert "dense" not in verdict.to_json()
-
-
 async def test_a_sandbox_in_which_its_task_is_graded_is_not_dense(tmp_path: Path) -> None:
     suite = suite_with(tmp_path, tasks={"find-answer": {"in_place": True}})
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))

@@ -13,7 +13,7 @@ from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.plugins.metrics.endpoint import metrics_of
 from tests.episodes.calling import make_call
-from tests.episodes.environment import TOOLS, ended, exits_with, running_registry
+from tests.episodes.environment import TOOLS, running_registry
 from tests.fakes.provider import FakeProvider
 
 pytestmark = pytest.mark.anyio
@@ -44,17 +44,6 @@ async def test_a_call_without_a_reply_is_counted_as_lost_or_cancelled(tmp_path: 
         assert value(registry, "tool_call_seconds_count", hop="driver") == 2
         assert value(registry, "tool_call_seconds_count", hop="request") == 0
         assert value(registry, "evaluations_total", suite="probe", status=verdict.status) == 1
-
-
-async def test_an_episode_that_fails_has_an_ending_and_no_opening_time(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(1))) as registry:
-        episode = registry.start("failing-preprocess", CLIENT)
-        await ended(episode)
-        assert value(registry, "queue_seconds_count") == 1
-        assert value(registry, "opening_seconds_count") == 0
-        assert value(registry, "evaluation_seconds_count") == 0
-        assert value(registry, "evaluations_total", suite="probe", status="set_up_failed") == 1
-        assert value(registry, "episodes_ended_total", suite="probe", ending="set_up_failed") == 1
 
 
 async def test_a_refused_start_is_not_counted(tmp_path: Path) -> None:

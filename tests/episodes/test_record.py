@@ -16,10 +16,8 @@ import pytest
 from decathlon_mcp import __version__
 from decathlon_mcp.episodes.records import read_episode
 from decathlon_mcp.episodes.specification import Instant
-from decathlon_mcp.grading.attempt import RecordedCalls
 from decathlon_mcp.storage.kept_tools import remove_unnamed_tools
 from decathlon_mcp.storage.store import EpisodeRow
-from decathlon_mcp.storage.trajectory import Trajectory
 from tests.probe.clients import playing, start
 from tests.probe.serving import Served, serving
 
@@ -114,13 +112,6 @@ async def test_a_list_of_tools_is_removed_when_no_trajectory_names_it(served: Se
     # The next episode with these tools writes the list again.
     await start(served, "find-answer")
     assert file.exists()
-
-
-async def test_readers_of_calls_pass_over_the_other_lines(served: Served) -> None:
-    async with playing(served, "find-answer", "task") as player:
-        await player.call("probe__read", path="notes.txt")
-    trajectory = Trajectory(served.state / "episodes" / player.episode_id).update()
-    assert [call.name for call in RecordedCalls(trajectory.sent_calls())] == ["probe__read"]
 
 
 @pytest.mark.parametrize("hours", [-10, 10], ids=["forward", "back"])

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import anyio
 import pytest
 
-from decathlon_mcp.catalogue.draws import TaskFilter
 from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes import registry as registry_module
 from decathlon_mcp.episodes.records import EpisodeRecords
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.errors import (
-    AccessDeniedError,
     AtCapacityError,
     EpisodeClaimedError,
     NotRunnableError,
@@ -32,21 +29,6 @@ pytestmark = pytest.mark.anyio
 ADA, BOB = Principal(token="ada"), Principal(token="bob")
 ADMIN = Principal(token="root", role="admin")
 NOBODY = Principal()
-
-
-async def test_a_started_episode_has_two_ids_and_the_servers_defaults(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(), reward="meta", max_calls=7) as registry:
-        episode = registry.start("find-answer", ADA)
-        assert (len(episode.id), len(episode.spec.agent_id)) == (48, 48)
-        assert episode.id != episode.spec.agent_id
-        assert episode.public_id == hashlib.sha256(episode.id.encode()).hexdigest()[:16]
-        assert (episode.spec.task_name, episode.spec.owner, episode.spec.policy) == (
-            "find-answer",
-            ADA,
-            "meta",
-        )
-        assert episode.spec.limits.max_calls == 7
-        assert registry.start("find-answer", ADA, max_calls=2).spec.limits.max_calls == 2
 
 
 async def test_a_tasks_own_deadlines_replace_the_servers(tmp_path: Path) -> None:
@@ -91,50 +73,6 @@ async def test_a_broken_rubric_refuses_the_start(tmp_path: Path) -> None:
     async with running_registry(tmp_path, FakeProvider(), suite=suite) as registry:
         with pytest.raises(SuiteError, match=r"rubric\.yaml"):
             registry.start("dense", ADA)
-
-
-async def test_a_full_server_refuses_starts_and_draws(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(), max_sandboxes=1, max_queue=0) as registry:
-        registry.start("find-answer", ADA)
-        with pytest.raises(AtCapacityError):
-            registry.start("find-answer", ADA)
-        with pytest.raises(AtCapacityError):
-            registry.refuse_unless_startable("find-answer", ADA)
-        with pytest.raises(AtCapacityError):
-            registry.draw(TaskFilter.model_validate({}), ADA)
-        assert len(registry.live) == 1
-
-
-async def test_a_queued_episode_says_what_it_waits_for_and_starts_when_it_is_free(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS), max_sandboxes=1) as registry:
-        first, second = (registry.start("find-answer", ADA) for _ in range(2))
-        await first.ready()
-        assert first.ticket.waiting_for is None
-        assert second.state.phase is Phase.QUEUED
-        assert (second.ticket.waiting_for or "").startswith("a sandbox: 1 of 1 are in use")
-        first.close()
-        await second.ready()
-        assert second.ticket.waiting_for is None
-
-
-async def test_a_policy_that_reveals_more_needs_a_controller(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(), reward="controller") as registry:
-        with pytest.raises(AccessDeniedError):
-            registry.start("find-answer", ADA, policy="visible")
-        assert registry.admission.active == 0
-        controller = Principal(token="trainer", role="controller")
-        assert registry.start("find-answer", controller, policy="visible").spec.policy == "visible"
-
-
-async def test_the_call_that_exceeds_the_limit_closes_the_attempt(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, FakeProvider(tools=TOOLS, run=exits_with(0))) as registry:
-        episode = registry.start("find-answer", ADA, max_calls=1)
-        await make_call(episode, "probe__echo", CallParams.of({"text": "one"}))
-        with pytest.raises(EpisodeClaimedError, match="limit of 1 tool calls") as closed:
-            await make_call(episode, "probe__echo", CallParams.of({"text": "two"}))
-        assert closed.value.data == {"truncated": True}
-        verdict = await episode.evaluate()
-    assert (verdict.claimed, verdict.truncated, verdict.metrics["calls"]) == (False, True, 1)
 
 
 @pytest.mark.parametrize("by", ["calls", "client"])

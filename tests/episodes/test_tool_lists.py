@@ -18,7 +18,7 @@ from decathlon_mcp.driver.replies import CallParams
 from decathlon_mcp.episodes.episode import Episode
 from decathlon_mcp.episodes.registry import EpisodeRegistry
 from decathlon_mcp.episodes.specification import Principal
-from decathlon_mcp.episodes.state import Ending, Phase
+from decathlon_mcp.episodes.state import Ending
 from decathlon_mcp.episodes.tools.offered import OfferedTools
 from decathlon_mcp.errors import EpisodeClaimedError, SandboxLostError, SetUpError
 from decathlon_mcp.sandboxes.host.host_files import ProgramsIdentity
@@ -106,16 +106,6 @@ async def test_servers_start_with_their_first_call_once_the_lists_are_known(tmp_
             assert reply.decoded()["result"]["content"][0]["text"] == "late"
         assert on.provider.starts == ["probe", "second", "second"]
         assert (await second.evaluate()).reward == 1.0
-
-
-async def test_tools_are_listed_before_there_is_a_sandbox(tmp_path: Path) -> None:
-    async with scene(tmp_path, max_sandboxes=1) as on:
-        playing = await on.ready()
-        queued = on.registry.start("find-answer", PLAYER)
-        with anyio.fail_after(20):
-            tools = await queued.tools.known()
-        assert queued.state.phase is Phase.QUEUED
-        assert tools is playing.tools.offered
 
 
 async def test_eager_servers_all_start_at_set_up_and_their_lists_are_kept(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 from collections.abc import AsyncGenerator, Sequence
@@ -13,22 +12,17 @@ from typing import Any
 import anyio
 import pytest
 
-from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, ServerInfo, connect
-from decathlon_mcp.driver.replies import OVERLONG_FOLDER, OVERLONG_KEY, CallParams, Reply, Truncation
+from decathlon_mcp.driver.client import BOOT_COMMAND, DriverClient, connect
+from decathlon_mcp.driver.replies import CallParams, Reply
 from decathlon_mcp.episodes.tools.offered import ORIGINAL_KEY, OfferedTools, ToolRoute
 from decathlon_mcp.episodes.tools.session import ServerStarts, ToolSession
 from decathlon_mcp.errors import DriverError, SetUpError, UnknownToolError
 from decathlon_mcp.sandboxes.base import SandboxSpec
 from decathlon_mcp.sandboxes.host.provider import HostProvider
 from decathlon_mcp.types import JsonObject, Names
-from tests.episodes.environment import echo
 from tests.fakes.calls import call_tool
-from tests.fakes.driver import FakeCall
-from tests.fakes.provider import FakeProvider, FakeSandbox
 
 ROOT = PurePosixPath("/suite")
-WORKSPACE = ROOT / "workspace"
-LIMIT_CHARACTERS = 100_000
 
 
 def tool(name: str, **fields: Any) -> JsonObject:
@@ -37,33 +31,6 @@ def tool(name: str, **fields: Any) -> JsonObject:
 
 def router(names: Names = "decathlon", **offered: Sequence[JsonObject]) -> OfferedTools:
     return OfferedTools(offered, {}, names)
-
-
-def names_of(tools: Sequence[JsonObject]) -> list[str]:
-    return [definition["name"] for definition in tools]
-
-
-def test_tools_are_sorted_by_name_with_ours_last() -> None:
-    tools = router(b=[tool("z"), tool("a")], a=[tool("y")])
-    assert names_of(tools.tools) == ["a__y", "b__a", "b__z", "claim_done"]
-    assert names_of(tools.evaluator_tools) == ["a__y", "b__a", "b__z", "claim_done", "evaluate"]
-
-
-def test_a_name_leads_to_the_server_and_the_name_that_the_tool_has_there() -> None:
-    assert router(files=[tool("read")]).route("files__read") == ToolRoute("files", "read")
-
-
-def test_an_unknown_tool_is_reported_with_similar_names() -> None:
-    with pytest.raises(UnknownToolError, match=r"'file__read'.*did you mean files__read") as unknown:
-        router(files=[tool("read"), tool("write")]).route("file__read")
-    assert unknown.value.data["near"][0] == "files__read"
-
-
-def test_a_name_that_is_like_no_other_is_reported_without_a_suggestion() -> None:
-    with pytest.raises(UnknownToolError) as unknown:
-        router(files=[tool("read")]).route("xyz")
-    assert unknown.value.data["near"] == []
-    assert "did you mean" not in unknown.value.message
 
 
 def test_evaluate_is_not_suggested_to_a_client_that_may_not_evaluate() -> None:
@@ -102,10 +69,6 @@ def test_a_schema_without_a_type_gets_one_and_other_fields_are_unchanged() -> No
     assert definition["x-unknown"] == [1]
 
 
-def test_a_tool_without_a_name_is_left_out() -> None:
-    assert names_of(router(files=[{"inputSchema": {}}, tool("")]).tools) == ["claim_done"]
-
-
 def test_a_shortened_name_comes_with_the_original_one() -> None:
     long_name = "a" * 100
     tools = router(files=[tool(long_name, _meta={"kept": 1})])
@@ -113,21 +76,6 @@ def test_a_shortened_name_comes_with_the_original_one() -> None:
     assert len(definition["name"]) == 64
     assert definition["_meta"] == {"kept": 1, ORIGINAL_KEY: {"server": "files", "tool": long_name}}
     assert tools.route(definition["name"]).tool == long_name
-
-
-async def big(call: FakeCall) -> str:
-    return "x" * (LIMIT_CHARACTERS + 1)
-
-
-@asynccontextmanager
-async def connected() -> AsyncGenerator[tuple[FakeSandbox, DriverClient]]:
-    """A sandbox whose servers `files` and `local` can be started."""
-    tools = {"files": {"big": big}, "local": {"echo": echo, "big": big}}
-    async with FakeProvider(tools=tools) as provider:
-        async with provider.open(SandboxSpec("tools", BOOT_COMMAND, ROOT)) as sandbox:
-            async with connect(sandbox) as driver:
-                await driver.define([{"name": "files"}, {"name": "local"}])
-                yield sandbox, driver
 
 
 def tool_session(
@@ -140,56 +88,6 @@ def tool_session(
 
 def text_of(reply: Reply) -> str:
     return reply.decoded()["result"]["content"][0]["text"]
-
-
-@pytest.mark.anyio
-async def test_the_server_of_the_local_tools_starts_with_the_first_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started: list[str] = []
-    async with connected() as (_, driver):
-        start = driver.start
-
-        async def count(names: Sequence[str], **options: Any) -> dict[str, ServerInfo]:
-            started.extend(names)
-            return await start(names, **options)
-
-        monkeypatch.setattr(driver, "start", count)
-        session = tool_session(driver)
-        assert started == []
-        for _ in range(2):
-            params = CallParams.of({"text": "hello"})
-            assert text_of(await call_tool(session, ToolRoute("local", "echo"), params)) == "hello"
-    assert started == ["local"]
-
-
-@pytest.mark.anyio
-async def test_the_server_of_the_local_tools_is_started_again_after_it_died(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started: list[str] = []
-    async with connected() as (_, driver):
-        start, call = driver.start, driver.call
-        died = DriverError("server local ended with exit code 7", reason="server")
-        failures = [died]
-
-        async def count(names: Sequence[str], **options: Any) -> dict[str, ServerInfo]:
-            started.extend(names)
-            return await start(names, **options)
-
-        def fail_once(*arguments: Any, **options: Any) -> None:
-            if failures:
-                options["on_outcome"](failures.pop())
-            else:
-                call(*arguments, **options)
-
-        monkeypatch.setattr(driver, "start", count)
-        monkeypatch.setattr(driver, "call", fail_once)
-        session, route = tool_session(driver), ToolRoute("local", "echo")
-        with pytest.raises(DriverError, match="exit code 7"):
-            await call_tool(session, route, CallParams())
-        await call_tool(session, route, CallParams.of({"text": "again"}))
-    assert started == ["local", "local"]
 
 
 SCRIPTED = Path(__file__).parent.parent / "driver" / "servers" / "scripted.py"
@@ -280,23 +178,3 @@ async def test_calls_that_wait_for_a_start_share_its_failure(tmp_path: Path) -> 
                     tasks.start_soon(call, session)
             await call(session)
     assert failures == ["server"] * 31
-
-
-@pytest.mark.anyio
-async def test_an_overlong_reply_is_cut_and_saved_in_the_workspace() -> None:
-    async with connected() as (sandbox, driver):
-        session = tool_session(driver, truncation=Truncation(LIMIT_CHARACTERS, WORKSPACE / OVERLONG_FOLDER))
-        reply = await call_tool(session, ToolRoute("files", "big"), CallParams())
-        saved = reply.meta[OVERLONG_KEY]
-        assert PurePosixPath(saved["path"]).parent == WORKSPACE / OVERLONG_FOLDER
-        assert json.loads(sandbox.tree.text(saved["path"]))["text"] == "x" * (LIMIT_CHARACTERS + 1)
-    assert "Only the first 100000 characters are shown" in text_of(reply)
-
-
-@pytest.mark.anyio
-async def test_overlong_replies_of_local_tools_and_without_a_limit_are_passed_on_whole() -> None:
-    async with connected() as (_, driver):
-        cutting = tool_session(driver, truncation=Truncation(LIMIT_CHARACTERS, WORKSPACE / OVERLONG_FOLDER))
-        local = await call_tool(cutting, ToolRoute("local", "big"), CallParams())
-        raw = await call_tool(tool_session(driver), ToolRoute("files", "big"), CallParams())
-    assert text_of(local) == text_of(raw) == "x" * (LIMIT_CHARACTERS + 1)

@@ -13,13 +13,11 @@ from typing import Any
 
 import anyio
 import pytest
-from decathlon_sandbox import wire
 
 from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
 from decathlon_mcp.grading import grader as grader_module
 from decathlon_mcp.grading.verdict import Verdict
-from decathlon_mcp.payloads import rubric_function as harness
 from decathlon_mcp.sandboxes.base import Sandbox
 from decathlon_mcp.types import Network
 from tests.grading.evaluators import (
@@ -354,11 +352,6 @@ print(subprocess.run(child, capture_output=True, text=True).stdout)
     assert verdict.evaluator_output.split() == [str(tmp_path / "image"), "True"]
 
 
-@pytest.mark.parametrize("code", [1, 2, 255])
-async def test_any_other_exit_code_is_a_failed_attempt(grader: SandboxGrader, code: int) -> None:
-    assert (await grader.verdict(evaluator(f"raise SystemExit({code})"))).reward == 0.0
-
-
 async def test_missing_runner_gives_no_reward(grader: SandboxGrader) -> None:
     files = {"suite.yaml": "profile: starter\nrun_module: [no-such-program, -m]\n", **evaluator("")}
     verdict = await grader.verdict(files)
@@ -427,23 +420,6 @@ async def test_example_rubric_gives_the_documented_rewards(
     assert verdict.success == ("paper.pdf" in workspace)
     assert verdict.weights == {"paper_downloaded": 0.5, "correct_paper": 1.0, "efficient": 0.1}
     assert verdict.metrics["efficient"] == float(calls < 20)
-
-
-async def test_rubric_may_use_the_servers_metrics(grader: SandboxGrader) -> None:
-    text = rubric_text(weights={"success": 1.0, "calls < 20": 0.1, "failed_calls": -0.25})
-    verdict = await grader.verdict(evaluator("", **{"rubric.yaml": text}))
-    assert verdict.reward == pytest.approx(0.85)
-    assert verdict.metrics["calls < 20"] == 1.0
-
-
-async def test_weight_for_turns_needs_reported_turns(grader: SandboxGrader, tmp_path: Path) -> None:
-    suite = write_suite(
-        tmp_path / "checkout", evaluator("", **{"rubric.yaml": rubric_text(weights={"turns": 1})})
-    )
-    with anyio.fail_after(60):
-        verdict = await grader.grade(make_attempt(), suite, {})
-        assert (await grader.grade(make_attempt(turns=3), suite, {})).reward == 3.0
-    assert "turns" in forfeited(verdict)
 
 
 ALL_PARAMETERS = """
@@ -788,7 +764,3 @@ async def test_grading_in_place_restores_the_suites_files_and_keeps_the_workspac
             assert names_in(folder) == ["check.py", "main.py"]
             assert names_in(sandbox.root / "workspace") == ["thesis.pdf"]
     assert (verdict.reward, verdict.in_place) == (0.0, True)
-
-
-def test_harness_uses_the_wires_channel_variable() -> None:
-    assert wire.CHANNEL_VARIABLE in Path(harness.__file__).read_text("utf-8")

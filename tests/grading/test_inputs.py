@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import tarfile
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import anyio
 import pytest
 
-from decathlon_mcp.archives.writing import ArchiveSource
-from decathlon_mcp.episodes.extensions import SuiteHooks
-from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, evaluator_digest, prepare_inputs
+from decathlon_mcp.grading.inputs import evaluator_digest
 from decathlon_mcp.suites.suite import Suite
-from decathlon_mcp.types import Network
 from tests.grading.evaluators import REQUIRES_PAPER, evaluator
 from tests.grading.support import PAPER, SandboxGrader, make_attempt, tar_of, write_suite
 
@@ -67,71 +63,6 @@ def test_digest_ignores_visible_files_and_python_caches(tmp_path: Path) -> None:
         archive.write_bytes(tar_of({"evaluation/main.py": REQUIRES_PAPER, **more}))
         digests.add(evaluator_digest(archive, folder=PurePosixPath(), names=names))
     assert len(digests) == 1
-
-
-def job_for(tmp_path: Path, captured: CapturedWorkspace, **fields: Any) -> GradingJob:
-    suite = write_suite(tmp_path / "checkout", evaluator(REQUIRES_PAPER, **FILES))
-
-    def open_sandbox(network: Network) -> Any:
-        raise NotImplementedError
-
-    return GradingJob(
-        attempt=make_attempt(),
-        suite=suite,
-        task=suite.tasks["paper"],
-        open_sandbox=open_sandbox,
-        captured=captured,
-        common=tmp_path / "common.tar",
-        deadline_seconds=1,
-        log=SuiteHooks().evaluator_log,
-        **fields,
-    )
-
-
-def names_of(archive: ArchiveSource) -> list[str]:
-    assert isinstance(archive, Path)
-    with tarfile.open(archive) as tar:
-        return sorted(tar.getnames())
-
-
-def test_inputs_are_common_credentials_task_and_workspace_in_order(tmp_path: Path) -> None:
-    workspace = tmp_path / "captured.tar"
-    workspace.write_bytes(tar_of({"paper.pdf": "x", "../escaped": "x"}))
-    credentials = (PurePosixPath("configs"), tar_of({"token": "secret"}))
-    job = job_for(tmp_path, CapturedWorkspace(workspace, None), credentials=[credentials])
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    inputs = prepare_inputs(job, scratch)
-    common, secret, task = inputs.archives
-    assert common == (PurePosixPath(), job.common)
-    assert secret == credentials
-    assert task[0] == PurePosixPath()
-    assert f"{PAPER}/evaluation/main.py" in names_of(task[1])
-    assert inputs.workspace is not None
-    assert inputs.refused == ()
-    entries = inputs.workspace.streamed().entries()
-    assert [member.name for member, _ in entries] == ["workspace", "workspace/paper.pdf"]
-    assert inputs.refused == ("../escaped: a path with ..",)
-    assert inputs.evaluator_digest == digest_of(job.suite, tmp_path)
-
-
-def test_sealed_archive_replaces_the_suites_own_files(tmp_path: Path) -> None:
-    sealed = tmp_path / "sealed.tar"
-    sealed.write_bytes(tar_of({"./evaluation/main.py": "pass"}))
-    job = job_for(tmp_path, CapturedWorkspace(None, sealed))
-    inputs = prepare_inputs(job, tmp_path)
-    assert inputs.archives == [(PurePosixPath(), job.common), (PurePosixPath(PAPER), sealed)]
-    assert inputs.evaluator_digest == evaluator_digest(
-        sealed, folder=PurePosixPath(), names=job.suite.profile.grading
-    )
-
-
-def test_workspace_is_no_input_when_grading_in_place(tmp_path: Path) -> None:
-    job = job_for(tmp_path, CapturedWorkspace(tmp_path / "never-read.tar", None), in_place=True)
-    inputs = prepare_inputs(job, tmp_path)
-    assert [folder for folder, _ in inputs.archives] == [PurePosixPath()] * 2
-    assert inputs.workspace is None
-    assert inputs.refused == ()
 
 
 @pytest.mark.anyio

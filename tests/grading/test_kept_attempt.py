@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -36,14 +33,6 @@ def kept() -> KeptAttempt:
         truncated_by="calls",
     )
     return KeptAttempt(attempt=attempt, task_id="paper", language="cn", in_place=False, sealed=True)
-
-
-def test_an_attempt_is_read_as_it_was_written() -> None:
-    written = kept()
-    read = KeptAttempt.parse(json.loads(json.dumps(written.to_json())))
-    assert read == replace(written, attempt=replace(written.attempt, calls=()))
-    assert read.attempt.launch_time.utcoffset() == timedelta(hours=9)
-    assert read.attempt.counts == written.attempt.counts
 
 
 @pytest.mark.parametrize(
@@ -110,10 +99,6 @@ for _ in range(5):
     _, status = os.wait()
     assert status == 0, os.waitstatus_to_exitcode(status)
 """
-
-
-def test_the_first_attempts_of_a_process_are_read_in_several_threads() -> None:
-    subprocess.run([sys.executable, "-c", FIRST_ATTEMPTS], check=True)
 
 
 def test_an_episode_without_a_row_is_open_until_its_record_says_that_it_is_over(tmp_path: Path) -> None:

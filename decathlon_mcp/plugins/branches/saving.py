@@ -182,7 +182,7 @@ class EpisodeSnapshots:
     def __init__(self, episode: Episode, states: SavedStates) -> None:
         self._episode = episode
         self._states = states
-        self._pauses = episode.calls.gate = CallPauses(episode.calls)
+        self._pauses = CallPauses(episode.calls)
         self._lock = anyio.Lock()
         self._source: _Source | None = None
         self._every = BranchOptions.of(episode.spec).snapshots
@@ -199,6 +199,7 @@ class EpisodeSnapshots:
         if why_not_saved(episode.sandbox_factory, self._states, episode.spec.task) is not None:
             yield
             return
+        episode.calls.gate = self._pauses
         try:
             async with background_tasks() as tasks:
                 self._source = _Source(cast("SavedSandbox", sandbox), driver, task_folder_archive, tasks)

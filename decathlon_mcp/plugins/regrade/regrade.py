@@ -25,7 +25,7 @@ from decathlon_mcp.plugins.regrade.regrading import Regraded, Regrader, is_open,
 from decathlon_mcp.settings import Settings
 from decathlon_mcp.storage.lock import running_servers
 from decathlon_mcp.telemetry.logs import configure_logging, fields
-from decathlon_mcp.types import HANDLE, JsonObject, public_id
+from decathlon_mcp.types import HANDLE, JsonObject, as_object, public_id
 from decathlon_mcp.validation import quoted
 
 log = logging.getLogger("decathlon.cli")
@@ -271,7 +271,8 @@ def _revision(verdict: Verdict | None) -> str:
     """The revision of the files that an attempt was graded with."""
     if verdict is None:
         return "none"
-    return verdict.regrading.suite_revision if verdict.regrading else verdict.suite_revision
+    regrading = as_object(verdict.to_json().get("regrading")) or {}
+    return str(regrading.get("suite_revision", verdict.suite_revision))
 
 
 def _outcome(verdict: Verdict | None) -> str:

@@ -28,7 +28,7 @@ from decathlon_mcp.grading.attempt import RecordedCalls
 from decathlon_mcp.grading.evaluation import grade
 from decathlon_mcp.grading.inputs import CapturedWorkspace, GradingJob, OpenSandbox
 from decathlon_mcp.grading.signing import verdict_digest
-from decathlon_mcp.grading.verdict import Regrading, Verdict
+from decathlon_mcp.grading.verdict import Verdict
 from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE
 from decathlon_mcp.plugins.regrade.attempt_files import AttemptFiles, overlay
 from decathlon_mcp.plugins.regrade.keeping import (
@@ -164,7 +164,8 @@ class Regrader:
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(lambda: shutil.rmtree(scratch, ignore_errors=True))
-        regrading = Regrading(verdict=digest, suite_revision=revision)
+        # `verdict`: digest of the episode's own verdict with its signature; None if the episode has none.
+        regrading = {"verdict": digest, "suite_revision": revision}
         changes = {"regrading": regrading, "image_digest": images[-1]}
         return Regraded(before, self._registry.signer.sign(verdict.model_copy(update=changes)))
 

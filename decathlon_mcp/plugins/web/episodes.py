@@ -28,7 +28,6 @@ from decathlon_mcp.driver.client import DriverClient
 from decathlon_mcp.episodes.extensions import EpisodeResource, SandboxRole
 from decathlon_mcp.episodes.sandbox_factory import SandboxFactory
 from decathlon_mcp.errors import DriverError, SettingsError, SetUpError
-from decathlon_mcp.grading.verdict import WebUse
 from decathlon_mcp.payloads import source
 from decathlon_mcp.plugins.tunnels import forward, relay, resolve
 from decathlon_mcp.plugins.web.exchanges import (
@@ -197,7 +196,7 @@ class RecordedEpisodeWeb(EpisodeResource):
         except OSError as error:
             log.warning("requests could not be counted", extra=fields(episode=self._episode, why=str(error)))
             return {}
-        return {"web": WebUse(mode=self._mode, problem=report.problem, **asdict(report.counts))}
+        return {"web": {"mode": self._mode, **asdict(report.counts), "problem": report.problem}}
 
     async def close(self) -> None:
         """End the sessions; the recording notes how many requests it answered."""
