@@ -368,16 +368,16 @@ def refresh() -> None:
         process._current_process._config["authkey"] = process.AuthenticationString(os.urandom(32))
 
 
-def identity() -> tuple[tuple[int, int], ...]:
-    """Says which files the interpreter and its path are."""
-    found: list[tuple[int, int]] = []
+def identity() -> tuple[tuple[int, int, int], ...]:
+    """Says which files the interpreter and its path are, and whether packages were installed since."""
+    found: list[tuple[int, int, int]] = []
     for path in (sys.executable, os.__file__, *sys.path):
         try:
             status = os.stat(path)  # noqa: PTH116
         except OSError:
             continue
         if path.startswith(("/usr", sys.prefix, sys.base_prefix)):
-            found.append((status.st_dev, status.st_ino))
+            found.append((status.st_dev, status.st_ino, status.st_mtime_ns))
     return tuple(found)
 
 

@@ -90,6 +90,7 @@ class Kind:
     is_learning: bool = False
     why_cold: str | None = None
     """Why its servers start by themselves, for as long as this server runs."""
+    restarts: int = 0
     changed: anyio.Event = field(default_factory=anyio.Event)
     """Set, and replaced, when one of these changes."""
 
@@ -181,8 +182,6 @@ class Preloads(EpisodeHooks):
                 if kind.process is None and not kind.is_learning and kind.why_cold is None and set_up:
                     await self._learn(kind, set_up, sandbox, server, channel)
                     return
-                while kind.process is None and kind.is_learning:
-                    await kind.changed.wait()
                 if kind.process is not None:
                     await kind.process.fork_into(sandbox, channel)
                     return
@@ -225,10 +224,25 @@ class Preloads(EpisodeHooks):
             if program.script and PurePosixPath(program.script).is_relative_to(sandbox.root):
                 script = suite.path / PurePosixPath(program.script).relative_to(sandbox.root)
             kind = self.kinds[program.key] = Kind(program, files, script)
-            digest = await self._digest(kind)
-            if (libraries := self._kept.get(program.key, digest)) is not None:
-                await self.preload(kind, libraries)
+            kind.is_learning = True
+            assert self._tasks is not None
+            # Not for this request alone, which may end before.
+            self._tasks.start_soon(run_alone, self._recall, kind, server)
+        while kind.is_learning:
+            await kind.changed.wait()
         return kind, set_up
+
+    async def _recall(self, kind: Kind, server: str) -> None:
+        """Preload what was learnt before."""
+        try:
+            digest = await self._digest(kind)
+            if (libraries := self._kept.get(kind.program.key, digest)) is not None:
+                await self.preload(kind, libraries)
+        except (OSError, PreloaderError, DecathlonError) as error:
+            self._fail(kind, server, str(error))
+        finally:
+            kind.is_learning = False
+            kind.change()
 
     async def _digest(self, kind: Kind) -> str:
         return await to_thread.run_sync(digest_of, kind.program, kind.files, kind.script)
@@ -238,11 +252,14 @@ class Preloads(EpisodeHooks):
     ) -> None:
         """Let a server that is a fork of an empty interpreter report what it imports."""
         kind.is_learning = True
-        read_end, write_end = os.pipe()
+        read_end = -1
         try:
             digest = await self._digest(kind)
-            process = Preloader.start(kind.program, kind.files, (), report=write_end)
-            os.close(write_end)
+            read_end, write_end = os.pipe()
+            try:
+                process = Preloader.start(kind.program, kind.files, (), report=write_end)
+            finally:
+                os.close(write_end)
             try:
                 await process.wait_until_ready()
                 await process.fork_into(sandbox, channel)
@@ -250,8 +267,12 @@ class Preloads(EpisodeHooks):
                 await process.close()
                 raise
         except BaseException as error:
-            os.close(read_end)
-            self._fail(kind, server, str(error))
+            if read_end >= 0:
+                os.close(read_end)
+            kind.is_learning = False
+            kind.change()
+            if isinstance(error, Exception):
+                self._fail(kind, server, str(error))
             raise
         assert self._tasks is not None
         self._tasks.start_soon(
@@ -287,7 +308,6 @@ class Preloads(EpisodeHooks):
 
     async def preload(self, kind: Kind, libraries: Libraries) -> None:
         """Start the process from which a program's servers are forked, and follow it."""
-        kind.is_learning = True
         if not libraries.names:
             kind.why_cold, kind.is_learning = "it imports no libraries", False
             kind.change()
@@ -295,10 +315,8 @@ class Preloads(EpisodeHooks):
         process = Preloader.start(kind.program, kind.files, libraries.names, reads=libraries.reads)
         try:
             await process.wait_until_ready()
-        except BaseException as error:
+        except BaseException:
             await process.close()
-            kind.why_cold, kind.is_learning = str(error), False
-            kind.change()
             raise
         kind.process, kind.is_learning = process, False
         kind.change()
@@ -312,6 +330,10 @@ class Preloads(EpisodeHooks):
         kind.change()
         await process.close()
         log.warning("A preloader has ended and is started again", extra=fields(program=kind.program.command))
+        if kind.restarts == MAX_RESTARTS:
+            kind.why_cold = f"its preloader has ended {MAX_RESTARTS} times"
+            return
+        kind.restarts += 1
         await anyio.sleep(RESTART_SECONDS)
         with suppress(PreloaderError, OSError, DecathlonError):
             await self.preload(kind, libraries)
