@@ -35,8 +35,8 @@ SUITE = Path(__file__).parent / "suite"
 OWNER_LABEL = "decathlon.owner"
 TASKS = {1: "note", 2: "pair", 4: "four"}
 """The task with so many servers, each a process that imports the MCP SDK."""
-CALLS = {"note": ("notes__note",), "pair": ("notes__note", "echo__echo")}
-CALLS["four"] = (*CALLS["pair"], "git__git_status", "excel__get_workbook_metadata")
+PAIR = ("notes__note", "echo__echo")
+CALLS = {"note": PAIR[:1], "pair": PAIR, "four": (*PAIR, "git__git_status", "excel__describe_sheet")}
 LEASE_SECONDS = 36_000
 """Limits of an episode: the last one of many may open an hour after the first."""
 START_SECONDS = 60.0

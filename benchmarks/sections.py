@@ -89,9 +89,9 @@ of their own: mcp-proxy one for all sessions, the others one for each.""",
     "servers": Section(
         "Starts of servers",
         """\
-Episodes on the provider `host`, in turns on two servers: one with `--preload`, on which servers are forks, and one
-without. An episode calls each server of its task once: one server on the MCP SDK, or that and another one, git
-and Excel. CPU time and memory are those of the servers after their first reply.""",
+Episodes on the provider `host`, in turns on two servers: one with `--preload`, on which servers are forks,
+and one without. An episode calls each server of its task once: one server on the MCP SDK, or that and
+another one, git and Excel. CPU time and memory are those of the servers after their first reply.""",
         measure_servers,
     ),
     "watching": Section(

@@ -1,6 +1,6 @@
-"""What the start of a Python server costs: by itself, and as a fork of a process with its libraries (`--preload`).
+"""What the start of a Python server costs: by itself, and as a fork of a process with its libraries.
 
-`python -m benchmarks.servers [--rounds N] [--task TASK]` measures the same and prints JSON. Many episodes at once
+`python -m benchmarks.servers [--rounds N] [--task TASK]` measures that and prints JSON. Many episodes at once
 are measured by `python -m benchmarks.many N --provider host --servers 1 --serve=--preload`.
 """
 
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ CALLS: dict[str, dict[str, dict[str, Any]]] = {
         "notes__note": {"text": "right"},
         "echo__echo": {"text": "right"},
         "git__git_status": {"repo_path": "/nowhere"},
-        "excel__get_workbook_metadata": {"filepath": "/nowhere"},
+        "excel__describe_sheet": {"path": "/nowhere", "sheet": "x"},
     },
 }
 """A call of each server of a task, which starts it."""
@@ -152,7 +153,7 @@ async def main() -> None:
     parser.add_argument("--task", choices=CALLS, default="note")
     arguments = parser.parse_args()
     run = Run(Options(), os.urandom(8).hex())
-    print(json.dumps(await measure(run, arguments.task, arguments.rounds), indent=2))
+    sys.stdout.write(json.dumps(await measure(run, arguments.task, arguments.rounds), indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ server's program: the last thing that an interpreter imports before it runs that
 libraries, and then waits here. A fork enters its sandbox and returns, and the interpreter runs the server as
 it always would: `sys.argv`, `__main__`, tracebacks and flags are the interpreter's own work.
 
-What happens here happens outside of all sandboxes, as their user on this machine, and sees nothing of any: the
+This process is outside of all sandboxes, runs as their user on this machine, and sees nothing of any: its
 environment has only what is the same for all servers of this kind. Of a sandbox it gets descriptors, and
-never reads what was sent to the fork. The fork is a member of the sandbox, with its limits, filters and
-without any privilege, before a process of the sandbox can see it; it cannot be traced until all that it has of
-this process but memory is closed; and only then it reads its arguments and environment.
+never reads what was sent to the fork. The fork is a member of the sandbox, with its limits and filters and
+without any privilege, before a process of the sandbox can see it. Only then it reads its arguments and
+environment, and it cannot be traced until everything that it has of this process, but memory, is closed.
 
 `CONFIG` is set before this code is run. Standard library only, CPython 3.10 or later, Linux.
 """
@@ -38,12 +38,23 @@ REPORT_DESCRIPTOR = 500
 """First number for the descriptor of a fork that reports its imports, far from those that a server sees."""
 REAP_SECONDS = 0.2
 HARMLESS = ("opentelemetry.context", "multiprocessing.process")
-"""Modules that ask for what is not the same in a fork, and need not: the first makes names of variables within
-a process of random numbers, and the second is made up to date in `refresh`."""
-HELPERS = ("os", "posixpath", "genericpath", "pathlib", "random", "secrets", "uuid", "collections.abc", "_collections_abc")
+"""Modules that ask for what is not the same in a fork, and need not: the first makes names of variables
+within a process of random numbers, and the second is made up to date in `refresh`."""
+HELPERS = (
+    "os",
+    "posixpath",
+    "genericpath",
+    "pathlib",
+    "random",
+    "secrets",
+    "uuid",
+    "collections.abc",
+    "_collections_abc",
+)
 """Modules that do what others ask for."""
 STARTED, COLD = b"started", b"cold "
 """How messages begin that a fork sends to the driver: its pid follows, or the reason that it gives up."""
+
 
 def run(config: dict[str, Any]) -> None:
     """Import, and wait for requests. Returns in forks only, as the beginning of a server."""
@@ -230,7 +241,7 @@ class Fork:
             give_up(channel, f"{type(error).__name__}: {error}")
 
     def enter(self, process: int, groups: list[int], flags: int, leader: int) -> None:
-        """Join control groups and namespaces, and give up every privilege. Nothing inside can see this yet."""
+        """Join control groups and namespaces, and give up privileges. Nothing inside can see this yet."""
         import ctypes
 
         for group in groups:
@@ -339,33 +350,34 @@ class Fork:
         return cwd
 
     def set_environment(self, environment: dict[bytes, bytes]) -> None:
-        coerced = {
-            name: value for name, value in self.environment.items() if name not in self.given
-        }
+        coerced = {name: value for name, value in self.environment.items() if name not in self.given}
         coerced.pop(b"PYTHONPATH", None)
         os.environ.clear()
-        for name, value in {**environment, **{k: v for k, v in coerced.items() if k not in environment}}.items():
+        for name, value in {
+            **environment,
+            **{k: v for k, v in coerced.items() if k not in environment},
+        }.items():
             os.environb[name] = value
 
 
 def refresh() -> None:
     """Do again what the standard library has done when it was imported, where the result is another."""
-    process = sys.modules.get("multiprocessing.process")
+    process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
-        process.ORIGINAL_DIR = os.getcwd()
+        process.ORIGINAL_DIR = os.getcwd()  # noqa: PTH109  (`pathlib` would be one more library)
         process._current_process._config["authkey"] = process.AuthenticationString(os.urandom(32))
 
 
-def identity() -> tuple[tuple[int, int], ...]:
-    """Says which files the interpreter and its path are."""
-    found: list[tuple[int, int]] = []
+def identity() -> tuple[tuple[int, int, int], ...]:
+    """Says which files the interpreter and its path are, and whether packages were installed since."""
+    found: list[tuple[int, int, int]] = []
     for path in (sys.executable, os.__file__, *sys.path):
         try:
             status = os.stat(path)  # noqa: PTH116
         except OSError:
             continue
         if path.startswith(("/usr", sys.prefix, sys.base_prefix)):
-            found.append((status.st_dev, status.st_ino))
+            found.append((status.st_dev, status.st_ino, status.st_mtime_ns))
     return tuple(found)
 
 
@@ -450,7 +462,8 @@ def check(control: Any, config: dict[str, Any]) -> NoReturn:
     os.environ.__class__ = watch.environment()
     real_random, real_folder, os.urandom, os.getcwd = os.urandom, os.getcwd, watch.urandom, watch.getcwd
     if "random" in sys.modules:
-        sys.modules["random"]._urandom = watch.urandom
+        module: Any = sys.modules["random"]
+        module._urandom = watch.urandom
     watch.real = real_random, real_folder
     sys.addaudithook(watch.audit)
     before = {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208
@@ -469,6 +482,22 @@ def check(control: Any, config: dict[str, Any]) -> NoReturn:
     os._exit(0)
 
 
+EFFECTS = (
+    *(
+        "socket.",
+        "subprocess.",
+        "os.fork",
+        "os.exec",
+        "os.posix_spawn",
+        "os.system",
+        "os.putenv",
+        "os.unsetenv",
+    ),
+    *("signal.pthread_kill", "_thread.start_new_thread"),
+)
+"""Beginnings of audit events of what no library may do when it is imported."""
+
+
 class Watch:
     """Notes what libraries do while they are imported that would not be the same in a fork."""
 
@@ -483,8 +512,7 @@ class Watch:
 
         class Recorded(type(os.environ)):
             def __getitem__(self, key: str) -> str:
-                if isinstance(key, str):
-                    watch.reads.add(key)
+                watch.reads.add(str(key))
                 return super().__getitem__(key)
 
             def __iter__(self) -> Any:
@@ -495,7 +523,7 @@ class Watch:
 
     def note(self, problem: str) -> None:
         if self.active and self.problem is None:
-            frame: Any = sys._getframe(2)
+            frame: Any = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  (`inspect` imports too much)
             while frame.f_globals.get("__name__") in HELPERS and frame.f_back:
                 frame = frame.f_back
             module = frame.f_globals.get("__name__")
@@ -514,14 +542,16 @@ class Watch:
         if not self.active:
             return
         if event == "open":
-            path, mode, flags = arguments
+            path, _, flags = arguments
             if flags & (os.O_WRONLY | os.O_RDWR):
                 self.note(f"writes {path}")
             elif isinstance(path, str) and not path.startswith(
                 ("/usr/", "/etc/", "/proc/", sys.prefix, sys.base_prefix, "/dev/null", "/lib")
             ):
                 self.note(f"reads {path}")
-        elif event.startswith(("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.system")):
+        elif event.startswith(
+            ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.system")
+        ):
             if event != "socket.__new__":
                 self.note(f"does {event}")
         elif event in ("signal.pthread_kill", "os.putenv", "os.unsetenv", "_thread.start_new_thread"):

@@ -1,11 +1,11 @@
-"""Servers that start as forks of a process outside, which has imported their libraries (`payloads.preloader`).
+"""Servers that start as forks of a process outside that has imported their libraries (`payloads.preloader`).
 
 With PRELOAD_VARIABLE, the driver has inherited a socket with that number. For each server it sends the
-server's name to it, with one end of a new pair of sockets. Into the other end it has written before, for the
-fork alone: the number of arguments, the working folder, the arguments and the environment, separated by zero
-bytes, with the three ends of the server's pipes. The fork enters the sandbox, becomes a child of this process,
-and sends `started PID`; when it gets a byte, the server runs. It sends `cold REASON` if the server has to be
-started as a program; whatever else happens means the same.
+server's name, with one end of a new pair of sockets. Into the other end it has written before, for the fork
+alone: the number of arguments, the working folder, the arguments and the environment, separated by zero
+bytes, with the three ends of the server's pipes. The fork enters the sandbox, becomes a child of this
+process, and sends `started PID`; when it gets a byte, the server runs. It sends `cold REASON` if the server
+has to be started as a program; whatever else happens means the same.
 """
 
 from __future__ import annotations
@@ -70,32 +70,39 @@ class PreloadedStarts:
 
         def on_reply() -> None:
             try:
-                reply = channel.recv(_MAX_REPLY_BYTES)
-                number = reply.removeprefix(_STARTED)
-                if number == reply or not number.isdigit() or len(number) > 9:
-                    raise OSError("it gave up")
-                pid = int(number)
-                # Known before it can end.
-                on_fork(pid, ours)
-                channel.send(b"1")
+                pid = _pid_of(channel.recv(_MAX_REPLY_BYTES))
             except BlockingIOError:
                 return
             except OSError:
+                pid = None
+            if pid is None:
                 start_cold()
                 return
+            # Known before it can end.
+            on_fork(pid, ours)
+            try:
+                channel.send(b"1")
+            except OSError:
+                pass  # it was killed, which its pipes show
             close()
 
         deadline = self._loop.call_later(WAIT_SECONDS, start_cold)
         self._loop.add_reader(channel.fileno(), on_reply)
         try:
-            if len(payload) > MAX_PAYLOAD_BYTES or any("\0" in text for text in texts):
-                raise OSError("too long")
-            socket.send_fds(channel, [payload], theirs)
-            socket.send_fds(self._socket, [name.encode()[:256]], [end.fileno()])
+            if len(payload) <= MAX_PAYLOAD_BYTES and not any("\0" in text for text in texts):
+                socket.send_fds(channel, [payload], theirs)
+                socket.send_fds(self._socket, [name.encode()[:256]], [end.fileno()])
         except OSError:
-            self._loop.call_later(0, start_cold)
+            pass  # then the other end is closed too, and this one has an end
         finally:
             end.close()
             for stream in theirs:
                 os.close(stream)
         return fail
+
+
+def _pid_of(reply: bytes) -> int | None:
+    """The fork's pid; None if there is none."""
+    number = reply[len(_STARTED) :]
+    is_pid = reply.startswith(_STARTED) and number.isdigit() and len(number) < 10
+    return int(number) if is_pid else None

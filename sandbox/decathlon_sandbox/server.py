@@ -83,6 +83,7 @@ class Server:
 
         Raises RequestError if there is no process. `on_failure` is called again if the process ends later.
         """
+
         def fail(error: RequestError) -> None:
             deadline.cancel()
             error.data = {**self._exit_details(), **error.data}

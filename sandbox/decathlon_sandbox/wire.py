@@ -181,8 +181,8 @@ it started and exits. With 0, the end of its stdin is the end too. Every process
 MARK_VARIABLE in its environment, which says with which call it ends.
 
 With MEMORY_VARIABLE, the driver keeps the sandbox's memory below that many MiB (`memory.py`), and exits with
-OUT_OF_MEMORY_EXIT where it cannot. With PRELOAD_VARIABLE, it has inherited a socket with that number, over which
-servers start as forks (`preloaded.py`).
+OUT_OF_MEMORY_EXIT where it cannot. With PRELOAD_VARIABLE, it has inherited a socket with that number, over
+which servers start as forks (`preloaded.py`).
 """
 
 import time

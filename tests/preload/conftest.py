@@ -19,7 +19,7 @@ from decathlon_mcp.plugins.conformance.suite import ROOT
 from decathlon_mcp.plugins.conformance.target import file_entry, pack
 from decathlon_mcp.plugins.preload.libraries import find_libraries
 from decathlon_mcp.plugins.preload.preloader import Preloader
-from decathlon_mcp.plugins.preload.preloads import Preloads, _Kind
+from decathlon_mcp.plugins.preload.preloads import Kind, Preloads
 from decathlon_mcp.plugins.preload.programs import NotPythonError, program_of
 from decathlon_mcp.sandboxes.base import Limits
 from decathlon_mcp.sandboxes.host.host_files import HostFiles
@@ -34,7 +34,9 @@ SERVERS = Path(__file__).with_name("servers")
 LIBRARIES = ("mcp.server.mcpserver", "mcp.server.stdio", "anyio._backends._asyncio")
 
 
-def spec_of(name: str, *args: str, command: str = "python3", env: dict[str, str] | None = None) -> dict[str, Any]:
+def spec_of(
+    name: str, *args: str, command: str = "python3", env: dict[str, str] | None = None
+) -> dict[str, Any]:
     return {
         "name": name,
         "command": command,
@@ -62,8 +64,8 @@ class Machine:
         program = program_of(spec, self.files)
         found, left_out = await find_libraries(program, self.files, "", libraries)
         assert not left_out, left_out
-        kind = _Kind(program, self.files, None)
-        await self.preloads._preload(kind, found)
+        kind = Kind(program, self.files, None)
+        await self.preloads.preload(kind, found)
         self.preloads.known[spec["name"]] = kind
         assert kind.process is not None
         return kind.process
@@ -90,18 +92,18 @@ class Machine:
 class Forks(Preloads):
     """Knows servers by their names, without episodes. `cold`: the reasons that others had."""
 
-    known: dict[str, _Kind] = field(default_factory=dict)
+    known: dict[str, Kind] = field(default_factory=dict)
     cold: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(Path("/nowhere"))
 
-    async def _kind(self, sandbox: NamespaceSandbox, server: str) -> tuple[_Kind, None]:
+    async def kind_of(self, sandbox: NamespaceSandbox, server: str) -> tuple[Kind, None]:
         if server not in self.known:
             raise NotPythonError("it is not preloaded")
         return self.known[server], None
 
-    def _note(self, server: str, reason: str) -> None:
+    def note(self, server: str, reason: str) -> None:
         self.cold.append(reason)
 
 
@@ -116,7 +118,7 @@ async def machine(anyio_backend: object) -> AsyncIterator[Machine]:
             provider.connect(preloads.channel, preloads.run)
             await anyio.wait_all_tasks_blocked()
             yield Machine(provider, preloads, files)
-            preloads._kinds = preloads.known
+            preloads.kinds = preloads.known
 
 
 def parsed(text: str) -> dict[str, Any]:

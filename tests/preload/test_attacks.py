@@ -1,17 +1,15 @@
-"""What an agent can do with the preloader, with a fork on its way into a sandbox, and with what a fork has."""
+"""What an agent can do with a preloader, with a fork on its way into a sandbox, and with a fork."""
 
 from __future__ import annotations
 
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 import anyio
 import pytest
 
 from decathlon_mcp.errors import DriverError
-from decathlon_mcp.plugins.preload.preloader import Preloader
 from tests.preload.conftest import STATE, Machine
 
 pytestmark = pytest.mark.anyio
@@ -107,7 +105,8 @@ while time.monotonic() < deadline:
             found = []
             for file in ("mem", "environ", "fd", "maps", "fd/3", "fd/4", "fd/5", "fd/6"):
                 try:
-                    os.listdir(f"/proc/{pid}/{file}") if file == "fd" else os.open(f"/proc/{pid}/{file}", os.O_RDWR)
+                    path = f"/proc/{pid}/{file}"
+                    os.listdir(path) if file == "fd" else os.open(path, os.O_RDWR)
                     found.append(file)
                 except OSError:
                     pass
@@ -146,9 +145,16 @@ async def test_a_fork_has_nothing_of_the_servers_memory_and_of_other_sandboxes(
 ) -> None:
     monkeypatch.setenv("A_TOKEN", "secret-of-the-server-1f7b")
     process = await machine.preload(STATE)
-    other = {**STATE, "env": {"TOKEN": "secret-of-another-9c3e"}, "args": [*STATE["args"], "argument-of-another-77aa"]}
+    other = {
+        **STATE,
+        "env": {"TOKEN": "secret-of-another-9c3e"},
+        "args": [*STATE["args"], "argument-of-another-77aa"],
+    }
     # Changed: the code is in memory too.
-    marks = [[byte ^ 1 for byte in mark.encode()] for mark in ("of-the-server-1f7b", "of-another-9c3e", "of-another-77aa")]
+    marks = [
+        [byte ^ 1 for byte in mark.encode()]
+        for mark in ("of-the-server-1f7b", "of-another-9c3e", "of-another-77aa")
+    ]
     async with machine.sandbox(other) as (_, driver):
         await driver.start(["state"], deadline_seconds=60)
         found = await machine.call(driver, "run", code=f"MARKS = {marks!r}" + MEMORY)
@@ -157,16 +163,20 @@ async def test_a_fork_has_nothing_of_the_servers_memory_and_of_other_sandboxes(
             await second.start(["state"], deadline_seconds=60)
             assert await machine.call(second, "run", code=f"MARKS = {marks!r}" + MEMORY) == "[]\n"
     assert not machine.preloads.cold
-    environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    environment = await anyio.Path(f"/proc/{process.pid}/environ").read_bytes()
     assert b"secret" not in environment
-    assert {name.partition(b"=")[0] for name in environment.split(b"\0") if name} <= {b"PATH", b"HOME", b"PYTHONPATH"}
+    assert {name.partition(b"=")[0] for name in environment.split(b"\0") if name} <= {
+        b"PATH",
+        b"HOME",
+        b"PYTHONPATH",
+    }
 
 
 async def test_a_fork_that_is_stopped_half_way_gives_nothing_away(machine: Machine) -> None:
     """A process of the sandbox stops each new one as soon as it sees it, looks at it, and kills it."""
     await machine.preload(STATE)
+    results: list[str] = []
     async with machine.sandbox(STATE) as (_, driver), anyio.create_task_group() as tasks:
-        results: list[str] = []
 
         async def attack() -> None:
             command = ["python3", "-c", STOPPING]
@@ -181,21 +191,22 @@ async def test_a_fork_that_is_stopped_half_way_gives_nothing_away(machine: Machi
     # One without a command line has no memory any more, or not yet.
     half_way = [line for line in lines if "argument" not in line and not line.endswith("True ")]
     assert half_way
-    assert [] == [line for line in half_way if not line.startswith("[] {'0000000000000000'} True")]
+    assert [line for line in half_way if not line.startswith("[] {'0000000000000000'} True")] == []
 
 
 async def test_servers_start_by_themselves_while_a_preloader_is_dead(machine: Machine) -> None:
     process = await machine.preload(STATE)
     os.kill(process.pid, signal.SIGKILL)
-    while machine.preloads.known["state"].process is process:
-        await anyio.sleep(0.01)
+    kind = machine.preloads.known["state"]
+    while kind.process is process:
+        await kind.changed.wait()
     async with machine.sandbox(STATE) as (_, driver):
         await driver.start(["state"], deadline_seconds=60)
         assert "state.py" in await machine.call(driver, "run", code="import sys; print(sys.argv)")
     assert machine.preloads.cold
     with anyio.fail_after(60):
-        while not isinstance(machine.preloads.known["state"].process, Preloader):
-            await anyio.sleep(0.05)
+        while kind.process is None:
+            await kind.changed.wait()
     machine.preloads.cold.clear()
     async with machine.sandbox(STATE) as (_, driver):
         await driver.start(["state"], deadline_seconds=60)

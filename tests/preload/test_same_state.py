@@ -32,7 +32,8 @@ CHILD = """
 import os, subprocess, sys
 print(subprocess.run([sys.executable, "-c", "import os, sys; print(sorted(os.environ.items()), sys.argv)"],
                      capture_output=True, text=True).stdout)
-print(subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout.count("NoNewPrivs:\\t1"))
+status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout
+print(status.count("NoNewPrivs:\\t1"))
 """
 
 

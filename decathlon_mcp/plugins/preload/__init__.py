@@ -16,7 +16,7 @@ class PreloadSettings(PluginSettings):
 
     preload: bool = Field(
         False,
-        description="Start the tasks' Python servers as forks of processes that have imported their libraries, "
-        "for each server one. Sandboxes in namespaces with this machine's files only; a server that could "
-        "differ from one that starts by itself does so.",
+        description="Start the tasks' Python servers as forks of processes that have imported their "
+        "libraries, one for each server. For sandboxes in namespaces with this machine's files; a server "
+        "that would not be the same as a fork starts by itself.",
     )

@@ -11,7 +11,6 @@ import subprocess
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any, Self
 
 import anyio
@@ -60,7 +59,10 @@ class Preloader:
         checks: bool = False,
         report: int = -1,
     ) -> Self:
-        """Start it, without waiting. `checks`: it only checks the libraries. `report`: gets what forks import.
+        """Start it, without waiting.
+
+        `checks`: it only checks the libraries. `report`: a descriptor that gets the names of modules that
+        forks import.
 
         Raises OSError, ProviderUnavailableError.
         """
@@ -69,8 +71,9 @@ class Preloader:
             stack.callback(theirs.close)
             archive = os.memfd_create("preloader")
             stack.callback(os.close, archive)
-            config = {
-                "path": f"/proc/self/fd/{archive}",
+            path = f"/proc/self/fd/{archive}"
+            config: dict[str, Any] = {
+                "path": path,
                 "control": theirs.fileno(),
                 "parent": os.getpid(),
                 "libraries": list(libraries),
@@ -95,7 +98,7 @@ class Preloader:
                 stdout=pipes[1][1],
                 stderr=pipes[1][1],
                 cwd="/",
-                env={**dict(program.variables), "PYTHONPATH": config["path"]},
+                env={**dict(program.variables), "PYTHONPATH": path},
                 pass_fds=[theirs.fileno(), archive, *([report] if report >= 0 else [])],
                 start_new_session=True,
             )
@@ -142,22 +145,26 @@ class Preloader:
             raise ProcessLookupError("the sandbox has ended")
         with ExitStack() as stack:
             process = stack.enter_context(leader.opened())
-            flags = sum(_NAMESPACES.values()) + sum(
-                flag
-                for name, flag in _SHARED_NAMESPACES.items()
-                if Path(f"/proc/{leader.pid}/ns/{name}").readlink() != Path(f"/proc/self/ns/{name}").readlink()
-            )
+            flags = sum(_NAMESPACES.values())
+            for name, flag in _SHARED_NAMESPACES.items():
+                theirs, own = (os.readlink(f"/proc/{pid}/ns/{name}") for pid in (leader.pid, os.getpid()))  # noqa: PTH115  (does not wait)
+                flags += flag if theirs != own else 0
             groups = [
                 stack.enter_context(closing_descriptor(os.open(file, os.O_WRONLY | os.O_CLOEXEC)))
                 for file in sandbox.group.process_files
             ]
             message = f"{flags} {leader.pid}".encode()
-            while True:
-                try:
-                    socket.send_fds(self._control, [message], [channel, process, *groups])
-                    return
-                except BlockingIOError:
-                    await anyio.wait_writable(self._control)
+            descriptors = [channel, process, *groups]
+            while not self._sent(message, descriptors):
+                await anyio.wait_writable(self._control)
+
+    def _sent(self, message: bytes, descriptors: list[int]) -> bool:
+        """Whether there was room for the message. Raises OSError."""
+        try:
+            socket.send_fds(self._control, [message], descriptors)
+        except BlockingIOError:
+            return False
+        return True
 
     async def close(self) -> None:
         """End it."""

@@ -1,4 +1,4 @@
-"""The preloaders of a server: learnt, started, started again, and asked for forks by the drivers of sandboxes.
+"""The preloaders of a server: what they import is learnt, and the drivers of sandboxes ask them for forks.
 
 Decided 2026-11-28: servers are forked outside of their sandboxes, and not within each. A process in a sandbox
 that has imported the libraries pays for a task with several servers of the same Python only, and costs an
@@ -79,7 +79,7 @@ def create(
 
 
 @dataclass(slots=True, eq=False)
-class _Kind:
+class Kind:
     """A program, and what is known of its libraries."""
 
     program: Program
@@ -90,6 +90,7 @@ class _Kind:
     is_learning: bool = False
     why_cold: str | None = None
     """Why its servers start by themselves, for as long as this server runs."""
+    restarts: int = 0
     changed: anyio.Event = field(default_factory=anyio.Event)
     """Set, and replaced, when one of these changes."""
 
@@ -112,7 +113,7 @@ class Preloads(EpisodeHooks):
 
     def __init__(self, state: Path) -> None:
         self._kept = KeptLibraries(state)
-        self._kinds: dict[str, _Kind] = {}
+        self.kinds: dict[str, Kind] = {}
         self._set_ups: set[_SetUp] = set()
         self._agents: dict[str, Start] = {}
         self._noted: set[tuple[str, str]] = set()
@@ -125,7 +126,7 @@ class Preloads(EpisodeHooks):
                 await anyio.sleep_forever()
         finally:
             self._tasks = None
-            for kind in self._kinds.values():
+            for kind in self.kinds.values():
                 if kind.process is not None:
                     await kind.process.close()
 
@@ -144,7 +145,7 @@ class Preloads(EpisodeHooks):
         return agent
 
     def channel(self, sandbox: NamespaceSandbox) -> socket.socket | None:
-        """The end of a new socket for the driver of a sandbox, which the caller closes; None: it gets none."""
+        """A new socket for the driver of a sandbox, which the caller closes; None: it gets none."""
         if self._tasks is None or sandbox.spec.merge_pages:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -177,34 +178,34 @@ class Preloads(EpisodeHooks):
         """Let a server be a fork, or close the channel, at which its driver starts it."""
         try:
             with anyio.move_on_after(WAIT_SECONDS):
-                kind, set_up = await self._kind(sandbox, server)
+                kind, set_up = await self.kind_of(sandbox, server)
                 if kind.process is None and not kind.is_learning and kind.why_cold is None and set_up:
                     await self._learn(kind, set_up, sandbox, server, channel)
                     return
-                while kind.process is None and kind.is_learning:
-                    await kind.changed.wait()
                 if kind.process is not None:
                     await kind.process.fork_into(sandbox, channel)
                     return
-                self._note(server, kind.why_cold or "its libraries are not known yet")
+                self.note(server, kind.why_cold or "its libraries are not known yet")
                 return
-            self._note(server, "its libraries were not imported in time")
+            self.note(server, "its libraries were not imported in time")
         except NotPythonError as error:
-            self._note(server, str(error))
+            self.note(server, str(error))
         except (OSError, DecathlonError, PreloaderError) as error:
-            self._note(server, f"it could not be forked: {error}")
+            self.note(server, f"it could not be forked: {error}")
         finally:
             os.close(channel)
 
-    def _note(self, server: str, reason: str) -> None:
+    def note(self, server: str, reason: str) -> None:
         if (server, reason) not in self._noted and len(self._noted) < 1000:
             self._noted.add((server, reason))
             log.info("A server starts without preloaded libraries", extra=fields(server=server, why=reason))
 
-    async def _kind(self, sandbox: NamespaceSandbox, server: str) -> tuple[_Kind, _SetUp | None]:
+    async def kind_of(self, sandbox: NamespaceSandbox, server: str) -> tuple[Kind, _SetUp | None]:
         """What a server of a sandbox is, and the set-up in which that is. Raises NotPythonError."""
         name = sandbox.spec.name
-        set_up = next((one for one in self._set_ups if one.start.episode.records.progress.agent == name), None)
+        set_up = next(
+            (one for one in self._set_ups if one.start.episode.records.progress.agent == name), None
+        )
         start = self._agents.get(name) if set_up is None else set_up.start
         if start is None:
             raise NotPythonError("its sandbox is no agent's")
@@ -215,32 +216,50 @@ class Preloads(EpisodeHooks):
             raise NotPythonError("it is no server of the suite")
         files = sandbox.files
         program = await to_thread.run_sync(program_of, spec, files)
-        kind = self._kinds.get(program.key)
+        kind = self.kinds.get(program.key)
         if kind is None:
-            if len(self._kinds) >= MAX_PRELOADERS:
+            if len(self.kinds) >= MAX_PRELOADERS:
                 raise NotPythonError(f"there are {MAX_PRELOADERS} preloaders")
             script = None
             if program.script and PurePosixPath(program.script).is_relative_to(sandbox.root):
                 script = suite.path / PurePosixPath(program.script).relative_to(sandbox.root)
-            kind = self._kinds[program.key] = _Kind(program, files, script)
-            digest = await self._digest(kind)
-            if (libraries := self._kept.get(program.key, digest)) is not None:
-                await self._preload(kind, libraries)
+            kind = self.kinds[program.key] = Kind(program, files, script)
+            kind.is_learning = True
+            assert self._tasks is not None
+            # Not for this request alone, which may end before.
+            self._tasks.start_soon(run_alone, self._recall, kind, server)
+        while kind.is_learning:
+            await kind.changed.wait()
         return kind, set_up
 
-    async def _digest(self, kind: _Kind) -> str:
+    async def _recall(self, kind: Kind, server: str) -> None:
+        """Preload what was learnt before."""
+        try:
+            digest = await self._digest(kind)
+            if (libraries := self._kept.get(kind.program.key, digest)) is not None:
+                await self.preload(kind, libraries)
+        except (OSError, PreloaderError, DecathlonError) as error:
+            self._fail(kind, server, str(error))
+        finally:
+            kind.is_learning = False
+            kind.change()
+
+    async def _digest(self, kind: Kind) -> str:
         return await to_thread.run_sync(digest_of, kind.program, kind.files, kind.script)
 
     async def _learn(
-        self, kind: _Kind, set_up: _SetUp, sandbox: NamespaceSandbox, server: str, channel: int
+        self, kind: Kind, set_up: _SetUp, sandbox: NamespaceSandbox, server: str, channel: int
     ) -> None:
         """Let a server that is a fork of an empty interpreter report what it imports."""
         kind.is_learning = True
-        read_end, write_end = os.pipe()
+        read_end = -1
         try:
             digest = await self._digest(kind)
-            process = Preloader.start(kind.program, kind.files, (), report=write_end)
-            os.close(write_end)
+            read_end, write_end = os.pipe()
+            try:
+                process = Preloader.start(kind.program, kind.files, (), report=write_end)
+            finally:
+                os.close(write_end)
             try:
                 await process.wait_until_ready()
                 await process.fork_into(sandbox, channel)
@@ -248,14 +267,20 @@ class Preloads(EpisodeHooks):
                 await process.close()
                 raise
         except BaseException as error:
-            os.close(read_end)
-            self._fail(kind, server, str(error))
+            if read_end >= 0:
+                os.close(read_end)
+            kind.is_learning = False
+            kind.change()
+            if isinstance(error, Exception):
+                self._fail(kind, server, str(error))
             raise
         assert self._tasks is not None
-        self._tasks.start_soon(run_alone, self._finish_learning, kind, set_up, server, process, read_end, digest)
+        self._tasks.start_soon(
+            run_alone, self._finish_learning, kind, set_up, server, process, read_end, digest
+        )
 
     async def _finish_learning(
-        self, kind: _Kind, set_up: _SetUp, server: str, process: Preloader, report: int, digest: str
+        self, kind: Kind, set_up: _SetUp, server: str, process: Preloader, report: int, digest: str
     ) -> None:
         try:
             try:
@@ -272,18 +297,17 @@ class Preloads(EpisodeHooks):
             for name, reason in left_out.items():
                 log.info("A library is not preloaded", extra=fields(server=server, library=name, why=reason))
             await to_thread.run_sync(self._kept.keep, kind.program.key, libraries)
-            await self._preload(kind, libraries)
+            await self.preload(kind, libraries)
         except (OSError, PreloaderError, DecathlonError) as error:
             self._fail(kind, server, str(error))
 
-    def _fail(self, kind: _Kind, server: str, reason: str) -> None:
+    def _fail(self, kind: Kind, server: str, reason: str) -> None:
         kind.why_cold, kind.is_learning = reason, False
         kind.change()
         log.warning("The libraries of a server cannot be preloaded", extra=fields(server=server, why=reason))
 
-    async def _preload(self, kind: _Kind, libraries: Libraries) -> None:
+    async def preload(self, kind: Kind, libraries: Libraries) -> None:
         """Start the process from which a program's servers are forked, and follow it."""
-        kind.is_learning = True
         if not libraries.names:
             kind.why_cold, kind.is_learning = "it imports no libraries", False
             kind.change()
@@ -291,22 +315,25 @@ class Preloads(EpisodeHooks):
         process = Preloader.start(kind.program, kind.files, libraries.names, reads=libraries.reads)
         try:
             await process.wait_until_ready()
-        except BaseException as error:
+        except BaseException:
             await process.close()
-            kind.why_cold, kind.is_learning = str(error), False
-            kind.change()
             raise
         kind.process, kind.is_learning = process, False
         kind.change()
         assert self._tasks is not None
         self._tasks.start_soon(run_alone, self._watch, kind, process, libraries)
 
-    async def _watch(self, kind: _Kind, process: Preloader, libraries: Libraries) -> None:
+    async def _watch(self, kind: Kind, process: Preloader, libraries: Libraries) -> None:
         """Start it again when it has died."""
         await process.wait_until_ended()
         kind.process = None
+        kind.change()
         await process.close()
         log.warning("A preloader has ended and is started again", extra=fields(program=kind.program.command))
+        if kind.restarts == MAX_RESTARTS:
+            kind.why_cold = f"its preloader has ended {MAX_RESTARTS} times"
+            return
+        kind.restarts += 1
         await anyio.sleep(RESTART_SECONDS)
         with suppress(PreloaderError, OSError, DecathlonError):
-            await self._preload(kind, libraries)
+            await self.preload(kind, libraries)

@@ -22,7 +22,7 @@ COMPARED_NAMES = (
     *("LANG", "LANGUAGE", "TZ", "PATH", "HOME", "OPENSSL_CONF", "OPENSSL_MODULES", "SSL_CERT_FILE"),
     *("SSL_CERT_DIR", "TMPDIR", "TERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"),
 )
-"""Variables that interpreters and the C library read when they start: a fork needs the values of its origin."""
+"""Variables that interpreters and the C library read when they start: a fork has those of its origin."""
 PYTHON_VARIABLES = (
     *("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONUTF8"),
     *("PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONOPTIMIZE"),
@@ -76,8 +76,10 @@ def program_of(spec: JsonObject, files: RootFiles) -> Program:
         if name.startswith(COMPARED_PREFIXES) or name in COMPARED_NAMES
     }
     refused = [
-        name for name in variables if name.startswith(("LD_", "MALLOC_", "GLIBC_")) or
-        (name.startswith("PYTHON") and name not in PYTHON_VARIABLES)
+        name
+        for name in variables
+        if name.startswith(("LD_", "MALLOC_", "GLIBC_"))
+        or (name.startswith("PYTHON") and name not in PYTHON_VARIABLES)
     ]
     if refused:
         raise NotPythonError(f"it has the variable {refused[0]}")

@@ -24,10 +24,10 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path, PurePosixPath
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import anyio
 from anyio import CancelScope, CapacityLimiter, Semaphore, to_thread
@@ -114,7 +114,7 @@ class HostProvider(BaseProvider):
     def connect(
         self,
         channel: Callable[[NamespaceSandbox], socket.socket | None],
-        run: Callable[[], Awaitable[object]],
+        run: Callable[[], Coroutine[Any, Any, object]],
     ) -> None:
         """Give what `Machine.channel` says to sandboxes from now on. `run` runs until this provider ends."""
         self._machine.channel = channel

@@ -1,3 +1,4 @@
 import sys
+
 print("no server", file=sys.stderr)
 raise SystemExit(3)

@@ -29,6 +29,8 @@ def state() -> str:
             return file.read().splitlines()
 
     main = sys.modules["__main__"]
+    streams: list[Any] = [sys.__stdin__, sys.__stdout__, sys.__stderr__]
+    interpreter: Any = sys
     kept = ("Name", "Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Sig", "Shd", "Threads")
     kept = (*kept, "CoreDumping", "THP", "Cpus", "Mems")
     found: dict[str, Any] = {
@@ -36,7 +38,7 @@ def state() -> str:
         "orig_argv": sys.orig_argv,
         "flags": repr(sys.flags),
         "path": sys.path,
-        "executable": [sys.executable, sys._base_executable, sys.prefix, sys.exec_prefix],
+        "executable": [sys.executable, interpreter._base_executable, sys.prefix, sys.exec_prefix],
         "environ": sorted(os.environ.items()),
         "posix": sorted((k.decode(), v.decode()) for k, v in __import__("posix").environ.items()),
         "cwd": os.getcwd(),
@@ -65,7 +67,7 @@ def state() -> str:
         "session": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), os.getppid()],
         "streams": [
             [stream.encoding, stream.errors, stream.line_buffering, stream.write_through, stream.isatty()]
-            for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__)
+            for stream in streams
         ],
         "locale": [locale.setlocale(locale.LC_ALL, None), locale.getpreferredencoding(), time.tzname],
         "encodings": [sys.getfilesystemencoding(), sys.getdefaultencoding()],
