@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from decathlon_mcp.grading.verdict import Outcome
+from decathlon_mcp.plugins.audit.attacks import attacks
 from decathlon_mcp.plugins.audit.audit import AuditOptions
 from decathlon_mcp.plugins.audit.audit import audit as run_audit
-from decathlon_mcp.plugins.audit.report import Report
+from decathlon_mcp.plugins.audit.report import POLICIES, Report
 from decathlon_mcp.settings import read_settings
+from decathlon_mcp.suites.suite import Suite
 
 SUITE = Path(__file__).parent / "suite"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -71,7 +77,6 @@ def test_what_was_played_is_not_played_again(audited: Any) -> None:
     state, _, before, _ = audited
     status, document, printed = audit(state, "sound", "leaky")
     assert status == 1
-    # The empty attempt is played again, since its cost is measured.
     assert "attempts are known" in printed
     (again,) = [task for task in document["tasks"] if task["task"] == "leaky"]
     (first,) = [task for task in before["tasks"] if task["task"] == "leaky"]
@@ -100,21 +105,120 @@ def test_a_policy_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert "idle" in printed
 
 
-@pytest.mark.anyio
-async def test_without_one_defence_exactly_its_attacks_earn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The defence: a link of the workspace that leads out of it does not reach the grader."""
+def test_without_its_own_check_a_fault_is_not_found(audited: Any) -> None:
+    others = [name for name in POLICIES if name not in ("steadiness", "leaks", "search")]
+    words = [word for name in others for word in ("--policies", name)]
+    status, document, printed = audit(audited[0], "clock", "leaky", *words)
+    assert status == 0, printed
+    assert {task["verdict"] for task in document["tasks"]} == {"sound"}
 
+
+def test_a_search_finds_a_dense_evaluator_that_leaks(tmp_path: Path) -> None:
+    status, document, printed = audit(tmp_path, "dense", "--policies", "search", "--search", "32")
+    assert status == 1, printed
+    (finding,) = document["tasks"][0]["findings"]
+    assert finding["what"] == "a search of 32 attempts solved it"
+    assert document["tasks"][0]["rewards"]["null"] == 0
+
+
+def test_no_attack_runs_a_command_where_nothing_is_isolated(tmp_path: Path) -> None:
+    words = ("--isolation", "none", "--policies", "forgers")
+    status, document, printed = audit(tmp_path, "sound-shell", *words)
+    assert status == 0, printed
+    (task,) = document["tasks"]
+    assert "no attack ran a command, because the sandboxes are not isolated" in task["notes"]
+    assert task["not_checked"]["forger link-absolute"] == "no tool gives a shell"
+
+
+def test_an_interrupt_prints_what_is_finished_and_the_next_audit_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "decathlon_mcp.cli", "audit", "--suite", str(SUITE), "--jobs", "1"]
+    words = ["--state", str(tmp_path), "--policies", "idle", "free", "sound", "clock"]
+    with subprocess.Popen(
+        [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as audit_process:
+        assert audit_process.stderr is not None
+        for line in audit_process.stderr:
+            if "attempts" in line:
+                audit_process.send_signal(signal.SIGINT)
+                break
+        _, _ = audit_process.communicate()
+    assert audit_process.returncode == 130
+    status, document, printed = audit(tmp_path, "free", "sound", "clock", "--policies", "idle")
+    assert (status, len(document["tasks"])) == (1, 3)
+    assert "are known" in printed
+
+
+SOME = (
+    *("results", "modules-in-the-workspace", "git-hooks", "git-textconv", "git-external-diff", "dotfiles"),
+    *("link-absolute", "link-through-proc", "workspace-a-link-to-the-answers", "workspace-nothing"),
+    *("special-fifo", "too-deep", "sparse-terabyte", "bomb-depth", "survivor-daemon"),
+    *("answers-on-the-machine", "reference-zip-link"),
+)
+"""Attacks of each kind: all of them take a minute."""
+
+
+def keep_links(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
     def keep(target: str, *, depth: int) -> str:
         return target
 
     monkeypatch.setattr("decathlon_mcp.archives.workspace._inner_target", keep)
-    settings = read_settings({"suite": (str(SUITE),), "state": tmp_path, "provider": "host"})
-    options = AuditOptions(tasks=("sound-shell",), policies=("forgers",))
+
+
+def keep_settings_of_git(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
+    monkeypatch.setattr("decathlon_mcp.archives.repositories._is_harmless", lambda *_: True)
+
+
+def keep_answers(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
+    monkeypatch.setattr(Suite, "names_to_seal", lambda *_, **__: ())
+    with (suite / "suite.yaml").open("a", encoding="utf-8") as file:
+        file.write("sealed: []\ngrading: []\n")
+
+
+def blame_nobody(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
+    def outcome(error: Exception) -> Outcome:
+        return Outcome(status="not_evaluated", detail=str(error))
+
+    monkeypatch.setattr("decathlon_mcp.grading.evaluation.outcome_of_error", outcome)
+
+
+DEFENCES = {
+    "links that lead out are removed": (
+        *("sound-shell", keep_links, "can be forged"),
+        {"link-absolute", "link-through-proc"},
+    ),
+    "settings of git are removed": (
+        *("repositories", keep_settings_of_git, "can be forged"),
+        {"git-external-diff"},
+    ),
+    "answers are removed": ("sound-shell", keep_answers, "can be forged", {"answers-on-the-machine"}),
+    "what an agent may have caused is its fault": (
+        *("sound-shell", blame_nobody, "no reward instead of 0"),
+        {"too-deep", "sparse-terabyte"},
+    ),
+}
+"""Each with a task, what is changed, and the findings that follow: their kind, and the attacks."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("task", "remove", "kind", "attacks_"), DEFENCES.values(), ids=DEFENCES)
+async def test_without_one_defence_exactly_its_attacks_earn(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    task: str,
+    remove: Callable[[pytest.MonkeyPatch, Path], None],
+    kind: str,
+    attacks_: set[str],
+) -> None:
+    suite = shutil.copytree(SUITE, tmp_path / "suite")
+    remove(monkeypatch, suite)
+    some = tuple(attack for attack in attacks() if attack.name in SOME)
+    monkeypatch.setattr("decathlon_mcp.plugins.audit.audit.attacks", lambda: some)
+    settings = read_settings({"suite": (str(suite),), "state": tmp_path / "state", "provider": "host"})
+    options = AuditOptions(tasks=(task,), policies=("forgers",))
     assert await run_audit(settings, options, Report("", "", tmp_path / "audit.json")) == 1
-    (task,) = json.loads((tmp_path / "audit.json").read_text())["tasks"]
-    earned = {policy for policy, reward in task["rewards"].items() if reward and policy.startswith("forger ")}
-    assert earned, capsys.readouterr().out
-    assert all(policy.startswith(("forger link-", "forger workspace-a-link")) for policy in earned), earned
-    assert {finding["kind"] for finding in task["findings"]} == {"can be forged"}
+    (report,) = json.loads((tmp_path / "audit.json").read_text())["tasks"]
+    whats = [finding["what"] for finding in report["findings"]]
+    found = {name for name in SOME if any(f"({name})" in what for what in whats)}
+    assert found == attacks_, (report["findings"], capsys.readouterr().out)
+    assert {finding["kind"] for finding in report["findings"]} == {kind}

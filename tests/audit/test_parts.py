@@ -20,7 +20,7 @@ from decathlon_mcp.plugins.audit.abilities import (
     writers,
 )
 from decathlon_mcp.plugins.audit.answers import read_answers
-from decathlon_mcp.plugins.audit.attacks import attacks, shell_command
+from decathlon_mcp.plugins.audit.attacks import attack_file, attacks, shell_command
 from decathlon_mcp.suites.loading import load_suite
 
 SUITE = Path(__file__).parent / "suite"
@@ -111,11 +111,22 @@ def test_what_the_prompt_says_is_no_answer() -> None:
     assert not read_answers(suite, suite.task("leaky"), prompt).parts
 
 
-def test_each_attack_has_a_name_of_its_own_and_a_row_of_the_page() -> None:
+def test_each_attack_has_a_name_of_its_own() -> None:
     names = [attack.name for attack in attacks()]
     assert len(names) == len(set(names))
-    rows = [line[2:] for line in DOCUMENT.read_text("utf-8").splitlines() if line.startswith("| ")]
-    assert [attack.row for attack in attacks() if not any(row.startswith(attack.row) for row in rows)] == []
+
+
+def test_each_row_of_the_page_has_an_attack_or_the_reason_why_it_has_none() -> None:
+    text = DOCUMENT.read_text("utf-8").partition("\n## Attacks")[2].partition("\n## What preprocess")[0]
+    lines = [line[2:] for line in text.splitlines() if line.startswith("| ")]
+    rows = [line for line in lines if not line.startswith(("attack |", "--"))]
+    reasons = attack_file().elsewhere
+    carried_out = {row for row in rows if any(row.startswith(attack.row) for attack in attacks())}
+    elsewhere = {row for row in rows if any(row.startswith(beginning) for beginning in reasons)}
+    assert [row for row in rows if row not in carried_out | elsewhere] == []
+    assert carried_out & elsewhere == set()
+    beginnings = [*reasons, *(attack.row for attack in attacks())]
+    assert [text for text in beginnings if not any(row.startswith(text) for row in rows)] == []
 
 
 def test_names_in_an_attack_cannot_leave_their_quotes() -> None:

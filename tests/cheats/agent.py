@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import anyio
 from mcp import Client
 
-from decathlon_mcp.plugins.audit.attacks import Attack, shell_command
+from decathlon_mcp.plugins.audit.attacks import Attack, named, shell_command
 from decathlon_mcp.plugins.conformance import files
 from decathlon_mcp.types import public_id
 from tests.probe.clients import connected
@@ -61,15 +61,17 @@ class Agent:
 
     async def attack(
         self,
-        attack: Attack,
-        task: str,
+        attack: Attack | str,
+        task: str = "sum-prices",
         *,
-        outputs: Sequence[str],
+        outputs: Sequence[str] = (),
         answers: Mapping[str, str] | None = None,
         program: str | None = None,
         content: str = "",
     ) -> str:
-        """Carry out one of the attacks that the audit knows, see `shell_command`."""
+        """Carry out an attack that the audit knows, or the one with this name; see `shell_command`."""
+        if isinstance(attack, str):
+            (attack,) = named(attack).values()
         command = shell_command(
             attack,
             root="/episode",

@@ -29,17 +29,6 @@ for first in range(8):
     for number in range(60_000):
         os.link(f"s{first}", f"{first}-{number}")
 """
-FILL_MEMORY = """
-# To the limit and no further: the last bytes that there are, in the file system, which is memory.
-import os
-file = os.open(os.path.expanduser("~/large"), os.O_CREAT | os.O_WRONLY)
-for step in (1 << 20, 1 << 16, 1 << 12):
-    try:
-        for _ in range(240):
-            os.write(file, b"x" * step)
-    except OSError as error:
-        print(error.errno)
-"""
 
 
 async def test_more_files_than_are_packed_are_forfeited_by_every_provider(
@@ -86,4 +75,4 @@ async def test_memory_filled_at_the_capture_is_the_agents_fault(cheats: CheatSer
     if provider == "docker":
         pytest.skip("its files are on a disk")
     async with cheats.unrewarded_episode(or_forfeited=True) as agent:
-        await agent.python(FILL_MEMORY)
+        await agent.attack("full-memory")

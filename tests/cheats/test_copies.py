@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from decathlon_mcp.plugins.audit.attacks import named
 from tests.branches.starting import is_exact
 from tests.cheats import test_driver_connection as on_the_driver
 from tests.cheats import test_secrets
@@ -90,7 +91,7 @@ if os.fork() == 0:
     os.setsid()
     with open("attacks", "w", 1) as output, contextlib.redirect_stdout(output):
         while not os.path.exists("enough"):
-            exec({on_the_driver.ATTACK_ON_THE_DRIVER!r}, {{}})
+            exec({named("driver-connection")["driver-connection"].program!r}, {{}})
             print("again")
             time.sleep(0.02)
 """

@@ -23,42 +23,11 @@ FORGED: dict[str, Any] = {
         "reward": 1.0,
     },
 }
-ATTACK_ON_THE_DRIVER = f"""
-import ctypes, glob, json, os
-forged = b"".join(json.dumps({FORGED!r} | {{"id": number}}).encode() + b"\\n" for number in range(1, 200))
-libc = ctypes.CDLL(None, use_errno=True)
-for path in glob.glob("/proc/1/fd/*") + glob.glob("/proc/1/task/*/fd/*") + ["/proc/1/mem", "/dev/console"]:
-    for mode in (os.O_RDWR, os.O_WRONLY, os.O_RDONLY):
-        try:
-            fd = os.open(path, mode | os.O_NONBLOCK)
-            os.write(fd, forged)
-            print("wrote to", path)
-        except OSError:
-            pass
-PTRACE_ATTACH, PTRACE_SEIZE = 16, 0x4206
-for request in (PTRACE_ATTACH, PTRACE_SEIZE):
-    if libc.ptrace(request, 1, 0, 0) == 0:
-        print("traced with", request)
-buffer = ctypes.create_string_buffer(64)
-vector = (ctypes.c_size_t * 2)(ctypes.addressof(buffer), 64)
-remote = (ctypes.c_size_t * 2)(0x400000, 64)
-for access in (libc.process_vm_readv, libc.process_vm_writev):
-    if access(1, vector, 1, remote, 1, 0) >= 0:
-        print("accessed its memory")
-PIDFD_GETFD = 438
-try:
-    pidfd = os.pidfd_open(1)
-except OSError:  # gVisor has none
-    pidfd = -1
-for number in range(16):
-    if libc.syscall(PIDFD_GETFD, pidfd, number, 0) >= 0:
-        print("took its descriptor", number)
-"""
 
 
 async def test_agent_cannot_write_to_the_drivers_connection(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
-        assert await agent.python(ATTACK_ON_THE_DRIVER) == ""
+        assert await agent.attack("driver-connection") == ""
         assert await agent.echo("alive") == "alive"
 
 
@@ -116,69 +85,29 @@ async def test_agent_cannot_reach_the_drivers_connection_by_its_threads(cheats: 
 
 async def test_driver_ignores_signals_of_the_agent(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
-        program = "import os\nfor number in [*range(1, 65)] * 3:\n    os.kill(1, number)"
-        assert await agent.python(program) == ""
+        assert await agent.attack("driver-signals") == ""
         assert await agent.echo("alive") == "alive"
-
-
-LIMIT_COMMANDS = (
-    "prlimit --pid 1 --nofile=0:0",
-    "prlimit --pid 1 --as=1000000 --data=0 --stack=0",
-    "prlimit --pid 1 --cpu=0:0 || prlimit --pid 1 --cpu=1:1",
-    "prlimit --pid 1 --fsize=0:0 --nproc=0:0",
-    "chrt --idle --pid 0 1; renice -n 19 -p 1; renice -n 19 -u root; ionice -c 3 -p 1",
-)
-"""Commands that lower limits on descriptors, memory, CPU time and files, and the priority."""
 
 
 async def test_agent_cannot_lower_the_drivers_limits(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
-        for command in LIMIT_COMMANDS:
-            await agent.shell(command)
-            assert await agent.echo("alive") == "alive", command
+        await agent.attack("driver-limits")
+        assert await agent.echo("alive") == "alive"
         hogs = "for n in $(seq 8); do (timeout 2 sh -c 'while :; do :; done' >/dev/null 2>&1 &); done"
         assert await agent.shell(f"{hogs}; cat /proc/1/limits | grep -c unlimited") != "0\n"
         assert await agent.echo("alive") == "alive"
 
 
-async def as_the_server(agent: Agent, program: str) -> str:
-    """Run a program that writes to the stdout of the task's own server, `out`."""
-    return await agent.python(
-        "import glob, json, os, time\n"
-        "server = next(path.split('/')[2] for path in glob.glob('/proc/[0-9]*/cmdline')"
-        " if b'root_server' in open(path, 'rb').read())\n"
-        f"out = open(f'/proc/{{server}}/fd/1', 'wb', 0)\n{program}"
-    )
-
-
 async def test_forged_replies_affect_only_their_own_episode(cheats: CheatServer) -> None:
     """An agent that is root can answer in place of the task's server, for calls of this episode only."""
     async with cheats.unrewarded_episode() as agent:
-        text = await as_the_server(
-            agent,
-            f"""
-for number in [*range(0, 300), -1, 10**30, "1", None, [1], {{"a": 1}}, 1.5, True]:
-    out.write(json.dumps({FORGED!r} | {{"id": number}}).encode() + b"\\n")
-for method in ("ready", "changed", "message", "progress", "notifications/tools/list_changed"):
-    params = {{"version": 1, "id": 1, "server": "root", "params": {{"progressToken": 1, "level": "info"}}}}
-    out.write(json.dumps({{"jsonrpc": "2.0", "method": method, "params": params}}).encode() + b"\\n")
-out.write(b'{{"jsonrpc":"2.0","id":1,"result":{{}}}}\\r{{"jsonrpc":"2.0","id":2,"result":{{}}}}\\n')
-""",
-        )
-        assert text == "forged"
+        assert await agent.attack("forged-replies") == "forged"
 
 
 async def test_forged_reply_is_in_the_log_as_a_claim_of_the_sandbox(cheats: CheatServer) -> None:
     """Not defended: an evaluator that reads results from the log reads what the agent has written there."""
     async with cheats.unrewarded_episode() as agent:
-        text = await as_the_server(
-            agent,
-            f"""
-for number in range(0, 300):
-    out.write(json.dumps({FORGED!r} | {{"id": number}}).encode() + b"\\n")
-""",
-        )
-        assert text == "forged"
+        assert await agent.attack("forged-replies") == "forged"
         await agent.verdict()
         file = cheats.served.state / "episodes" / agent.episode_id / "traj_log.json"
         log = json.loads(file.read_text("utf-8"))
@@ -189,19 +118,7 @@ for number in range(0, 300):
 
 async def test_flooding_server_does_not_harm_its_episode(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
-        await as_the_server(
-            agent,
-            """
-for _ in range(16):
-    out.write(b"x" * (1 << 20))
-for line in (b"", b"[" * 100_000, b'{"a":' * 100_000, b"\\0\\xff" * 1000, b"\\n" * 10_000):
-    out.write(line + b"\\n")
-params = {"level": "emergency", "data": "x" * 2000}
-for _ in range(5000):
-    message = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
-    out.write(json.dumps(message).encode() + b"\\n")
-""",
-        )
+        await agent.attack("flood-of-replies")
         assert await agent.echo("alive") == "alive"
 
 

@@ -10,8 +10,7 @@ import anyio
 import httpx2
 import pytest
 
-from decathlon_mcp.plugins.audit.attacks import named
-from tests.cheats.agent import SOLUTIONS, Agent, CheatServer
+from tests.cheats.agent import SOLUTIONS, CheatServer
 from tests.probe.clients import refused
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
@@ -22,16 +21,10 @@ REPORTS = [
 ]
 
 
-async def write(agent: Agent, name: str, task: str, program: str) -> None:
-    """Write a program that the evaluator will run, as one of the audit's attacks does."""
-    (attack,) = named(name).values()
-    await agent.attack(attack, task, outputs=[program])
-
-
 @pytest.mark.parametrize("name", REPORTS)
 async def test_program_run_by_the_evaluator_cannot_report_a_result(cheats: CheatServer, name: str) -> None:
     async with cheats.unrewarded_episode("run-program") as agent:
-        await write(agent, name, "run-program", "double.py")
+        await agent.attack(name, "run-program", outputs=["double.py"])
 
 
 ATTACKS = {
@@ -49,7 +42,7 @@ async def test_breaking_or_blocking_the_evaluator_forfeits_the_attempt(
 ) -> None:
     task, program, reason = ATTACKS[name]
     async with cheats.unrewarded_episode(task, status="forfeited") as agent:
-        await write(agent, name, task, program)
+        await agent.attack(name, task, outputs=[program])
         verdict = await agent.verdict()
         assert re.search(reason, verdict["detail"])
         assert verdict["success"] is False
@@ -70,7 +63,7 @@ CRASHES = {
 async def test_crashing_the_evaluator_pays_nothing(cheats: CheatServer, name: str) -> None:
     task, file, uncaught = CRASHES[name]
     async with cheats.unrewarded_episode(task) as agent:
-        await write(agent, name, task, file)
+        await agent.attack(name, task, outputs=[file])
         verdict = await agent.verdict()
         assert verdict["uncaught"].startswith(uncaught), verdict
 

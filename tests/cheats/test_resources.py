@@ -6,45 +6,11 @@ from typing import Any
 
 import pytest
 
+from decathlon_mcp.plugins.audit.attacks import named
 from tests.cheats.agent import SOLUTIONS, CheatServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 
-FORK_BOMB = """
-import os, time
-if os.fork() == 0:
-    os.setsid()
-    while True:
-        try:
-            os.fork()
-        except OSError:
-            time.sleep(0.1)
-"""
-MEMORY_BOMB = """
-import os
-for _ in range(4):
-    if os.fork() == 0:
-        blocks = []
-        while True:
-            blocks.append(b"x" * (1 << 20))
-try:
-    while True:
-        os.wait()
-except ChildProcessError:
-    print("all are gone")
-"""
-SHARED_MEMORY_BOMB = """
-# Segments of shared memory outlive the processes that the kernel kills for them (shmget(2)).
-import ctypes, os
-libc = ctypes.CDLL(None)
-libc.shmat.restype = ctypes.c_void_p
-while True:
-    if os.fork() == 0:
-        address = libc.shmat(libc.shmget(0, 1 << 30, 0o1600), None, 0)
-        for offset in range(0, 1 << 30, 4096):
-            ctypes.memset(address + offset, 1, 1)
-    os.wait()
-"""
 FILL_HOME = """
 # In gVisor files remain when the driver has ended who wrote them: nothing else has the memory then. Each
 # write doubles the file, so that the last one exceeds the limit by more than what is free without its writer.
@@ -54,39 +20,22 @@ os.write(file, b"x" * (1 << 20))
 while True:
     os.write(file, mmap.mmap(file, 0))
 """
+SHARED_MEMORY_BOMB = named("driver-memory")["driver-memory"].program
 KILLERS = {"docker": SHARED_MEMORY_BOMB, "image": SHARED_MEMORY_BOMB, "gvisor": FILL_HOME}
 """Programs that end the driver of a sandbox, by provider."""
 RAISE_OOM_SCORES = "for file in /proc/1/oom_score_adj /proc/$PPID/oom_score_adj; do echo 1000 > $file; done"
-FILL_DISK = """
-import errno, os
-for folder in ("/tmp", "/dev/shm"):
-    written = 0
-    try:
-        with open(f"{folder}/large", "wb", 0) as file:
-            while written < 4 << 30:
-                written += file.write(b"x" * (1 << 20))
-    except OSError as error:
-        print(folder, errno.errorcode[error.errno])
-    os.unlink(f"{folder}/large")
-"""
-FLOOD_OUTPUT = """
-import os
-for fd in (1, 2):
-    for _ in range(32):
-        os.write(fd, b"x" * (1 << 20))
-"""
 
 
 async def test_fork_bomb_affects_only_its_own_sandbox(cheats: CheatServer, provider: str) -> None:
     # In gVisor so many processes exceed the memory: on a busy machine before the driver can end some.
     async with cheats.unrewarded_episode(or_forfeited=provider == "gvisor") as agent:
-        await agent.python(FORK_BOMB)
+        await agent.attack("bomb-forks")
         assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
 
 
 async def test_memory_bomb_affects_only_its_own_sandbox(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
-        assert await agent.python(MEMORY_BOMB) == "all are gone\n"
+        assert await agent.attack("bomb-memory") == "all are gone\n"
         assert await cheats.bystander.shell("echo unaffected") == "unaffected\n"
         assert await agent.echo("alive") == "alive"
 
@@ -108,7 +57,7 @@ async def test_killing_the_driver_by_memory_forfeits_the_attempt(cheats: CheatSe
 
 async def test_full_scratch_space_affects_only_its_own_sandbox(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode() as agent:
-        output = await agent.python(FILL_DISK)
+        output = await agent.attack("full-scratch-space")
         assert output == "/tmp ENOSPC\n/dev/shm ENOSPC\n", output
         assert await cheats.bystander.shell("echo unaffected > /tmp/file; cat /tmp/file") == "unaffected\n"
 
@@ -138,6 +87,6 @@ async def test_inotify_instances_taken_by_an_agent_are_free_after_its_episode(ch
 async def test_large_replies_and_logs_affect_only_their_own_episode(cheats: CheatServer) -> None:
     """Replies and logs of many megabytes are cut or refused, and the next call is answered."""
     async with cheats.unrewarded_episode() as agent:
-        await agent.python(FLOOD_OUTPUT)
+        await agent.attack("long-reply")
         assert await agent.echo("alive") == "alive"
         assert await cheats.bystander.echo("unaffected") == "unaffected"

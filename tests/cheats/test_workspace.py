@@ -61,8 +61,7 @@ async def test_unusual_file_names_do_not_affect_the_reward(cheats: CheatServer, 
 
 async def test_folders_too_deep_to_be_copied_pay_nothing(cheats: CheatServer) -> None:
     async with cheats.unrewarded_episode(or_forfeited=True) as agent:
-        (attack,) = named("too-deep").values()
-        await carry_out(agent, attack)
+        await agent.attack("too-deep")
 
 
 async def test_workspace_with_thousands_of_files_is_graded(cheats: CheatServer) -> None:
@@ -73,18 +72,10 @@ async def test_workspace_with_thousands_of_files_is_graded(cheats: CheatServer) 
     assert (verdict["status"], verdict.get("reward")) == ("scored", 1.0), verdict
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "truncate -s 1T report.json",
-        "truncate -s 8E report.json || truncate -s 16000000M report.json",
-        "head -c 70M /dev/urandom > report.json",
-    ],
-    ids=["sparse-terabyte", "sparse-giant", "flat"],
-)
-async def test_oversized_workspace_is_forfeited(cheats: CheatServer, command: str) -> None:
+@pytest.mark.parametrize("name", ["sparse-terabyte", "sparse-giant", "too-large"])
+async def test_oversized_workspace_is_forfeited(cheats: CheatServer, name: str) -> None:
     async with cheats.unrewarded_episode(status="forfeited") as agent:
-        await agent.shell(command)
+        await agent.attack(name, outputs=["report.json"])
 
 
 async def test_refused_files_are_listed_in_the_verdict(cheats: CheatServer) -> None:

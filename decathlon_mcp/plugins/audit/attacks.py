@@ -53,6 +53,11 @@ class Attack(BaseModel):
     """How the names of the files end that it replaces."""
 
     @property
+    def program(self) -> str:
+        """The whole Python program."""
+        return f"{attack_file().prelude}{self.python}"
+
+    @property
     def uses_git(self) -> bool:
         """Whether it needs a repository with the program `.git/attack`."""
         return ".git/attack" in self.command
@@ -129,8 +134,8 @@ def shell_command(
     truth = str(PurePosixPath(task, "groundtruth_workspace"))
     cases = "".join(f"{quote(name)}) echo {quote(path)};; " for name, path in (answers or {}).items())
     program = program or COPY_ANSWER.format(truth=truth, workspace=workspace)
-    code = f"{attack_file().prelude}{attack.python}"
-    python = f"python3 - <<'END_OF_PROGRAM' || echo {NOT_DONE} {attack.name}\n{code}END_OF_PROGRAM\n"
+    not_done = f"echo {NOT_DONE} {attack.name}"
+    python = f"python3 - <<'END_OF_PROGRAM' || {not_done}\n{attack.program}END_OF_PROGRAM\n"
     before = PREPARE_GIT.format(program=program, repository=quote(repository))
     return "\n".join(
         (

@@ -84,6 +84,9 @@ class Attempts:
                 opened()
                 with anyio.move_on_after(PLAY_SECONDS):
                     await play(episode)
+                if not episode.claimed:
+                    # Some suites pay only for what was claimed.
+                    await episode.claim_done()
                 return Attempt(policy, handle, await episode.evaluate(timeout=EVALUATE_SECONDS))
         except NoVerdictError as error:
             return Attempt(policy, handle, None, f"{error.status}: {error.message}")
@@ -118,9 +121,10 @@ def read_stored(state: Path, run: str) -> tuple[dict[tuple[str, str], Attempt], 
     for summary in history.all_episodes(EpisodeQuery(run=run, live=False, lost=False)):
         place = (summary.task, summary.labels.get(POLICY_LABEL, ""))
         details = history.episode(summary.public_id)
-        if place in found or details is None or details.verdict is None:
+        stored = None if details is None else details.verdict
+        if place in found or details is None or stored is None or stored.get("reward") is None:
             continue
-        verdict = Verdict.read(details.verdict)
+        verdict = Verdict.read(stored)
         found[place] = Attempt(place[1], handles[summary.public_id], verdict)
         launch_time = launch_time or details.launch_time
     return found, launch_time

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -17,10 +18,11 @@ from decathlon_client import ClientError, Decathlon
 from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.process import shutdown_on_signal
 from decathlon_client.script import Step, read_steps
-from decathlon_client.values import CLAIM, JsonObject
+from decathlon_client.values import CLAIM
 
 from decathlon_mcp.catalogue.draws import TaskFilter, runnable_tasks
 from decathlon_mcp.errors import DecathlonError, SuiteError
+from decathlon_mcp.grading.rubric import load_rubric
 from decathlon_mcp.plugins.audit import policies
 from decathlon_mcp.plugins.audit.abilities import Abilities, is_reading
 from decathlon_mcp.plugins.audit.answers import read_answers
@@ -244,7 +246,7 @@ class _TaskAudit:
     async def _forgers(self, target: Target, abilities: Abilities) -> None:
         names = (*target.answers.outputs, *target.answers.workspace)
         assert self.empty is not None
-        raw: JsonObject = self.empty.verdict.raw if self.empty.verdict else {}
+        raw: Mapping[str, Any] = self.empty.verdict.raw if self.empty.verdict else {}
         if raw.get("isolation") == "none" and abilities.runner is not None:
             # They would change the machine of the person who audits.
             abilities = replace(abilities, runner=None)
@@ -360,7 +362,7 @@ class _TaskAudit:
     async def _search(self, target: Target) -> None:
         """Climb from random calls to neighbours that earn more, as far as the attempts go."""
         assert self.empty is not None
-        if not self.empty.verdict or not self.empty.verdict.raw.get("weights"):
+        if await anyio.to_thread.run_sync(load_rubric, self.suite, self.task) is None:
             self.skipped["search"] = "its reward is not dense"
             return
         steps, best = list[Step](), self.empty

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 from cyclopts import App, Parameter
 
@@ -22,6 +22,8 @@ from decathlon_mcp.settings import default_state
 AuditSettings_ = settings_model(
     "AuditSettings", (*SANDBOX_SETTINGS, "network", "language", "memory_mib", "max_sandboxes")
 )
+AGAIN = tuple(name for name in SANDBOX_SETTINGS if name != "state")
+"""Settings that the command which shows a finding needs too."""
 AuditSettings = Annotated[AuditSettings_, Parameter(name="*")]
 AUDIT_DEFAULTS = AuditSettings_.model_validate({})
 
@@ -73,8 +75,13 @@ def audit(
     if search < 0 or ("search" in chosen and not search):
         raise BadRequestError("--search N: a number of attempts above 0 was expected")
     options = AuditOptions(tasks=words, split=split, policies=chosen, jobs=jobs, search=search, run=run)
-    suites = [str(where) for where in settings.suite] if "suite" in settings.model_fields_set else []
-    again = "".join(f" --suite {shlex.quote(where)}" for where in suites)
+    given: dict[str, object] = settings.model_dump(include={*AGAIN} & settings.model_fields_set)
+    flags = [
+        (name.replace("_", "-"), str(value))
+        for name, values in given.items()
+        for value in (cast("tuple[object, ...]", values) if isinstance(values, tuple) else (values,))
+    ]
+    again = "".join(f" --{name} {shlex.quote(value)}" for name, value in flags)
     state = f" --state {shlex.quote(str(settings.state))}" if settings.state != default_state() else ""
     report = Report(again, state, json)
     return run_async(audit, settings, options, report)
