@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
 
@@ -89,10 +89,14 @@ async def main() -> None:
     options = Options(**given)
     # The sandboxes need the other cores.
     torch.set_num_threads(1)
-    with progress() as shown:
-        async with environment(url, state) as env:
-            record = await train(env.client, options, shown)
-    report(record, out)
+    record = Record(asdict(options))
+    try:
+        with progress() as shown:
+            async with environment(url, state) as env:
+                await train(env.client, options, record, shown)
+    finally:
+        # After Ctrl-C too.
+        report(record, out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -40,14 +40,14 @@ class Options:
 
     run: str
     seed: int = 0
-    steps: int = 40
+    steps: int = 30
     groups: int = 4
     """Of GROUP attempts, in each step."""
     warm_up_steps: int = 600
     warmed_up: str = ""
     """A file with the weights after the warm-up, which is written if it is not there."""
-    learning_rate: float = 3e-4
-    epochs: int = 2
+    learning_rate: float = 2e-4
+    epochs: int = 3
     """Updates for each step, on the same attempts."""
     layers: int = 2
     width: int = 80
@@ -95,10 +95,11 @@ class Policy:
         return conversation
 
 
-async def train(d: Decathlon, options: Options, shown: Callable[[str, int, int, str], None]) -> Record:
+async def train(
+    d: Decathlon, options: Options, record: Record, shown: Callable[[str, int, int, str], None]
+) -> None:
     """Warm a model up, and train it. `shown` gets what is done, how much of how much, and a figure."""
     started = time.monotonic()
-    record = Record(asdict(options))
     torch.manual_seed(options.seed)
     tasks = {task.id: task for task in await d.tasks()}
     texts = {name: prompt_text(task.prompt or "", await d.tools(task)) for name, task in tasks.items()}
@@ -134,11 +135,10 @@ async def train(d: Decathlon, options: Options, shown: Callable[[str, int, int, 
             update(model, optimizer, prompts, groups, options, random.Random(f"{options.seed} {step}"))
         record.seconds["updates"] += time.monotonic() - updating
         record.add_step(step, groups, time.monotonic() - begun)
+        record.seconds["training"] = time.monotonic() - training
         shown("GRPO", step + 1, options.steps, f"reward {record.steps[-1]['reward']:.2f}")
-    record.seconds["training"] = time.monotonic() - training
     record.held_out["after"] = await held_out(d, policy, options, tasks, "after")
     record.seconds["all"] = time.monotonic() - started
-    return record
 
 
 async def draw(d: Decathlon, options: Options, step: int, tasks: dict[str, Task]) -> list[Task]:
@@ -174,7 +174,7 @@ async def held_out(
     """Mean reward and pass rate of each task at launch times that are not trained on."""
     policy.refresh(f"{options.seed} {when}")
     measured: dict[str, Any] = {}
-    for task in tasks.values():
+    for task in tasks.values() if options.held_out else ():
         drawn = [at(task, HELD_OUT, minutes) for minutes in range(options.held_out)]
         groups = await play(d, policy, drawn, f"{options.run}-{when}", {})
         measured[task.id] = held_out_figures(groups)

@@ -32,11 +32,11 @@ SEEDS = (0, 1, 2)
 CONTROLS = ("shuffled", "untrained")
 KILLED = f"seed-{SEEDS[-1]}"
 RUNS = (*(f"seed-{seed}" for seed in SEEDS), *CONTROLS)
-AT_ONCE = 2
 KILLS = (1 / 3, 2 / 3)
 """Parts of the training after which the last seed's server is killed."""
 AWAY_SECONDS = 3.0
 PORT = 8791
+FORWARDED = ("steps", "groups", "held_out", "learning_rate", "epochs")
 
 
 class KilledServer:
@@ -85,9 +85,10 @@ class KilledServer:
 class Measurement:
     """The trainings, whose results are written as they come."""
 
-    def __init__(self, out: Path, options: Options, runs: Sequence[str]) -> None:
+    def __init__(self, out: Path, options: Options, runs: Sequence[str], at_once: int) -> None:
         self._out, self._options, self._runs = out, options, runs
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._warmed_up = out / "warmed-up.pt"
+        self._places = asyncio.Semaphore(at_once)
         self._results: dict[str, Any] = {
             "date": f"{date.today()}",
             "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
@@ -98,7 +99,8 @@ class Measurement:
 
     async def run(self) -> None:
         """Warm up once, for all of them, then train."""
-        await self._example("warm-up", "--steps", "0", "--held-out", "0")
+        if not self._warmed_up.exists():
+            await self._example("warm-up", "--steps", "0", "--held-out", "0")
         await asyncio.gather(*map(self._train, self._runs))
 
     async def _train(self, name: str) -> None:
@@ -134,10 +136,10 @@ class Measurement:
     async def _example(self, name: str, *words: str) -> dict[str, Any]:
         """Run the example in a process of its own; returns its record."""
         command = [sys.executable, "-m", "examples.learn", "--run", name, "--out", str(self._out)]
-        command += ["--warmed-up", str(self._out / "warmed-up.pt")]
+        command += ["--warmed-up", str(self._warmed_up)]
         if "--url" not in words:
             command += ["--state", str(self._out / f"state-{name}")]
-        for option in ("steps", "groups", "held_out"):
+        for option in FORWARDED:
             command += [f"--{option.replace('_', '-')}", f"{getattr(self._options, option)}"]
         with (self._out / f"{name}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(*command, *words, stdout=log, stderr=log)
@@ -164,17 +166,20 @@ def draw(results: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.learn.measure", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/learn"))
+    parser.add_argument("--at-once", type=int, default=2, help="trainings at the same time [2]")
     parser.add_argument("--draw", action="store_true", help="only draw the plot again")
     parser.add_argument("runs", nargs="*", help=f"some of {', '.join(RUNS)} [all]")
-    for option in ("steps", "groups", "held_out"):
-        parser.add_argument(f"--{option.replace('_', '-')}", type=int, default=getattr(Options(""), option))
+    for option in FORWARDED:
+        default = getattr(Options(""), option)
+        parser.add_argument(f"--{option.replace('_', '-')}", type=type(default), default=default)
     given = vars(parser.parse_args())
-    out, only_draws, runs = given.pop("out"), given.pop("draw"), given.pop("runs") or RUNS
+    out, only_draws, at_once = (given.pop(name) for name in ("out", "draw", "at_once"))
+    runs = given.pop("runs") or RUNS
     if only_draws:
         draw(json.loads(RESULTS.read_text()))
         return
     out.mkdir(parents=True, exist_ok=True)
-    asyncio.run(Measurement(out, Options("", **given), runs).run())
+    asyncio.run(Measurement(out, Options("", **given), runs, at_once).run())
 
 
 if __name__ == "__main__":
