@@ -22,6 +22,8 @@ PROGRAMS = [
     ("docs/clients.md", "decathlon_client", "1.0\n"),
     ("docs/clients.md", "Python SDK 2.x", "1.0\n"),
     ("docs/sampling.md", "Choosing tasks", "recount-ballots 0.0\n"),
+    ("docs/sampling.md", "A curriculum that lives", "tune-reactor 0.0 1\n"),
+    ("docs/training.md", "Credit for each call", "[0.0, 1.0, 0.0]\n"),
 ]
 """Page, heading, and how the last line of the output starts."""
 
