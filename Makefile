@@ -2,8 +2,6 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-# More than the cores: many tests wait for processes and containers.
-JOBS ?= 4
 # A process gets tests that stand together, which share fixtures.
 PARALLEL = -n $(JOBS) --dist worksteal
 UV ?= uv
@@ -39,6 +37,8 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory check
 
+# Each process of pytest collects all tests first, which takes 4 s.
+check: JOBS ?= 3
 check: build/.compiled
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -60,6 +60,8 @@ build/.compiled:
 test-all: test
 	@$(MAKE) --no-print-directory test-rest
 
+# More than the cores: these tests wait for processes and containers.
+test-rest: JOBS ?= 4
 test-rest: $(VENV)/.installed-dev build/.compiled
 	$(BIN)/python -m pytest $(PARALLEL) -m "(docker or slow) and not long" $(PYTEST)
 

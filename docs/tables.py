@@ -35,9 +35,9 @@ from decathlon_mcp.settings import Settings
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.resources import KEY_SEPARATOR
 from decathlon_mcp.suites.suite import Suite
-from tests.fidelity.calls import ATTEMPTS
-from tests.fidelity.results import NOT_PLAYED, read
-from tests.fidelity.solutions import SOLUTIONS
+from tools.fidelity.calls import ATTEMPTS
+from tools.fidelity.results import NOT_PLAYED, read
+from tools.fidelity.solutions import SOLUTIONS
 
 DOCS = Path(__file__).parent
 INTERNAL = frozenset({"bad_settings", "bad_metrics"})

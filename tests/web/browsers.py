@@ -2,7 +2,7 @@
 
 Not part of the normal test run, because its image has 2 GB. To run it:
 
-    docker build --network host --tag decathlon-fidelity:latest tests/fidelity
+    docker build --network host --tag decathlon-fidelity:latest tools/fidelity
     docker build --network host --tag decathlon-browser:latest tests/web/browser
     python -m pytest tests/web/browsers.py
 

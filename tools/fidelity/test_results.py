@@ -7,8 +7,8 @@ import io
 import openpyxl
 import pytest
 
-from tests.fidelity.files import with_mistake
-from tests.fidelity.results import Attempt, Result
+from tools.fidelity.files import with_mistake
+from tools.fidelity.results import Attempt, Result
 
 
 @pytest.mark.parametrize(

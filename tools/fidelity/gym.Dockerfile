@@ -1,8 +1,8 @@
 # What toolathlon_gym's evaluators and preprocess scripts import, at its paths, and its server `filesystem`, in upstream's
-# version of Toolathlon: what `python -m tests.fidelity` plays of it. Its own image builds all servers of the checkout.
+# version of Toolathlon: what `python -m tools.fidelity` plays of it. Its own image builds all servers of the checkout.
 #
 #   docker build --network host --tag decathlon-fidelity-gym:latest \
-#       --file tests/fidelity/gym.Dockerfile tests/fidelity
+#       --file tools/fidelity/gym.Dockerfile tools/fidelity
 ARG BASE=decathlon-fidelity:latest
 FROM ${BASE}
 RUN set -eu; \

@@ -13,9 +13,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.fidelity.calls import run_python
-from tests.fidelity.files import TASKS, TRUTH, archive, with_mistake
 from tests.probe.clients import Player
+from tools.fidelity.calls import run_python
+from tools.fidelity.files import TASKS, TRUTH, archive, with_mistake
 
 SERVERS = ("filesystem",)
 """Those of the image."""

@@ -1,6 +1,6 @@
 """A mail server for every episode, as Toolathlon's mail tasks need.
 
-`pytest tests/mail/private_mail.py` builds the image of images/mail, which takes a minute, so it is not
+`pytest tools/fidelity/private_mail.py` builds the image of images/mail, which takes a minute, so it is not
 collected by default. Requires a Docker engine, the tests' image and Debian's registry. `-s` prints the cost
 of a mail server.
 """

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tests.fidelity.files import Files
 from tests.probe.clients import Player, connected
 from tests.probe.serving import Served
+from tools.fidelity.files import Files
 
 WORKSPACE = "/workspace/dumps/workspace"
 ATTEMPTS = ("nothing", "wrong", "right")

@@ -1,7 +1,7 @@
 """A Canvas and shops for every episode, from containers that upstream's set-up has prepared.
 
-`pytest tests/services/prepared.py` starts stand-ins for these containers (`tests/services/canvas`,
-`tests/services/woocommerce`), prepares them while they run, builds the images of `images/canvas` and
+`pytest tools/fidelity/prepared_services.py` starts stand-ins for these containers (`tools/fidelity/canvas`,
+`tools/fidelity/woocommerce`), prepares them while they run, builds the images of `images/canvas` and
 `images/woocommerce` from them, and plays with those. It takes minutes, so it is not collected by
 default. Requires a Docker engine, the tests' image and Debian's registry. `-s` prints how long the services
 take to start.

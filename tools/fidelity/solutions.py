@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.fidelity.attempts import AS_IS
-from tests.fidelity.calls import Solution
-from tests.fidelity.mail import MAIL
-from tests.fidelity.recorded import RECORDED
+from tools.fidelity.attempts import AS_IS
+from tools.fidelity.calls import Solution
+from tools.fidelity.mail import MAIL
+from tools.fidelity.recorded import RECORDED
 
 SOLUTIONS: Mapping[str, Solution] = {**AS_IS, **MAIL, **RECORDED}

@@ -10,8 +10,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tests.fidelity import gym
-from tests.fidelity.files import TASKS
+from tools.fidelity import gym
+from tools.fidelity.files import TASKS
 
 _REPOSITORY = "initial_workspace/files.tar.gz"
 _SORTED_FILES = "initial_workspace/initial_workspace.tar.gz"

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from decathlon_mcp.catalogue.requirements import HostInfo, missing_requirements
 from decathlon_mcp.plugins.readiness.tasks import way_to_run
 from decathlon_mcp.suites.suite import Suite
-from tests.fidelity.files import TASKS
+from tools.fidelity.files import TASKS
 
 FILE = Path(__file__).parents[2] / "benchmarks/results/fidelity.json"
 REVISION_CHARACTERS = 8

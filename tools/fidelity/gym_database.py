@@ -1,8 +1,8 @@
 """A separate database for every episode, as toolathlon_gym's tasks need.
 
-`pytest tests/gym/database.py -s` builds an image from a small dump, which takes a minute, so it is not
-collected by default. Requires a Docker engine, the tests' image and Debian's registry. Prints the start-up
-time of a database.
+`pytest tools/fidelity/gym_database.py -s` builds an image from a small dump, which takes a minute, so it is
+not collected by default. Requires a Docker engine, the tests' image and Debian's registry. Prints the time of
+a database's start.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.fidelity.calls import WORKSPACE, Solution, call
 from tests.probe.clients import Player
+from tools.fidelity.calls import WORKSPACE, Solution, call
 
 
 async def send(player: Player, to: str, subject: str, body: str, *attachments: str) -> None:

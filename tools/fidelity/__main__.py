@@ -1,7 +1,7 @@
 """Plays Toolathlon's tasks and compares every verdict with upstream's own command.
 
-    python -m tests.fidelity CHECKOUT [TASK ...] [--image decathlon-fidelity:latest] [--write]
-    python -m tests.fidelity TOOLATHLON_GYM [TASK ...] [--draw 60] [--seed 1] [--write]
+    python -m tools.fidelity CHECKOUT [TASK ...] [--image decathlon-fidelity:latest] [--write]
+    python -m tools.fidelity TOOLATHLON_GYM [TASK ...] [--draw 60] [--seed 1] [--write]
 
 Requires a Docker engine, the image of this folder, and for tasks with mail that of images/mail; for tasks
 with a recording, mitmdump. Each attempt has an episode of its own: one that calls no tool ("nothing"), one
@@ -34,14 +34,14 @@ from anyio import to_thread
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.suites.loading import load_suite
 from decathlon_mcp.suites.suite import Suite
-from tests.fidelity import gym
-from tests.fidelity.calls import ATTEMPTS, Solution, playing
-from tests.fidelity.checkout import prepare_checkout
-from tests.fidelity.recorded import RECORDED, stand_ins
-from tests.fidelity.results import Attempt, Result, store
-from tests.fidelity.solutions import SOLUTIONS
-from tests.fidelity.upstream import EVALUATION_SECONDS, evaluate
 from tests.probe.serving import Served, serving
+from tools.fidelity import gym
+from tools.fidelity.calls import ATTEMPTS, Solution, playing
+from tools.fidelity.checkout import prepare_checkout
+from tools.fidelity.recorded import RECORDED, stand_ins
+from tools.fidelity.results import Attempt, Result, store
+from tools.fidelity.solutions import SOLUTIONS
+from tools.fidelity.upstream import EVALUATION_SECONDS, evaluate
 
 IMAGE, GYM_IMAGE = "decathlon-fidelity:latest", "decathlon-fidelity-gym:latest"
 SERVERS_SECONDS = 900
@@ -143,7 +143,7 @@ async def run(
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fidelity",
+        prog="python -m tools.fidelity",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

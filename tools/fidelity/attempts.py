@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from tests.fidelity.calls import WORKSPACE, Solution, call, run_python, write_texts
-from tests.fidelity.files import TRUTH, Files, FilesOf, archive, copied, same, unpacked, with_mistake
 from tests.probe.clients import Player
+from tools.fidelity.calls import WORKSPACE, Solution, call, run_python, write_texts
+from tools.fidelity.files import TRUTH, Files, FilesOf, archive, copied, same, unpacked, with_mistake
 
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _MAX_COMMAND = 1_900
