@@ -37,9 +37,9 @@ MAX_DESCRIPTORS = 16
 REPORT_DESCRIPTOR = 500
 """First number for the descriptor of a fork that reports its imports, far from those that a server sees."""
 REAP_SECONDS = 0.2
-HARMLESS = ("opentelemetry.context", "multiprocessing.process")
+HARMLESS = ("opentelemetry.context", "multiprocessing.process", "rich")
 """Modules that ask for what is not the same in a fork, and need not: the first makes names of variables
-within a process of random numbers, and the second is made up to date in `refresh`."""
+within a process of random numbers, and the others are made up to date in `refresh`."""
 HELPERS = (
     "os",
     "posixpath",
@@ -361,7 +361,10 @@ class Fork:
 
 
 def refresh() -> None:
-    """Do again what the standard library has done when it was imported, where the result is another."""
+    """Do again what libraries have done when they were imported, where the result is another."""
+    rich: Any = sys.modules.get("rich")
+    if rich is not None and hasattr(rich, "_IMPORT_CWD"):
+        rich._IMPORT_CWD = os.getcwd()  # noqa: PTH109
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.getcwd()  # noqa: PTH109  (`pathlib` would be one more library)
