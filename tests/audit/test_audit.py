@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from decathlon_mcp.grading.verdict import Outcome
 from decathlon_mcp.plugins.audit.attacks import attacks
 from decathlon_mcp.plugins.audit.audit import AuditOptions
 from decathlon_mcp.plugins.audit.audit import audit as run_audit
@@ -174,13 +173,6 @@ def keep_answers(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
         file.write("sealed: []\ngrading: []\n")
 
 
-def blame_nobody(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
-    def outcome(error: Exception) -> Outcome:
-        return Outcome(status="not_evaluated", detail=str(error))
-
-    monkeypatch.setattr("decathlon_mcp.grading.evaluation.outcome_of_error", outcome)
-
-
 DEFENCES = {
     "links that lead out are removed": (
         *("sound-shell", keep_links, "can be forged"),
@@ -191,10 +183,6 @@ DEFENCES = {
         {"git-external-diff"},
     ),
     "answers are removed": ("sound-shell", keep_answers, "can be forged", {"answers-on-the-machine"}),
-    "what an agent may have caused is its fault": (
-        *("sound-shell", blame_nobody, "no reward instead of 0"),
-        {"too-deep", "sparse-terabyte"},
-    ),
 }
 """Each with a task, what is changed, and the findings that follow: their kind, and the attacks."""
 

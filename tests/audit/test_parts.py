@@ -114,6 +114,7 @@ def test_what_the_prompt_says_is_no_answer() -> None:
 def test_each_attack_has_a_name_of_its_own() -> None:
     names = [attack.name for attack in attacks()]
     assert len(names) == len(set(names))
+    assert f"the {len(names)} attacks" in (DOCUMENT.parent / "audit.md").read_text("utf-8")
 
 
 def test_each_row_of_the_page_has_an_attack_or_the_reason_why_it_has_none() -> None:

@@ -56,9 +56,11 @@ class Writer:
     tool: str
     path: str
     content: str
+    folder: str = ""
+    """What comes before a path in the workspace, for a tool that takes absolute paths only."""
 
     def call(self, path: str, content: str) -> JsonObject:
-        return {self.path: path, self.content: content}
+        return {self.path: f"{self.folder}{path}", self.content: content}
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:
     given = dict(_files(folder / task.files.initial_workspace)) if task.files.initial_workspace else {}
     truth = dict(_files(folder / task.files.groundtruth)) if task.files.groundtruth else {}
     public = "\n".join((prompt, *(_told_by(path) for path in given.values())))
+    # Every agent gets these: a text that an evaluator shares with them is no answer.
+    shared = [path for name in suite.profile.common for _, path in _files(suite.path / name)]
+    common = "\n".join(map(_text, shared))
     parts: dict[str, str] = {}
     for name, path in truth.items():
         found = (part for part in _windows(_text(path)) if part not in public)
@@ -73,7 +76,7 @@ def read_answers(suite: Suite, task: Task, prompt: str) -> Answers:
             continue
         for constant in _constants(_text(path)):
             names += _FILE_NAME.findall(constant)
-            if _is_telling(constant) and constant not in public:
+            if _is_telling(constant) and constant not in public and constant not in common:
                 parts[constant] = f"a constant of the evaluator's {name}"
     names += [
         name for name in _FILE_NAME.findall(prompt) if name.rpartition(".")[2].lower() in _OUTPUT_SUFFIXES

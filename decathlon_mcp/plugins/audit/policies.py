@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from shlex import quote
 from typing import TypeAlias
@@ -84,7 +84,8 @@ def probe(target: Target) -> Play:
                 command = f"{_place(target, episode)}; {search_command(parts, target.task)}; echo {FOUND}"
                 await _call(episode, runner.tool, runner.call(command))
                 break
-        for writer in writers(target.usable):
+        folders = "", f"{target.places(episode.prompt)[1]}/"
+        for writer in (replace(writer, folder=each) for writer in writers(target.usable) for each in folders):
             if not (await _call(episode, writer.tool, writer.call(PROBE_FILE, PROBE_TEXT))).is_error:
                 break
 
@@ -108,8 +109,9 @@ def abilities_in(target: Target, replies: Sequence[tuple[str, JsonObject, bool, 
                 found_runner, is_root = runner, f"{_RAN}0-" in text
                 repositories = _REPOSITORY.findall(text)
         for writer in writers(target.usable):
-            if (tool, arguments) == (writer.tool, writer.call(PROBE_FILE, PROBE_TEXT)) and not failed:
-                found_writer = found_writer or writer
+            path = str(arguments.get(writer.path))
+            if found_writer is None and tool == writer.tool and not failed and path.endswith(PROBE_FILE):
+                found_writer = replace(writer, folder=path.removesuffix(PROBE_FILE))
     return Abilities(found_runner, found_writer, is_root, tuple(repositories))
 
 
