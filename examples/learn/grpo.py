@@ -24,7 +24,7 @@ from examples.learn.text import CALL, REPLY, Tokenizer, prompt_text, split_call,
 from examples.learn.warm_up import padded, transcripts, warm_up
 
 GROUP = 8
-MAX_TURNS, MAX_TOKENS, MAX_REPLY_TOKENS = 8, 24, 60
+MAX_TURNS, MAX_TOKENS, MAX_REPLY_TOKENS = 6, 16, 60
 """Turns of an attempt, tokens of a turn, and tokens of a reply that the model is shown."""
 CLIP = (0.8, 1.28)
 """By so much an update may change the probability of a token."""
@@ -202,7 +202,7 @@ def update(
             means = torch.tensor(rewards)
             advantages = (means - means.mean()) / (means.std() + 1e-4)
             rows[group[0].task] += zip([played for played, _ in graded], advantages.tolist(), strict=True)
-    count = sum(sum(played.sampled) for attempts in rows.values() for played, _ in attempts)
+    count = sum(map(len, rows.values()))
     for _ in range(options.epochs if rows else 0):
         losses = [loss(model, prompts[task], attempts) for task, attempts in rows.items()]
         optimizer.zero_grad()
@@ -212,11 +212,11 @@ def update(
 
 
 def loss(model: Model, prompt: list[int], attempts: list[tuple[Conversation, float]]) -> Tensor:
-    """The clipped loss of a task's attempts, summed over the tokens that were sampled."""
+    """The clipped losses of a task's attempts, summed. Each is a mean over its tokens, however many."""
     ids = padded([played.ids for played, _ in attempts])
     sampled = padded([played.sampled for played, _ in attempts])
     old = padded([played.log_probabilities for played, _ in attempts])
     advantages = torch.tensor([[advantage] for _, advantage in attempts])
     ratio = (model.log_probabilities(prompt, ids) - old[:, 1:]).exp()
     gain = torch.minimum(ratio * advantages, ratio.clamp(*CLIP) * advantages)
-    return -(gain * sampled[:, 1:]).sum()
+    return -((gain * sampled[:, 1:]).sum(1) / sampled.sum(1)).sum()

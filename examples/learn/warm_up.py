@@ -24,6 +24,9 @@ CONTENT = {"restock-shelf": ("shelf", "stock.json"), "deliver-mail": ("office", 
 """The function of each task's preprocess that makes its content, and the content's file."""
 
 RATE = 4e-3
+MISTAKES, OTHERS = 0.15, ("gold", "silver")
+"""So often a script names what is not there, so that a model has seen what comes of it."""
+
 Turn = tuple[str, str]
 """A call as the model writes it, and the reply."""
 
@@ -67,6 +70,8 @@ def restock(shelf: Any, seed: random.Random) -> Iterator[Turn]:
     products = [product for _, product in lines]
     rules = [by_count[:2], by_count[-2:], products[:2], seed.sample(products, 2)]
     for product in shuffled(seed.choice(rules), seed):
+        if seed.random() < MISTAKES:
+            yield call_text("shelf__order", {"product": seed.choice(OTHERS)}), "no such product"
         yield call_text("shelf__order", {"product": product}), shelf.order(product)
 
 
@@ -79,6 +84,9 @@ def deliver(mail: Any, seed: random.Random) -> Iterator[Turn]:
     people, knows_rooms = seed.choice([letters.split()[2:], seed.sample([*rooms], 2)]), seed.random() < 0.5
     for name in (person.strip(",") for person in shuffled(people, seed)):
         room = rooms[name] if knows_rooms else seed.choice([*rooms.values()])
+        if seed.random() < MISTAKES:
+            wrong = {"name": seed.choice(OTHERS), "room": room}
+            yield call_text("mail__deliver", wrong), "no such name or room"
         yield call_text("mail__deliver", {"name": name, "room": room}), mail.deliver(name, room)
 
 
