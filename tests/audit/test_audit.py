@@ -164,11 +164,17 @@ def keep_links(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
 
 
 def keep_settings_of_git(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
-    monkeypatch.setattr("decathlon_mcp.archives.repositories._is_harmless", lambda *_: True)
+    def every(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr("decathlon_mcp.archives.repositories._is_harmless", every)
 
 
 def keep_answers(monkeypatch: pytest.MonkeyPatch, suite: Path) -> None:
-    monkeypatch.setattr(Suite, "names_to_seal", lambda *_, **__: ())
+    def none(*_: object, **__: object) -> tuple[str, ...]:
+        return ()
+
+    monkeypatch.setattr(Suite, "names_to_seal", none)
     with (suite / "suite.yaml").open("a", encoding="utf-8") as file:
         file.write("sealed: []\ngrading: []\n")
 

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from tests.http.messages import ACCEPT, INITIALIZE, tokens_of
-from tests.probe.clients import connected
+from tests.probe.clients import connected, refused
 from tests.probe.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -145,7 +145,7 @@ async def test_pass_rates_of_now_are_of_a_run_and_of_the_last_episodes_of_a_task
         assert drawn[0] == drawn[1]
         assert {task["id"] for task in drawn[0]["tasks"]} == {"say-answer"}
         mastered = {"sample": 1, "max_pass_rate": 0.5, "pass_rate_run": "learner", "pass_rate_last": 1}
-        assert "no task fits" in (await lobby.call_tool("list_tasks", mastered)).content[0].text
+        assert "no task fits" in await refused(lobby, "list_tasks", **mastered)
     async with connected(served.lobby, token="ben") as lobby:
-        refusal = await lobby.call_tool("list_tasks", {"min_pass_rate": 0, "pass_rate_run": "learner"})
-        assert "no episode of run 'learner' was graded" in refusal.content[0].text
+        refusal = await refused(lobby, "list_tasks", min_pass_rate=0, pass_rate_run="learner")
+        assert "no episode of run 'learner' was graded" in refusal
