@@ -1,4 +1,4 @@
-"""Servers that start as forks of a process outside that has imported their libraries (`payloads.preloader`).
+"""Servers that start as forks of a process outside with imported libraries (`plugins.preload.inside`).
 
 With PRELOAD_VARIABLE, the driver has inherited a socket with that number. For each server it sends the
 server's name, with one end of a new pair of sockets. Into the other end it has written before, for the fork

@@ -1,4 +1,4 @@
-"""A process that has imported libraries, from which servers are forked (`payloads.preloader`)."""
+"""A process that has imported libraries, from which servers are forked (`inside`)."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _archive(config: Mapping[str, Any]) -> bytes:
     """A folder of Python's path with the payload as `sitecustomize`."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        text = source("preloader")
+        text = source("inside", __package__)
         future = "from __future__ import annotations\n"
         code = text.replace(future, f"{future}\nCONFIG = {config!r}\n", 1)
         archive.writestr("sitecustomize.py", code)

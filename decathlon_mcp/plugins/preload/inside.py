@@ -103,7 +103,7 @@ def harden(parent: int) -> Any:
     import ctypes
 
     try:
-        with open("/proc/self/oom_score_adj", "rb+", buffering=0) as file:  # noqa: PTH123
+        with open("/proc/self/oom_score_adj", "rb+", buffering=0) as file:
             if int(file.read()) < 0:
                 file.seek(0)
                 file.write(b"0")
@@ -124,16 +124,16 @@ def imported(name: str) -> bool:
         __import__(name)
     except ImportError:
         pass
-    except Exception:  # noqa: BLE001  (whatever a library raises)
+    except Exception:
         return False
     return True
 
 
 def problem_of_process(descriptors: set[int]) -> str | None:
     """What libraries have done that a fork would not have, or would share; None if nothing."""
-    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208  (`pathlib` would be one more library)
+    if len(os.listdir("/proc/self/task")) > 1:
         return "starts threads"
-    open_ones = {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208
+    open_ones = {int(name) for name in os.listdir("/proc/self/fd")}
     # The descriptor of the list itself is closed by now.
     if any(os.path.lexists(f"/proc/self/fd/{number}") for number in open_ones - descriptors):
         return "opens descriptors"
@@ -213,7 +213,7 @@ class Fork:
         self.environment = environment
         self.loaded = loaded
         self.identity = identity()
-        self.folders = {path for path in sys.path if os.path.exists(path)}  # noqa: PTH110
+        self.folders = {path for path in sys.path if os.path.exists(path)}
 
     def become_server(self, message: bytes, descriptors: list[int]) -> None:
         """Enter the sandbox, and return in a process there that is ready to run the server."""
@@ -224,7 +224,7 @@ class Fork:
         try:
             flags, leader = map(int, message.split())
             self.enter(descriptors[1], descriptors[2:], flags, leader)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             give_up(channel, f"the sandbox could not be entered: {error}")
         first = fork_or_end(channel)
         if first:
@@ -237,7 +237,7 @@ class Fork:
             self.prepare(channel)
         except ColdError as error:
             give_up(channel, str(error))
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             give_up(channel, f"{type(error).__name__}: {error}")
 
     def enter(self, process: int, groups: list[int], flags: int, leader: int) -> None:
@@ -307,7 +307,7 @@ class Fork:
         os.chdir(cwd)
         refresh()
         # An installation for developers may name folders that the sandbox does not have.
-        sys.path[:] = [path for path in sys.path if path not in self.folders or os.path.exists(path)]  # noqa: PTH110
+        sys.path[:] = [path for path in sys.path if path not in self.folders or os.path.exists(path)]
         sys.orig_argv += arguments
         sys.argv += arguments
         self.set_environment(environment)
@@ -327,14 +327,14 @@ class Fork:
         if self.identity != identity():
             raise ColdError("the sandbox has other files")
         folder = sys.modules["site"].USER_SITE if sys.modules["site"].ENABLE_USER_SITE else None
-        if folder and os.path.exists(folder):  # noqa: PTH110
+        if folder and os.path.exists(folder):
             raise ColdError("the sandbox's user has packages")
         if not os.access(cwd, os.X_OK):
             raise ColdError("the working folder cannot be entered")
         first = self.first_folder(cwd)
         if first is not None:
             try:
-                names = {os.fsdecode(name).partition(".")[0] for name in os.listdir(first)}  # noqa: PTH208
+                names = {os.fsdecode(name).partition(".")[0] for name in os.listdir(first)}
             except OSError:
                 names = set[str]()
             if shadowed := sorted(names & self.loaded):
@@ -346,7 +346,7 @@ class Fork:
         if getattr(sys.flags, "safe_path", False):
             return None
         if CONFIG["script"]:
-            return os.path.dirname(os.path.realpath(os.fsencode(CONFIG["script"])))  # noqa: PTH120
+            return os.path.dirname(os.path.realpath(os.fsencode(CONFIG["script"])))
         return cwd
 
     def set_environment(self, environment: dict[bytes, bytes]) -> None:
@@ -364,10 +364,10 @@ def refresh() -> None:
     """Do again what libraries have done when they were imported, where the result is another."""
     rich: Any = sys.modules.get("rich")
     if rich is not None and hasattr(rich, "_IMPORT_CWD"):
-        rich._IMPORT_CWD = os.getcwd()  # noqa: PTH109
+        rich._IMPORT_CWD = os.getcwd()
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
-        process.ORIGINAL_DIR = os.getcwd()  # noqa: PTH109  (`pathlib` would be one more library)
+        process.ORIGINAL_DIR = os.getcwd()
         process._current_process._config["authkey"] = process.AuthenticationString(os.urandom(32))
 
 
@@ -376,7 +376,7 @@ def identity() -> tuple[tuple[int, int, int], ...]:
     found: list[tuple[int, int, int]] = []
     for path in (sys.executable, os.__file__, *sys.path):
         try:
-            status = os.stat(path)  # noqa: PTH116
+            status = os.stat(path)
         except OSError:
             continue
         if path.startswith(("/usr", sys.prefix, sys.base_prefix)):
@@ -433,14 +433,14 @@ def report_imports(report: int) -> None:
 
 def program_name() -> bytes:
     """The name that the kernel gives to a process of this program."""
-    return os.path.basename(os.fsencode(CONFIG["program"]))[:15]  # noqa: PTH119
+    return os.path.basename(os.fsencode(CONFIG["program"]))[:15]
 
 
 def show_command(libc: Any, command: list[bytes], environment: dict[bytes, bytes]) -> None:
     """Let /proc show the server's command line and environment, as after execve(2)."""
     import ctypes
 
-    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
+    with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
     code, stack, data = [*map(int, fields[23:25])], int(fields[25]), [*map(int, fields[42:45])]
     arguments = b"".join(each + b"\0" for each in command)
@@ -469,7 +469,7 @@ def check(control: Any, config: dict[str, Any]) -> NoReturn:
         module._urandom = watch.urandom
     watch.real = real_random, real_folder
     sys.addaudithook(watch.audit)
-    before = {int(name) for name in os.listdir("/proc/self/fd")}  # noqa: PTH208
+    before = {int(name) for name in os.listdir("/proc/self/fd")}
     unsafe: dict[str, str] = {}
     sys.dont_write_bytecode = True
     for name in config["libraries"]:
