@@ -22,7 +22,14 @@ from decathlon_client.episode import Episode
 from decathlon_client.errors import NoVerdictError, RequestError, SandboxLostError, SetUpError
 from decathlon_client.local_server import EmbeddedEndpoint
 from decathlon_client.lockstep import Lockstep, open_lockstep
-from decathlon_client.opener import RETRIES, EpisodeOpener, OpeningOptions, refuse_text
+from decathlon_client.opener import (
+    PATIENCE_SECONDS,
+    RETRIES,
+    TRIES,
+    EpisodeOpener,
+    OpeningOptions,
+    refuse_text,
+)
 from decathlon_client.requests import RESEND_SECONDS, ResendPolicy
 from decathlon_client.resume import VerdictRecord
 from decathlon_client.session import HttpEndpoint, ServerEndpoint
@@ -319,9 +326,13 @@ class Decathlon:
         async def end_after(at: int) -> None:
             async with places:
                 with suppress(RequestError, SetUpError, SandboxLostError, NoVerdictError):
-                    labels = {ALONG: str(at)}
                     async with self.branch(
-                        handle, at=at, labels=labels, outside=outside, **RETRIES
+                        handle,
+                        at=at,
+                        labels={ALONG: str(at)},
+                        outside=outside,
+                        tries=TRIES,
+                        patience_seconds=PATIENCE_SECONDS,
                     ) as branch:
                         verdicts[at] = await branch.evaluate()
 

@@ -47,7 +47,7 @@ class Options:
     warmed_up: str = ""
     """A file with the weights after the warm-up, which is written if it is not there."""
     learning_rate: float = 1e-3
-    epochs: int = 2
+    epochs: int = 4
     """Updates for each step, on the same attempts."""
     layers: int = 2
     width: int = 80
