@@ -324,11 +324,10 @@ class Decathlon:
         async def end_after(at: int) -> None:
             async with places:
                 with suppress(RequestError, SetUpError, SandboxLostError, NoVerdictError):
-                    labels = {ALONG: str(at)}
                     async with self.branch(
                         handle,
                         at=at,
-                        labels=labels,
+                        labels={ALONG: str(at)},
                         outside=outside,
                         tries=TRIES,
                         patience_seconds=PATIENCE_SECONDS,

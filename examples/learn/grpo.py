@@ -40,14 +40,14 @@ class Options:
 
     run: str
     seed: int = 0
-    steps: int = 30
+    steps: int = 60
     groups: int = 4
     """Of GROUP attempts, in each step."""
-    warm_up_steps: int = 600
+    warm_up_steps: int = 900
     warmed_up: str = ""
     """A file with the weights after the warm-up, which is written if it is not there."""
-    learning_rate: float = 2e-4
-    epochs: int = 3
+    learning_rate: float = 1e-3
+    epochs: int = 4
     """Updates for each step, on the same attempts."""
     layers: int = 2
     width: int = 80

@@ -1,4 +1,4 @@
-"""A transformer of about a million parameters, and sampling from it with a cache of keys and values."""
+"""A small transformer, and sampling from it with a cache of keys and values."""
 
 from __future__ import annotations
 
