@@ -83,7 +83,6 @@ KEPT: dict[str, tuple[str, ...]] = {
         "test_no_tool_works_after_the_claim",
         "test_cancelling_evaluate_does_not_stop_the_grading",
     ),
-    "tests/http/test_large_events.py": ("test_a_client_that_takes_large_events_gets_large_replies",),
     "tests/http/test_health.py": (
         "test_an_episode_changes_the_metrics",
         "test_metrics_need_a_controllers_token_and_a_known_host",
@@ -132,7 +131,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     ),
     "tests/clients/test_package.py": ("test_embedding_without_the_server_names_the_missing_extra",),
     "tests/clients/test_options.py": ("test_a_server_that_may_open_too_few_files_does_not_start",),
-    "tests/driver_client/test_tunnels.py": ("test_single_bytes_take_no_more_memory_than_the_window",),
+    "tests/tunnels/test_windows.py": ("test_single_bytes_take_no_more_memory_than_the_window",),
     "tests/driver_client/test_lost_streams.py": (
         "test_requests_wait_for_room_and_one_that_is_cancelled_meanwhile_is_not_sent",
     ),
@@ -141,6 +140,15 @@ MOVED: dict[str, tuple[str, ...]] = {
         "test_no_result_makes_an_sdk_client_raise[2024-11-05]",
         "test_no_result_makes_an_sdk_client_raise[2025",
     ),
+    # Each pair of a preloader and a sandbox takes two seconds; what a fork reaches stays.
+    "tests/preload/test_attacks.py": (
+        "test_a_fork_has_nothing_of_the_servers_memory_and_of_other_sandboxes",
+        "test_a_fork_that_is_stopped_half_way_gives_nothing_away",
+        "test_servers_start_by_themselves_while_a_preloader_is_dead",
+    ),
+    "tests/preload/test_same_servers.py": ("test_servers_whose_start_differs_start_by_themselves",),
+    "tests/preload/test_same_state.py": ("test_a_fork_has_the_state_of_a_server_that_starts_by_itself",),
+    "tests/learn/test_learn.py": ("test_part_of_a_solution_earns_a_part_and_mistakes_cost",),
     "tests/fuzz/test_http.py": ("test_generated_requests_are_answered_without_faults",),
     "tests/cli/test_export.py": ("test_hostile_texts_do_not_change_the_elements_of_one_file",),
     "tests/docs/test_commands.py": ("test_command_lines_are_valid",),
@@ -149,7 +157,7 @@ MOVED: dict[str, tuple[str, ...]] = {
         "test_backpressure_bounds_memory_and_loses_no_reply",
         "test_too_old_python_is_reported",
     ),
-    "tests/driver/test_tunnels.py": (
+    "tests/tunnels/test_tunnels.py": (
         "test_dial_that_is_cancelled_after_it_connected_gives_its_place_back",
         "test_dial_that_is_cancelled_gives_its_place_back",
     ),

@@ -22,7 +22,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from decathlon_mcp import cli, settings
-from decathlon_mcp.cli import options
 from decathlon_mcp.cli.app import command_line
 from tests import cpu_time
 
@@ -30,8 +29,8 @@ COMMAND_SECONDS = 120
 _MAX_MESSAGE_BYTES = 128 * 1024
 PLUGINS = "decathlon_mcp.plugins"
 """The package of the built-in plug-ins; the core's tests also run without it."""
-_NOT_IMPORTED = frozenset({"__main__", "addon", "play", "inspect_logs", "parquet", "ray"})
-"""`__main__` runs the command; few tests need the others, with their large or missing libraries."""
+_NOT_IMPORTED = frozenset({"__main__", "addon", "play", "inside", "inspect_logs", "parquet", "ray"})
+"""`__main__` and `inside` run programs; few tests need the others, with their large or missing libraries."""
 
 
 class ForkingServer:
@@ -99,7 +98,16 @@ def _serve(connection: socket.socket) -> list[str]:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    _read_environment()
     return arguments
+
+
+def _read_environment() -> None:
+    """Read again what was read from the environment at the imports: the default of `--state`."""
+    for module in tuple(sys.modules.values()):
+        for name, value in tuple(vars(module).items()):
+            if name.endswith("_DEFAULTS") and hasattr(value, "state"):
+                vars(value)["state"] = settings.default_state()
 
 
 def _main() -> None:
@@ -118,9 +126,6 @@ def _main() -> None:
     sys.path[0] = str(Path.cwd())
     sys.argv[1:] = arguments
     sys.orig_argv[1:] = ["-m", cli.__name__, *arguments]
-    for name, value in vars(options).items():
-        if name.endswith("_DEFAULTS"):  # made at the import, of this process's variables
-            value.__dict__["state"] = settings.default_state()
     cli.main()
 
 

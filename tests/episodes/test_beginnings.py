@@ -126,7 +126,7 @@ async def test_a_server_without_plug_ins_plays_and_refuses_branches_and_saved_st
         await make_call(episode, "probe__echo", CallParams.of({"text": "x"}))
         for arguments in ({"branch_of": episode.id, "at": 1}, {"task": "find-answer", "snapshots": 1}):
             # The core's own tool; plug-ins add these arguments.
-            with pytest.raises(BadRequestError, match="is not known"):
+            with pytest.raises(BadRequestError, match="there is no such field"):
                 StartEpisode.from_arguments(arguments)
         assert (await episode.evaluate()).reward == 1.0
         assert (registry.source.idle, registry.source.opening) == (0, 0)

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from decathlon_sandbox import wire
 
 from decathlon_mcp.archives.reading import Kind, Member
 from decathlon_mcp.archives.writing import ArchiveSource
@@ -197,8 +198,9 @@ class LyingDriver:
     def __init__(self, packed: bytes) -> None:
         self._packed = packed
 
-    async def pack(self, folder: str, *, max_bytes: int) -> bytes:
-        return self._packed
+    async def request(self, method: str, params: Any, *, kind: Any) -> Any:
+        assert method == wire.PACK
+        return kind(tar=self._packed)
 
 
 @pytest.mark.parametrize("packed", [b"x" * 600, pack(file_entry("a", b"1"))[:512]])

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from decathlon_mcp.cli.usage import report
-from decathlon_mcp.errors import DecathlonError, SettingsError
+from decathlon_mcp.errors import SettingsError
 from decathlon_mcp.grading.signing import PublicKey, Signer, signed_bytes, verdict_digest
 from decathlon_mcp.grading.verdict import ALGORITHM, Signature
 from decathlon_mcp.settings import default_state
@@ -40,10 +40,8 @@ an episode that `export` wrote."""
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
-class BadSignatureError(DecathlonError):
+class BadSignatureError(Exception):
     """A verdict does not carry a valid signature of the key it is checked with."""
-
-    code = "bad_signature"
 
 
 def read_key(encoded: bytes) -> PublicKey:
@@ -139,7 +137,7 @@ def _signature_problem(verdict: JsonObject, keys: Iterable[PublicKey]) -> str:
         try:
             check(key, verdict)
         except BadSignatureError as error:
-            problems[key.id] = error.message
+            problems[key.id] = str(error)
         else:
             return ""
     key_id = (as_object(verdict.get("signature")) or {}).get("key")

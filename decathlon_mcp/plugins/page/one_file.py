@@ -200,6 +200,7 @@ def render_one_file(history: EpisodeHistory, details: EpisodeDetails) -> Iterato
         boxes=boxes if summary.has_files else [],
         entries=history.calls(summary.public_id, 1, 1),
         timeline=plots.timeline(times, path) if times else None,
+        along=None,
         wanted=0,
         search="",
         found_nothing=False,
