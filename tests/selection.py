@@ -140,15 +140,20 @@ MOVED: dict[str, tuple[str, ...]] = {
         "test_no_result_makes_an_sdk_client_raise[2024-11-05]",
         "test_no_result_makes_an_sdk_client_raise[2025",
     ),
-    # Each pair of a preloader and a sandbox takes two seconds; what a fork reaches stays.
+    # Each pair of a preloader and a sandbox takes two seconds; how servers are learnt and served stays.
     "tests/preload/test_attacks.py": (
+        "test_a_fork_reaches_nothing_outside",
         "test_a_fork_has_nothing_of_the_servers_memory_and_of_other_sandboxes",
         "test_a_fork_that_is_stopped_half_way_gives_nothing_away",
         "test_servers_start_by_themselves_while_a_preloader_is_dead",
     ),
     "tests/preload/test_same_servers.py": ("test_servers_whose_start_differs_start_by_themselves",),
     "tests/preload/test_same_state.py": ("test_a_fork_has_the_state_of_a_server_that_starts_by_itself",),
-    "tests/learn/test_learn.py": ("test_part_of_a_solution_earns_a_part_and_mistakes_cost",),
+    "tests/learn/test_learn.py": (
+        "test_a_solution_earns_everything_an_empty_attempt_nothing_and_launch_times_differ",
+        "test_part_of_a_solution_earns_a_part_and_mistakes_cost",
+    ),
+    "tests/localtools/test_truncation.py": ("test_a_longer_result_is_truncated_and_saved",),
     "tests/fuzz/test_http.py": ("test_generated_requests_are_answered_without_faults",),
     "tests/cli/test_export.py": ("test_hostile_texts_do_not_change_the_elements_of_one_file",),
     "tests/docs/test_commands.py": ("test_command_lines_are_valid",),
