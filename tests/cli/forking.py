@@ -29,8 +29,8 @@ COMMAND_SECONDS = 120
 _MAX_MESSAGE_BYTES = 128 * 1024
 PLUGINS = "decathlon_mcp.plugins"
 """The package of the built-in plug-ins; the core's tests also run without it."""
-_NOT_IMPORTED = frozenset({"__main__", "addon", "play", "inside", "inspect_logs", "parquet", "ray"})
-"""`__main__` and `inside` run programs; few tests need the others, with their large or missing libraries."""
+_NOT_IMPORTED = frozenset({"__main__", "addon", "play", "inspect_logs", "parquet", "ray"})
+"""`__main__` runs the command; few tests need the others, with their large or missing libraries."""
 
 
 class ForkingServer:

@@ -561,7 +561,8 @@ class Watch:
             self.note(f"does {event}")
 
 
-run(CONFIG)
-if "sitecustomize" in sys.modules and sys.modules["sitecustomize"].__dict__.get("CONFIG") is CONFIG:
-    # As if there were none.
-    raise ImportError("No module named 'sitecustomize'", name="sitecustomize")
+if __name__ == "sitecustomize":
+    run(CONFIG)
+    if "sitecustomize" in sys.modules and sys.modules["sitecustomize"].__dict__.get("CONFIG") is CONFIG:
+        # As if there were none.
+        raise ImportError("No module named 'sitecustomize'", name="sitecustomize")
