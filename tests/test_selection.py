@@ -1,8 +1,9 @@
-"""The lists of `selection` name tests that exist: a renamed test would move without anybody noticing."""
+"""The lists of `selection`, and scripts, name tests that exist: a renamed test would move unnoticed."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -18,3 +19,9 @@ def test_every_name_in_the_lists_is_a_test(module: str) -> None:
     tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     named = {name.partition("[")[0] for name in (*KEPT.get(module, ()), *MOVED.get(module, ()))}
     assert named - tests == set()
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (REPOSITORY / ".ci").iterdir()))
+def test_scripts_name_tests_that_exist(script: str) -> None:
+    named = re.findall(r"tests/[\w/]+\.py", (REPOSITORY / ".ci" / script).read_text("utf-8"))
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []
