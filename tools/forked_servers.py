@@ -18,7 +18,7 @@ import json
 import secrets
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -320,10 +320,10 @@ class Answers:
 
 
 @asynccontextmanager
-async def machine(venv: Path) -> AsyncIterator[tuple[HostProvider, Learnt]]:
+async def machine(venv: Path) -> AsyncGenerator[tuple[HostProvider, Learnt]]:
     """Sandboxes that see a virtual environment, and what makes their servers forks."""
     files = await to_thread.run_sync(lambda: HostFiles.for_program((), [venv], (), HOSTS))
-    with open_to_everyone() as folder, patch.object(HostFiles, "of_this_server", lambda _: files):
+    with open_to_everyone() as folder, patch.object(HostFiles, "of_this_server", return_value=files):
         async with HostProvider(f"forks-{secrets.token_hex(4)}", folder / "sandboxes") as provider:
             learnt = Learnt(folder, files)
             provider.connect(learnt.channel, learnt.run)
@@ -332,7 +332,7 @@ async def machine(venv: Path) -> AsyncIterator[tuple[HostProvider, Learnt]]:
 
 
 @asynccontextmanager
-async def sandbox(provider: HostProvider) -> AsyncIterator[DriverClient]:
+async def sandbox(provider: HostProvider) -> AsyncGenerator[DriverClient]:
     name = f"forks-{secrets.token_hex(4)}"
     spec = SandboxSpec(name, BOOT_COMMAND, ROOT, None, "none", Limits(memory_mib=2048, pids=200))
     async with provider.open(spec) as opened, connect(opened) as driver:
