@@ -5,7 +5,8 @@ server's name, with one end of a new pair of sockets. Into the other end it has 
 alone: the number of arguments, the working folder, the arguments and the environment, separated by zero
 bytes, with the three ends of the server's pipes. The fork enters the sandbox, becomes a child of this
 process, and sends `started PID`; when it gets a byte, the server runs. It sends `cold REASON` if the server
-has to be started as a program; whatever else happens means the same.
+has to be started as a program; whatever else happens means the same. The driver passes a reason on, for the
+log: the server's name, a zero byte and the reply, without a descriptor.
 """
 
 from __future__ import annotations
@@ -70,12 +71,15 @@ class PreloadedStarts:
 
         def on_reply() -> None:
             try:
-                pid = _pid_of(channel.recv(_MAX_REPLY_BYTES))
+                reply = channel.recv(_MAX_REPLY_BYTES)
             except BlockingIOError:
                 return
             except OSError:
-                pid = None
+                reply = b""
+            pid = _pid_of(reply)
             if pid is None:
+                if reply:
+                    self._say_why(name, reply)
                 start_cold()
                 return
             # Known before it can end.
@@ -99,6 +103,13 @@ class PreloadedStarts:
             for stream in theirs:
                 os.close(stream)
         return fail
+
+    def _say_why(self, name: str, reply: bytes) -> None:
+        """Let the log have the reason that a fork gave up for."""
+        try:
+            self._socket.send(name.encode()[:256] + b"\0" + reply)
+        except OSError:
+            pass
 
 
 def _pid_of(reply: bytes) -> int | None:

@@ -121,6 +121,7 @@ async def test_servers_whose_start_differs_start_by_themselves(machine: Machine)
         )
         with pytest.raises(DriverError, match="ended with exit code 1"):
             await driver.start(["state"], deadline_seconds=60)
+    assert machine.preloads.cold == ["there is another mcp in the program's folder"]
     different = {"PYTHONHASHSEED": "7"}, {"LC_ALL": "C.UTF-8"}, {"OTEL_PYTHON_CONTEXT": "contextvars_context"}
     for variables in different:
         async with machine.sandbox({**STATE, "env": {**STATE["env"], **variables}}) as (_, driver):
@@ -128,3 +129,13 @@ async def test_servers_whose_start_differs_start_by_themselves(machine: Machine)
             # Forks have it, whose interpreter was started by this process.
             found = await machine.call(driver, "run", code="import gc; print(gc.get_freeze_count())")
             assert found == "0\n"
+
+
+async def test_a_program_with_the_name_of_a_library_is_no_module(machine: Machine) -> None:
+    """Folders of programs have such: `bin/httpx` of the package `httpx`."""
+    await machine.preload(STATE)
+    async with machine.sandbox(STATE) as (_, driver):
+        await driver.run(["touch", str(ROOT / "servers/mcp")], cwd="/", timeout_seconds=30)
+        await driver.start(["state"], deadline_seconds=60)
+        assert await machine.call(driver, "run", code="import gc; print(gc.get_freeze_count())") != "0\n"
+    assert not machine.preloads.cold

@@ -334,7 +334,7 @@ class Fork:
         first = self.first_folder(cwd)
         if first is not None:
             try:
-                names = {os.fsdecode(name).partition(".")[0] for name in os.listdir(first)}
+                names = modules_in(os.fsdecode(first))
             except OSError:
                 names = set[str]()
             if shadowed := sorted(names & self.loaded):
@@ -358,6 +358,18 @@ class Fork:
             **{k: v for k, v in coerced.items() if k not in environment},
         }.items():
             os.environb[name] = value
+
+
+def modules_in(folder: str) -> set[str]:
+    """What could be imported from a folder. Programs without a suffix could not."""
+    loaders = sys.modules["_frozen_importlib_external"]._get_supported_file_loaders()
+    endings = tuple(ending for _, each in loaders for ending in each)
+    with os.scandir(folder) as entries:
+        return {
+            entry.name.partition(".")[0]
+            for entry in entries
+            if entry.name.endswith(endings) or ("." not in entry.name and entry.is_dir())
+        }
 
 
 def refresh() -> None:

@@ -57,7 +57,7 @@ RESTART_SECONDS = 1.0
 MAX_RESTARTS = 10
 REQUESTS_PER_SECOND, REQUESTS_BURST = 1.0, 64.0
 """Starts of a sandbox that are considered; beyond that, its servers start by themselves."""
-_NAME_BYTES = 256
+_REQUEST_BYTES = 1024
 
 log = logging.getLogger("decathlon.preload")
 
@@ -100,10 +100,9 @@ class Kind:
 
 
 @dataclass(slots=True, eq=False)
-class _SetUp:
+class SetUp:
     """An episode whose sandbox is being set up. `ended` is set when it is over; `succeeded` says how."""
 
-    start: Start
     ended: anyio.Event = field(default_factory=anyio.Event)
     succeeded: bool = False
 
@@ -114,7 +113,7 @@ class Preloads(EpisodeHooks):
     def __init__(self, state: Path) -> None:
         self._kept = KeptLibraries(state)
         self.kinds: dict[str, Kind] = {}
-        self._set_ups: set[_SetUp] = set()
+        self._set_ups: dict[SetUp, Start] = {}
         self._agents: dict[str, Start] = {}
         self._noted: set[tuple[str, str]] = set()
         self._tasks: TaskGroup | None = None
@@ -131,13 +130,13 @@ class Preloads(EpisodeHooks):
                     await kind.process.close()
 
     async def begin(self, start: Start, following: Following) -> AgentSandbox:
-        set_up = _SetUp(start)
-        self._set_ups.add(set_up)
+        set_up = SetUp()
+        self._set_ups[set_up] = start
         try:
             agent = await following()
             set_up.succeeded = True
         finally:
-            self._set_ups.remove(set_up)
+            del self._set_ups[set_up]
             set_up.ended.set()
         name = agent.sandbox.spec.name
         self._agents[name] = start
@@ -154,21 +153,24 @@ class Preloads(EpisodeHooks):
         return theirs
 
     async def _follow(self, sandbox: NamespaceSandbox, requests: socket.socket) -> None:
-        """Answer the requests of a driver, until its sandbox is gone."""
+        """Answer the requests of a driver, and note why forks gave up, until its sandbox is gone."""
         bucket = wire.TokenBucket(per_second=REQUESTS_PER_SECOND, burst=REQUESTS_BURST)
         with requests:
             while True:
                 await anyio.wait_readable(requests)
                 try:
-                    message, descriptors, _, _ = socket.recv_fds(requests, _NAME_BYTES, 1)
+                    message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 1)
                 except BlockingIOError:
                     continue
                 except OSError:
                     return
                 if not message:
                     return
-                if bucket.take() and len(descriptors) == 1 and self._tasks is not None:
-                    name = message.decode("utf-8", "replace")
+                name, _, reason = message.decode("utf-8", "replace").partition("\0")
+                is_considered = bucket.take()
+                if is_considered and reason:
+                    self.note(name, reason.removeprefix("cold "))
+                if is_considered and not reason and len(descriptors) == 1 and self._tasks is not None:
                     self._tasks.start_soon(run_alone, self._answer, sandbox, name, descriptors[0])
                 else:
                     for descriptor in descriptors:
@@ -200,13 +202,13 @@ class Preloads(EpisodeHooks):
             self._noted.add((server, reason))
             log.info("A server starts without preloaded libraries", extra=fields(server=server, why=reason))
 
-    async def kind_of(self, sandbox: NamespaceSandbox, server: str) -> tuple[Kind, _SetUp | None]:
+    async def kind_of(self, sandbox: NamespaceSandbox, server: str) -> tuple[Kind, SetUp | None]:
         """What a server of a sandbox is, and the set-up in which that is. Raises NotPythonError."""
         name = sandbox.spec.name
-        set_up = next(
-            (one for one in self._set_ups if one.start.episode.records.progress.agent == name), None
+        set_up, start = next(
+            ((one, of) for one, of in self._set_ups.items() if of.episode.records.progress.agent == name),
+            (None, self._agents.get(name)),
         )
-        start = self._agents.get(name) if set_up is None else set_up.start
         if start is None:
             raise NotPythonError("its sandbox is no agent's")
         suite = start.episode.sandbox_factory.suite
@@ -248,7 +250,7 @@ class Preloads(EpisodeHooks):
         return await to_thread.run_sync(digest_of, kind.program, kind.files, kind.script)
 
     async def _learn(
-        self, kind: Kind, set_up: _SetUp, sandbox: NamespaceSandbox, server: str, channel: int
+        self, kind: Kind, set_up: SetUp, sandbox: NamespaceSandbox, server: str, channel: int
     ) -> None:
         """Let a server that is a fork of an empty interpreter report what it imports."""
         kind.is_learning = True
@@ -280,7 +282,7 @@ class Preloads(EpisodeHooks):
         )
 
     async def _finish_learning(
-        self, kind: Kind, set_up: _SetUp, server: str, process: Preloader, report: int, digest: str
+        self, kind: Kind, set_up: SetUp, server: str, process: Preloader, report: int, digest: str
     ) -> None:
         try:
             try:
