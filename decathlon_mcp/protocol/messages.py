@@ -141,15 +141,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         if self.params is None or isinstance(self.params.arguments, UnsetType):
             return None
         text = bytes(self.params.arguments)
-        if not text.startswith(b"{"):
-            if text == b"null":
-                return None
-            kind = json_kind(json.loads(text))
-            raise McpError(INVALID_PARAMS, f"tools/call: `arguments` must be an object, not {kind}")
+        if text == b"null":
+            return None
         try:
             check_undecoded(text)
+            kind = None if text.startswith(b"{") else json_kind(json.loads(text))
         except ValueError as error:
             raise McpError(INVALID_PARAMS, f"tools/call: `arguments` is not valid JSON: {error}") from None
+        if kind is not None:
+            raise McpError(INVALID_PARAMS, f"tools/call: `arguments` must be an object, not {kind}")
         if b"\n" in text or b"\r" in text:
             # Only between tokens, as strings contain none. Messages to a sandbox are lines.
             text = msgspec.json.format(text, indent=-1)

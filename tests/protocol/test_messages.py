@@ -54,7 +54,10 @@ def test_arguments_of_a_call_are_the_clients_text_on_one_line() -> None:
     assert read_message(body(name="t")).arguments() is None
 
 
-@pytest.mark.parametrize("arguments", [b'"x"', b"[]", b"5", b'{"a": "\xff"}', b'{"a": 1e999}'])
+@pytest.mark.parametrize(
+    "arguments",
+    [b'"x"', b"[]", b"5", b'{"a": "\xff"}', b'"\xff"', b'{"a": 1e999}', b"9" * 5000, b"-" + b"9" * 5000],
+)
 def test_arguments_that_are_no_object_or_no_json_are_refused(arguments: bytes) -> None:
     message = read_message(body(name="t", arguments="ARGUMENTS").replace(b'"ARGUMENTS"', arguments))
     with pytest.raises(McpError, match="`arguments`") as refusal:
