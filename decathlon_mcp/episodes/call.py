@@ -255,7 +255,10 @@ class Call(msgspec.Struct, eq=False, kw_only=True):
 
     async def is_abandoned(self) -> bool:
         """Whether nobody can get the reply: all connections broke, or the server that had them died."""
-        return all([waiter.is_gone is not None and await waiter.is_gone() for waiter in tuple(self.waiters)])
+        before = tuple(self.waiters)
+        are_gone = all([waiter.is_gone is not None and await waiter.is_gone() for waiter in before])
+        # Another request may have come back for it meanwhile.
+        return are_gone and all(waiter in before for waiter in self.waiters)
 
     def on_notification(self, notification: Notification) -> None:
         """A notification of the call has arrived."""

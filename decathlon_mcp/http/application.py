@@ -20,7 +20,7 @@ from decathlon_mcp.errors import DecathlonError
 from decathlon_mcp.events import Emit, ResponseOver
 from decathlon_mcp.hooks import load, plugins
 from decathlon_mcp.http.authentication import AllowedHosts, Tokens
-from decathlon_mcp.http.bodies import MAX_BODY_BYTES, BodyReader
+from decathlon_mcp.http.bodies import MAX_BODY_BYTES, SMALL_BODY_BYTES, BodyReader
 from decathlon_mcp.http.endpoints import McpEndpoints, address_of
 from decathlon_mcp.http.errors import UnknownAddress, handle_refusal, json_line
 from decathlon_mcp.http.health import PROBE_PATHS, health_routes
@@ -173,6 +173,8 @@ def http_app(
     def lifespan(app: Starlette) -> AbstractAsyncContextManager[None]:
         return endpoints.running()
 
+    # Nobody needs a token there: with the budget of all bodies, a stranger could use it up.
+    unknown = UnknownAddress(BodyReader(SMALL_BODY_BYTES))
     others = Starlette(
         routes=[
             *added,
@@ -183,8 +185,8 @@ def http_app(
         exception_handlers={
             McpError: handle_refusal,
             DecathlonError: handle_refusal,
-            404: UnknownAddress(bodies),
-            405: UnknownAddress(bodies),
+            404: unknown,
+            405: unknown,
         },
         lifespan=lifespan,
     )

@@ -79,7 +79,5 @@ class UnknownAddress:
         try:
             async with self._bodies.read(Headers(request.scope["headers"]), request.receive) as body:
                 return refusal(unknown, readable_id(body))
-        except BodyDisconnectError:
-            return refusal(unknown)  # nobody reads the response
-        except McpError as body_error:
-            return refusal(body_error)
+        except (BodyDisconnectError, McpError):
+            return refusal(unknown)  # nobody reads the response, or the body is too large to look for its id

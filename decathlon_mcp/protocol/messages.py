@@ -141,15 +141,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         if self.params is None or isinstance(self.params.arguments, UnsetType):
             return None
         text = bytes(self.params.arguments)
-        if not text.startswith(b"{"):
-            if text == b"null":
-                return None
-            kind = json_kind(json.loads(text))
-            raise McpError(INVALID_PARAMS, f"tools/call: `arguments` must be an object, not {kind}")
+        if text == b"null":
+            return None
         try:
             check_undecoded(text)
+            kind = None if text.startswith(b"{") else json_kind(json.loads(text))
         except ValueError as error:
             raise McpError(INVALID_PARAMS, f"tools/call: `arguments` is not valid JSON: {error}") from None
+        if kind is not None:
+            raise McpError(INVALID_PARAMS, f"tools/call: `arguments` must be an object, not {kind}")
         if b"\n" in text or b"\r" in text:
             # Only between tokens, as strings contain none. Messages to a sandbox are lines.
             text = msgspec.json.format(text, indent=-1)
@@ -176,9 +176,10 @@ def read_message(body: bytes | bytearray | Raw) -> Message:
     try:
         message = _decode_message(body)
     except _UNREADABLE as error:
-        if (body := bytes(body)).startswith(_BYTE_ORDER_MARK):
-            # RFC 8259, section 8.1: a parser may ignore it.
-            return read_message(body.removeprefix(_BYTE_ORDER_MARK))
+        # RFC 8259, section 8.1: a parser may ignore it. A second one is no JSON.
+        rest = (body := bytes(body)).removeprefix(_BYTE_ORDER_MARK)
+        if len(rest) < len(body) and not rest.startswith(_BYTE_ORDER_MARK):
+            return read_message(rest)
         raise _fault(body, error) from None
     if not message.method:
         if message.id is UNSET or (message.result is UNSET) == (message.error is UNSET):
@@ -255,8 +256,15 @@ def readable_id(body: bytes) -> RequestId | None:
     return None
 
 
-# Without an alternative for each letter: one string may have 4 MiB.
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"(?:\s*:)?|[\[\]{}]|-?[0-9.eE+-]+')
+# One character class first, which is fast to search for. A string that does not end goes to the end of the
+# text: tried again from each quotation mark in it, 16 KiB would take five seconds.
+_TOKEN = re.compile(
+    rb"""["\[\]{}0-9.eE+-](?:
+        (?<=")[^"\\]*+(?:\\.[^"\\]*+)*+(?:"(?:\s*:)?|\\?\Z)
+        |(?<=[0-9.eE+-])[0-9.eE+-]*+
+    )?""",
+    re.DOTALL | re.VERBOSE,
+)
 """Keys with their colon, strings, numbers and brackets of a text that may not be JSON."""
 
 

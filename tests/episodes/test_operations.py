@@ -116,6 +116,33 @@ async def what_a_slow_caller_sees(notifications: Iterable[Notification]) -> list
 
 
 @pytest.mark.anyio
+async def test_one_of_two_requests_that_come_at_once_gets_the_reply_of_a_lost_call() -> None:
+    known, settled = KnownCalls(), anyio.Event()
+
+    async def is_gone() -> bool:
+        await settled.wait()
+        return True
+
+    keys = RequestKeys(session="s")
+    lost = Call(seq=1, digest="d", keys=keys, waiters=[Waiter(is_gone=is_gone)])
+    known.add(lost)
+    found: list[Call | None] = []
+
+    async def come() -> None:
+        call = await known.find(keys, "d")
+        if call is not None:
+            call.add(Waiter())
+        found.append(call)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(come)
+        await anyio.wait_all_tasks_blocked()
+        settled.set()
+    assert found == [lost, None]
+
+
+@pytest.mark.anyio
 async def test_notifications_for_a_slow_caller_are_bounded_and_the_oldest_are_dropped() -> None:
     assert await what_a_slow_caller_sees(map(noted, range(5))) == [0, 1, 2, 3, 4]
     many = await what_a_slow_caller_sees(map(noted, range(MAX_QUEUED + 11)))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+
 import anyio
+import httpx2
 import pytest
 from starlette.types import Message, Receive
 
@@ -13,6 +18,9 @@ from decathlon_mcp.http.bodies import (
     MemoryBudget,
 )
 from decathlon_mcp.protocol.messages import McpError
+from tests.cheats import http_attacks as attacks
+from tests.http.messages import ACCEPT, INITIALIZE
+from tests.probe.serving import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -117,3 +125,17 @@ async def test_the_memory_budget_is_granted_in_order_of_arrival() -> None:
         budget.release(10)
     assert order == [10, 1]
     assert budget.free_bytes == 9
+
+
+async def test_bodies_at_unknown_addresses_take_no_room_from_those_of_clients(tmp_path: Path) -> None:
+    async with serving(tmp_path, provider="host") as served, AsyncExitStack() as stack:
+        host, _, port = served.url.removeprefix("http://").rpartition(":")
+        part = attacks.request("/none", Content_Length=str(4 << 20)) + b" " * 9000
+        for _ in range(65):
+            stack.enter_context(socket.create_connection((host, int(port)))).sendall(part)
+        await anyio.sleep(0.3)  # the server reads them
+        async with httpx2.AsyncClient(headers=ACCEPT, timeout=10) as http:
+            large = {**INITIALIZE, "filler": "x" * 9000}
+            assert "serverInfo" in (await http.post(served.lobby, json=large)).text
+            answer = await http.post(f"{served.url}/none", json=large)
+            assert "the lobby is /mcp" in answer.json()["error"]["message"]

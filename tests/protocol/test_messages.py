@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import mcp_types
@@ -53,7 +54,10 @@ def test_arguments_of_a_call_are_the_clients_text_on_one_line() -> None:
     assert read_message(body(name="t")).arguments() is None
 
 
-@pytest.mark.parametrize("arguments", [b'"x"', b"[]", b"5", b'{"a": "\xff"}', b'{"a": 1e999}'])
+@pytest.mark.parametrize(
+    "arguments",
+    [b'"x"', b"[]", b"5", b'{"a": "\xff"}', b'"\xff"', b'{"a": 1e999}', b"9" * 5000, b"-" + b"9" * 5000],
+)
 def test_arguments_that_are_no_object_or_no_json_are_refused(arguments: bytes) -> None:
     message = read_message(body(name="t", arguments="ARGUMENTS").replace(b'"ARGUMENTS"', arguments))
     with pytest.raises(McpError, match="`arguments`") as refusal:
@@ -97,3 +101,27 @@ def test_constants_are_those_of_the_sdk() -> None:
     assert all(getattr(messages, name) == getattr(jsonrpc, name) for name in codes)
     assert messages.UNSUPPORTED_VERSION == jsonrpc.UNSUPPORTED_PROTOCOL_VERSION
     assert messages.MISSING_CLIENT_CAPABILITY == jsonrpc.MISSING_REQUIRED_CLIENT_CAPABILITY
+
+
+ESCAPED = b'{"a":"' + b'\\"' * (1 << 20)
+"""A string that does not end, full of escaped quotation marks."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [ESCAPED, ESCAPED + b"\\", ESCAPED.replace(b'"\\', b'"\\\n'), b'{"a":' + b" " * (1 << 21)],
+    ids=["no end", "a last backslash", "line breaks", "spaces"],
+)
+def test_the_id_of_a_large_unreadable_message_is_searched_for_in_a_moment(text: bytes) -> None:
+    started = time.process_time()
+    assert messages.readable_id(text) is None
+    assert messages.readable_id(b'{"id":7,' + text) == 7
+    assert time.process_time() - started < 2
+
+
+def test_only_one_byte_order_mark_is_ignored() -> None:
+    mark = b"\xef\xbb\xbf"
+    assert read_message(mark + WHOLE).request_id == "a"
+    with pytest.raises(McpError) as refusal:
+        read_message(mark * 100_000 + WHOLE)
+    assert refusal.value.code == messages.PARSE_ERROR
