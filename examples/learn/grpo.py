@@ -46,8 +46,8 @@ class Options:
     warm_up_steps: int = 900
     warmed_up: str = ""
     """A file with the weights after the warm-up, which is written if it is not there."""
-    learning_rate: float = 5e-4
-    epochs: int = 4
+    learning_rate: float = 3e-4
+    epochs: int = 2
     """Updates for each step, on the same attempts."""
     layers: int = 2
     width: int = 80
