@@ -149,7 +149,9 @@ class Measurement:
             process = await asyncio.create_subprocess_exec(*command, *words, stdout=log, stderr=log)
             if await process.wait():
                 raise RuntimeError(f"{name} failed: {self._out / name}.log")
-        return json.loads((self._out / f"{name}.json").read_text())
+        record = json.loads((self._out / f"{name}.json").read_text())
+        record["options"]["warmed_up"] = self._warmed_up.name
+        return record
 
 
 def draw(results: dict[str, Any]) -> None:

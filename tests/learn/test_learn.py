@@ -82,6 +82,23 @@ async def test_part_of_a_solution_earns_a_part_and_mistakes_cost(d: Decathlon) -
         assert [each and each.reward for each in [*halves, await e.evaluate()]] == [0.5, 0.25]
 
 
+def test_the_committed_figures_show_that_training_helps_and_that_shuffled_rewards_do_not() -> None:
+    results = json.loads((EXAMPLE / "results.json").read_text())
+    gains = {name: gain(run) for name, run in results["runs"].items()}
+    seeds = [value for name, value in gains.items() if name.startswith("seed-")]
+    assert min(seeds) > 0.2
+    assert gains["shuffled"] < min(seeds) / 2
+
+
+def gain(run: dict[str, Any]) -> float:
+    """Mean reward at launch times that were not trained on, after less before."""
+    means = {
+        when: sum(task["reward"] for task in run["held_out"][when].values()) / len(run["held_out"][when])
+        for when in ("before", "after")
+    }
+    return means["after"] - means["before"]
+
+
 @pytest.mark.slow
 def test_two_steps_of_the_training_leave_a_curve(tmp_path: Path) -> None:
     if importlib.util.find_spec("torch") is None:
