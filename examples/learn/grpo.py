@@ -24,7 +24,7 @@ from examples.learn.text import CALL, REPLY, Tokenizer, prompt_text, split_call,
 from examples.learn.warm_up import padded, transcripts, warm_up
 
 GROUP = 8
-MAX_TURNS, MAX_TOKENS, MAX_REPLY_TOKENS = 6, 16, 60
+MAX_TURNS, MAX_TOKENS, MAX_REPLY_TOKENS = 6, 24, 60
 """Turns of an attempt, tokens of a turn, and tokens of a reply that the model is shown."""
 CLIP = (0.8, 1.28)
 """By so much an update may change the probability of a token."""
@@ -40,14 +40,14 @@ class Options:
 
     run: str
     seed: int = 0
-    steps: int = 60
+    steps: int = 30
     groups: int = 4
     """Of GROUP attempts, in each step."""
     warm_up_steps: int = 900
     warmed_up: str = ""
     """A file with the weights after the warm-up, which is written if it is not there."""
-    learning_rate: float = 1e-3
-    epochs: int = 4
+    learning_rate: float = 3e-4
+    epochs: int = 2
     """Updates for each step, on the same attempts."""
     layers: int = 2
     width: int = 80

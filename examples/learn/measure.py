@@ -98,10 +98,14 @@ class Measurement:
             self._results = json.loads(RESULTS.read_text())
 
     async def run(self) -> None:
-        """Warm up once, for all of them, then train."""
+        """Warm up once, for all of them, then train. A training that fails leaves the others alone."""
         if not self._warmed_up.exists():
-            await self._example("warm-up", "--steps", "0", "--held-out", "0")
-        await asyncio.gather(*map(self._train, self._runs))
+            record = await self._example("warm-up", "--steps", "0", "--held-out", "0")
+            self._results["warm_up_seconds"] = record["seconds"]["warm-up"]
+        ended = await asyncio.gather(*map(self._train, self._runs), return_exceptions=True)
+        failures = [f"{failure}" for failure in ended if failure is not None]
+        if failures:
+            raise SystemExit("\n".join(failures))
 
     async def _train(self, name: str) -> None:
         async with self._places:
@@ -144,8 +148,10 @@ class Measurement:
         with (self._out / f"{name}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(*command, *words, stdout=log, stderr=log)
             if await process.wait():
-                raise SystemExit(f"{name} failed: {self._out / name}.log")
-        return json.loads((self._out / f"{name}.json").read_text())
+                raise RuntimeError(f"{name} failed: {self._out / name}.log")
+        record = json.loads((self._out / f"{name}.json").read_text())
+        record["options"]["warmed_up"] = self._warmed_up.name
+        return record
 
 
 def draw(results: dict[str, Any]) -> None:

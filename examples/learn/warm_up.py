@@ -1,7 +1,8 @@
 """The supervised part: teaches the form of calls, from transcripts of scripts that know no task.
 
-A script lists what there is, then calls the other tool twice with names that the reply has, chosen by a rule.
-Each rule is used as often; one of four is right. They play on the suite's own servers, without sandboxes.
+A script lists what there is, then calls the other tool for the two lines of one state or kind, any of the
+three: one script in three is right, and not all that deliver know the rooms. They play on the suite's own
+servers, without sandboxes.
 """
 
 import importlib.util
@@ -23,9 +24,12 @@ SUITE = Path(__file__).parent / "suite"
 CONTENT = {"restock-shelf": ("shelf", "stock.json"), "deliver-mail": ("office", "office.json")}
 """The function of each task's preprocess that makes its content, and the content's file."""
 
-RATE = 4e-3
-MISTAKES, OTHERS = 0.15, ("gold", "silver")
+RATE, REPLIES = 4e-3, 0.1
+"""The learning rate, and how much a token of a reply counts beside one of a call."""
+MISTAKES, OTHERS = 0.05, ("gold", "silver")
 """So often a script names what is not there, so that a model has seen what comes of it."""
+KNOWN = 0.7
+"""So many of the scripts that deliver know the rooms."""
 
 Turn = tuple[str, str]
 """A call as the model writes it, and the reply."""
@@ -62,44 +66,46 @@ def transcripts(seed: random.Random) -> Iterator[tuple[str, list[Turn]]]:
 
 
 def restock(shelf: Any, seed: random.Random) -> Iterator[Turn]:
-    """Order two products of the list, by one of four rules."""
+    """Order the products in one of the three states."""
     listed = shelf.list()
     yield call_text("shelf__list", {}), listed
-    lines = [line.split() for line in listed.splitlines()]
-    by_count = [product for _, product in sorted(lines, key=lambda line: int(line[0]))]
-    products = [product for _, product in lines]
-    rules = [by_count[:2], by_count[-2:], products[:2], seed.sample(products, 2)]
-    for product in shuffled(seed.choice(rules), seed):
+    for state, product in chosen(listed, seed):
         if seed.random() < MISTAKES:
-            yield call_text("shelf__order", {"product": seed.choice(OTHERS)}), "no such product"
-        yield call_text("shelf__order", {"product": product}), shelf.order(product)
+            wrong = seed.choice(OTHERS)
+            yield call_text("shelf__order", {"state": state, "product": wrong}), f"no {state} {wrong}"
+        yield call_text("shelf__order", {"state": state, "product": product}), shelf.order(state, product)
 
 
 def deliver(mail: Any, seed: random.Random) -> Iterator[Turn]:
-    """Deliver two letters, to people who have one or to any, to their rooms or to any."""
+    """Deliver the letters of one of the three kinds, to their rooms or to any."""
     listed = mail.list()
     yield call_text("mail__list", {}), listed
-    letters, *lines = listed.splitlines()
-    rooms = dict(line.split() for line in lines)
-    people, knows_rooms = seed.choice([letters.split()[2:], seed.sample([*rooms], 2)]), seed.random() < 0.5
-    for name in (person.strip(",") for person in shuffled(people, seed)):
-        room = rooms[name] if knows_rooms else seed.choice([*rooms.values()])
+    rooms = [line.split()[2] for line in listed.splitlines()]
+    knows_rooms = seed.random() < KNOWN
+    for kind, name, its_room in chosen(listed, seed):
+        words = {"kind": kind, "name": name, "room": its_room if knows_rooms else seed.choice(rooms)}
         if seed.random() < MISTAKES:
-            wrong = {"name": seed.choice(OTHERS), "room": room}
-            yield call_text("mail__deliver", wrong), "no such name or room"
-        yield call_text("mail__deliver", {"name": name, "room": room}), mail.deliver(name, room)
+            wrong = seed.choice(OTHERS)
+            yield call_text("mail__deliver", {**words, "name": wrong}), f"no {kind} {wrong}"
+        yield call_text("mail__deliver", words), mail.deliver(**words)
 
 
-def shuffled(values: Sequence[str], seed: random.Random) -> list[str]:
-    return seed.sample(values, len(values))
+def chosen(listed: str, seed: random.Random) -> list[list[str]]:
+    """The words of the lines that start with the same word; each first word is as likely."""
+    lines = [line.split() for line in listed.splitlines()]
+    first = seed.choice(sorted({line[0] for line in lines}))
+    return [line for line in lines if line[0] == first]
 
 
-def encoded(tokenizer: Tokenizer, turns: list[Turn]) -> list[int]:
-    """The tokens of a transcript, as they are in a conversation."""
+def encoded(tokenizer: Tokenizer, turns: list[Turn]) -> tuple[list[int], list[float]]:
+    """The tokens of a transcript, as they are in a conversation, and how much each counts."""
     ids: list[int] = []
+    weights: list[float] = []
     for call, reply in turns:
-        ids += [CALL, *tokenizer.encode(call), END, REPLY, *tokenizer.encode(reply)]
-    return ids
+        written, read = [*tokenizer.encode(call), END], [REPLY, *tokenizer.encode(reply)]
+        ids += [CALL, *written, *read]
+        weights += [0.0, *[1.0] * len(written), *[REPLIES] * len(read)]
+    return ids, weights
 
 
 def warm_up(
@@ -117,15 +123,15 @@ def warm_up(
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / 20, (steps - step) / (0.5 * steps))
-        rows: dict[str, list[list[int]]] = {task: [] for task in prompts}
+        rows: dict[str, list[tuple[list[int], list[float]]]] = {task: [] for task in prompts}
         for _ in range(batch * len(prompts)):
             task, turns = next(attempts)
             rows[task].append(encoded(tokenizer, turns))
         loss = torch.zeros(())
         for task, prompt in prompts.items():
-            ids, there = padded(rows[task]), padded([[1] * len(row) for row in rows[task]])
-            losses = -model.log_probabilities(prompt, ids) * there[:, 1:]
-            loss = loss + losses.sum() / there.sum() / len(prompts)
+            ids, weights = map(padded, zip(*rows[task], strict=True))
+            losses = -model.log_probabilities(prompt, ids) * weights[:, 1:]
+            loss = loss + losses.sum() / weights.sum() / len(prompts)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -30,16 +30,16 @@ async def d(tmp_path: Path) -> AsyncGenerator[Decathlon]:
 
 async def restock(e: Episode) -> None:
     listed = (await e.call("shelf__list")).text
-    for left, product in (line.split() for line in listed.splitlines()):
-        if left == "0":
-            assert not (await e.call("shelf__order", {"product": product})).is_error
+    for state, product in (line.split() for line in listed.splitlines()):
+        if state == "gone":
+            assert not (await e.call("shelf__order", {"state": state, "product": product})).is_error
 
 
 async def deliver(e: Episode) -> None:
-    letters, *lines = (await e.call("mail__list")).text.splitlines()
-    rooms = dict(line.split() for line in lines)
-    for name in letters.removeprefix("letters for ").split(", "):
-        assert not (await e.call("mail__deliver", {"name": name, "room": rooms[name]})).is_error
+    listed = (await e.call("mail__list")).text
+    for kind, name, room in (line.split() for line in listed.splitlines()):
+        if kind == "urgent":
+            assert not (await e.call("mail__deliver", {"kind": kind, "name": name, "room": room})).is_error
 
 
 SOLUTIONS = {"restock-shelf": restock, "deliver-mail": deliver}
@@ -73,13 +73,30 @@ async def test_a_solution_earns_everything_an_empty_attempt_nothing_and_launch_t
 async def test_part_of_a_solution_earns_a_part_and_mistakes_cost(d: Decathlon) -> None:
     async with d.episode("restock-shelf", launch_time=TIMES[0]) as e:
         shelf = dict(line.split()[::-1] for line in (await e.call("shelf__list")).text.splitlines())
-        gone = next(product for product, left in shelf.items() if left == "0")
-        full = next(product for product, left in shelf.items() if left != "0")
-        await e.call("shelf__order", {"product": gone})
-        assert (await e.call("shelf__order", {"product": "gold"})).is_error
+        gone = next(product for product, state in shelf.items() if state == "gone")
+        full = next(product for product, state in shelf.items() if state == "full")
+        await e.call("shelf__order", {"state": "gone", "product": gone})
+        assert (await e.call("shelf__order", {"state": "gone", "product": "gold"})).is_error
         halves = [(await d.rewards_along(e))[-1]]
-        await e.call("shelf__order", {"product": full})
+        await e.call("shelf__order", {"state": "full", "product": full})
         assert [each and each.reward for each in [*halves, await e.evaluate()]] == [0.5, 0.25]
+
+
+def test_the_committed_figures_show_that_training_helps_and_that_shuffled_rewards_do_not() -> None:
+    results = json.loads((EXAMPLE / "results.json").read_text())
+    gains = {name: gain(run) for name, run in results["runs"].items()}
+    seeds = [value for name, value in gains.items() if name.startswith("seed-")]
+    assert min(seeds) > 0.2
+    assert gains["shuffled"] < min(seeds) / 2
+
+
+def gain(run: dict[str, Any]) -> float:
+    """Mean reward at launch times that were not trained on, after less before."""
+    means = {
+        when: sum(task["reward"] for task in run["held_out"][when].values()) / len(run["held_out"][when])
+        for when in ("before", "after")
+    }
+    return means["after"] - means["before"]
 
 
 @pytest.mark.slow

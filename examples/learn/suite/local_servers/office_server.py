@@ -24,33 +24,35 @@ class Shelf:
         self._orders = workspace / "orders.txt"
 
     def list(self) -> str:
-        """List the products and how many are left."""
-        return "\n".join(f"{left} {product}" for product, left in self._stock.items())
+        """List the products, each after its state."""
+        return "\n".join(f"{state} {product}" for product, state in self._stock.items())
 
-    def order(self, product: str) -> str:
-        """Order a product."""
-        if product not in self._stock:
-            raise ToolError("no such product")
+    def order(self, state: str, product: str) -> str:
+        """Order a product that is in this state."""
+        if self._stock.get(product) != state:
+            raise ToolError(f"no {state} {product}")
         append(self._orders, product)
         return f"ordered {product}"
 
 
 class Mail:
-    """Letters, the rooms of people, and the deliveries, `deliveries.txt`."""
+    """Letters, each of a kind and for a person with a room, and the deliveries, `deliveries.txt`."""
 
     def __init__(self, workspace: Path) -> None:
         self._office = json.loads((workspace / "office.json").read_text())
         self._deliveries = workspace / "deliveries.txt"
 
     def list(self) -> str:
-        """List the letters and everybody's room."""
-        rooms = "\n".join(f"{name} {room}" for name, room in self._office["rooms"].items())
-        return f"letters for {', '.join(self._office['letters'])}\n{rooms}"
+        """List the letters: kind, name and room."""
+        rooms = self._office["rooms"]
+        return "\n".join(f"{kind} {name} {rooms[name]}" for name, kind in self._office["letters"].items())
 
-    def deliver(self, name: str, room: str) -> str:
-        """Deliver a letter to a room."""
-        if name not in self._office["rooms"] or room not in self._office["rooms"].values():
-            raise ToolError("no such name or room")
+    def deliver(self, kind: str, name: str, room: str) -> str:
+        """Deliver a letter of this kind to a room."""
+        if self._office["letters"].get(name) != kind:
+            raise ToolError(f"no {kind} {name}")
+        if room not in self._office["rooms"].values():
+            raise ToolError(f"no room {room}")
         append(self._deliveries, f"{name} {room}")
         return f"delivered {name} {room}"
 
@@ -64,8 +66,8 @@ def append(file: Path, line: str) -> None:
 
 
 TOOLS = {
-    "shelf": (Shelf, {"list": [], "order": ["product"]}),
-    "mail": (Mail, {"list": [], "deliver": ["name", "room"]}),
+    "shelf": (Shelf, {"list": [], "order": ["state", "product"]}),
+    "mail": (Mail, {"list": [], "deliver": ["kind", "name", "room"]}),
 }
 
 

@@ -1,4 +1,4 @@
-"""The metrics `share`, of the letters that were delivered, and `people`, whatever the room was.
+"""The metrics `share`, of the urgent letters that were delivered, and `people`, whatever the room was.
 
 What else was delivered costs half as much.
 """
@@ -12,6 +12,7 @@ from utils.office import lines_of, share
 def evaluate(workspace: Path, groundtruth: Path) -> dict[str, float]:
     office = json.loads((groundtruth / "office.json").read_text())
     lines = lines_of(workspace / "deliveries.txt")
-    expected = {f"{name} {office['rooms'][name]}" for name in office["letters"]}
-    people = share([line.split()[0] for line in lines if line], set(office["letters"]))
+    urgent = {name for name, kind in office["letters"].items() if kind == "urgent"}
+    expected = {f"{name} {office['rooms'][name]}" for name in urgent}
+    people = share([line.split()[0] for line in lines if line], urgent)
     return {"share": share(lines, expected), "people": people}

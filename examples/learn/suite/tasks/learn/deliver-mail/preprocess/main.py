@@ -1,4 +1,4 @@
-"""Fills the office: three people, each with a room, and letters for two of them."""
+"""Fills the office: six letters for people in rooms, of three kinds, two of each."""
 
 import random
 from pathlib import Path
@@ -11,11 +11,12 @@ zoe amy ben cat dot
 """.split()
 
 
-def office(seed: random.Random) -> dict[str, object]:
-    """The people who get a letter, and everybody's room."""
-    people = seed.sample(PEOPLE, 3)
-    rooms = dict(zip(people, map(str, seed.sample(range(1, 10), 3)), strict=True))
-    return {"letters": seed.sample(people, 2), "rooms": rooms}
+def office(seed: random.Random) -> dict[str, dict[str, str]]:
+    """The kind of each person's letter, and everybody's room."""
+    people = seed.sample(PEOPLE, 6)
+    kinds = seed.sample(["urgent", "plain", "advert"] * 2, 6)
+    rooms = map(str, seed.sample(range(1, 10), 6))
+    return {"letters": dict(zip(people, kinds, strict=True)), "rooms": dict(zip(people, rooms, strict=True))}
 
 
 if __name__ == "__main__":

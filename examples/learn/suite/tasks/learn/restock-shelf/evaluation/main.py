@@ -8,5 +8,5 @@ from utils.office import lines_of, share
 
 def evaluate(workspace: Path, groundtruth: Path) -> dict[str, float]:
     stock = json.loads((groundtruth / "stock.json").read_text())
-    gone = {product for product, left in stock.items() if left == 0}
+    gone = {product for product, state in stock.items() if state == "gone"}
     return {"share": share(lines_of(workspace / "orders.txt"), gone)}

@@ -1,4 +1,4 @@
-"""Fills the shelf: five products, of which two are gone."""
+"""Fills the shelf: six products in three states, two in each."""
 
 import random
 from pathlib import Path
@@ -12,11 +12,10 @@ spice mint
 """.split()
 
 
-def shelf(seed: random.Random) -> dict[str, int]:
-    """How many are left of each product."""
-    products = seed.sample(PRODUCTS, 5)
-    gone = seed.sample(products, 2)
-    return {product: 0 if product in gone else seed.randint(1, 9) for product in products}
+def shelf(seed: random.Random) -> dict[str, str]:
+    """The state of each product."""
+    states = seed.sample(["gone", "low", "full"] * 2, 6)
+    return dict(zip(seed.sample(PRODUCTS, 6), states, strict=True))
 
 
 if __name__ == "__main__":
