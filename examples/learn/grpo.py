@@ -40,7 +40,7 @@ class Options:
 
     run: str
     seed: int = 0
-    steps: int = 30
+    steps: int = 24
     groups: int = 4
     """Of GROUP attempts, in each step."""
     warm_up_steps: int = 900
