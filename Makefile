@@ -49,7 +49,7 @@ check: build/.compiled
 types: $(VENV)/.installed-dev
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-# What `make test` runs needs neither an engine nor more than a minute on two idle cores.
+# What `make test` runs needs neither an engine nor more than three minutes on two idle cores.
 FAST := not docker and not slow and not long
 
 # In a new checkout each of pytest's processes would compile everything, since all start at once.
