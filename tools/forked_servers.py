@@ -313,7 +313,7 @@ class Learnt(Preloads):
 
 @dataclass(frozen=True)
 class Answers:
-    """What a start of a server said, and the CPU time until it had listed its tools."""
+    """The replies of a server that was started, and the CPU time until it had listed its tools."""
 
     replies: list[bytes]
     seconds: float

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +24,8 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.docker.image import STARTER_IMAGE
 from decathlon_mcp.suites.profile import packaged_profiles
 from tests.probe.clients import Player, playing
-from tests.probe.serving import SUITE, Served, serving
+from tests.probe.serving import Served, serving
+from tools.fidelity.services_suite import copy_suite
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -99,14 +99,13 @@ async def served(
     image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[Served]:
     """Serve the probe suite with a task that has a database, configured as in the profile `gym`."""
-    suite = tmp_path_factory.mktemp("suites") / "suite"
-    shutil.copytree(SUITE, suite)
-    task = suite / "tasks" / "probe" / "ordering"
-    shutil.copytree(suite / "tasks" / "probe" / "find-answer", task)
-    (task / "preprocess").mkdir()
-    (task / "preprocess" / "main.py").write_text(PREPROCESS)
-    (task / "evaluation" / "main.py").write_text(EVALUATION)
-    (suite / "utils" / "query.py").write_text(QUERY)
+    suite = copy_suite(
+        tmp_path_factory.mktemp("suites"),
+        "ordering",
+        preprocess=PREPROCESS,
+        evaluation=EVALUATION,
+        utils={"query.py": QUERY},
+    )
     gym = packaged_profiles()["gym"]
     suite_file = yaml.safe_load((suite / "suite.yaml").read_text())
     suite_file["services"] = {"postgres": {**gym["services"]["postgres"], "image": image, "available": True}}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -27,7 +26,8 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.docker.image import STARTER_IMAGE
 from decathlon_mcp.suites.profile import packaged_profiles
 from tests.probe.clients import Player, playing
-from tests.probe.serving import SUITE, Served, serving
+from tests.probe.serving import Served, serving
+from tools.fidelity.services_suite import copy_suite
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(1800)]
 
@@ -122,14 +122,13 @@ async def served(
     images: None, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[Served]:
     """Serve the probe suite with a task that has both services, configured as in the profile `toolathlon`."""
-    suite = tmp_path_factory.mktemp("suites") / "suite"
-    shutil.copytree(SUITE, suite)
-    task = suite / "tasks/probe/serviced"
-    shutil.copytree(suite / "tasks/probe/find-answer", task)
-    (task / "preprocess").mkdir()
-    (task / "preprocess/main.py").write_text(PREPROCESS)
-    (task / "evaluation/main.py").write_text(EVALUATION)
-    (suite / "utils/client.py").write_text(CLIENT)
+    suite = copy_suite(
+        tmp_path_factory.mktemp("suites"),
+        "serviced",
+        preprocess=PREPROCESS,
+        evaluation=EVALUATION,
+        utils={"client.py": CLIENT},
+    )
     profile = packaged_profiles()["toolathlon"]
     settings = yaml.safe_load((suite / "suite.yaml").read_text())
     settings["services"] = {name: profile["services"][name] for name in ("canvas", "woocommerce")}

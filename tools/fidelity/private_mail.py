@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -26,7 +25,8 @@ from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.docker.image import STARTER_IMAGE
 from decathlon_mcp.suites.profile import packaged_profiles
 from tests.probe.clients import Player, playing
-from tests.probe.serving import SUITE, Served, serving
+from tests.probe.serving import Served, serving
+from tools.fidelity.services_suite import copy_suite
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -89,14 +89,13 @@ async def served(
     image: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
 ) -> AsyncGenerator[Served]:
     """Serve the probe suite with a task that has private mail, configured as in the profile `toolathlon`."""
-    suite = tmp_path_factory.mktemp("suites") / "suite"
-    shutil.copytree(SUITE, suite)
-    task = suite / "tasks/probe/mailing"
-    shutil.copytree(suite / "tasks/probe/find-answer", task)
-    (task / "preprocess").mkdir()
-    (task / "preprocess/main.py").write_text(PREPROCESS)
-    (task / "evaluation/main.py").write_text(EVALUATION)
-    (suite / "utils/mail.py").write_text(MAIL)
+    suite = copy_suite(
+        tmp_path_factory.mktemp("suites"),
+        "mailing",
+        preprocess=PREPROCESS,
+        evaluation=EVALUATION,
+        utils={"mail.py": MAIL},
+    )
     users = [{"email": email, "password": password} for email, password in USERS.items()]
     (suite / "configs/users_data.json").write_text(json.dumps({"users": users}))
     profile = packaged_profiles()["toolathlon"]

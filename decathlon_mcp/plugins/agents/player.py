@@ -194,10 +194,12 @@ KEY_VARIABLE, URL_VARIABLE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 """Variables that OpenAI's SDKs read too."""
 DEFAULT_URL = "https://api.openai.com/v1"
 ANSWER_SECONDS, CONNECT_SECONDS = 600.0, 20.0
+"""How long a model may take for an answer, as in the SDKs of its makers, and to be connected to."""
 MAX_ANSWER_BYTES = 8 << 20
 TRIES = 5
 """How often a request is sent that failed for a reason that may pass."""
 MAX_DELAY_SECONDS = 60.0
+"""Longest wait before a request is sent again; quotas of models are by the minute."""
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP statuses after which the same request may succeed."""
 TOO_LONG = frozenset({400, 413, 422})

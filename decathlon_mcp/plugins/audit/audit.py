@@ -356,8 +356,8 @@ class _TaskAudit:
             return
         if unsteady is not None:
             what = f"the same attempt, graded again{unsteady.how}, earns {unsteady.after} instead of"
-            said = f" ({unsteady.said})" if unsteady.said else ""
-            self._add_finding("unsteady", f"{what} {unsteady.before}{said}", attempt)
+            reason = f" ({unsteady.last_line})" if unsteady.last_line else ""
+            self._add_finding("unsteady", f"{what} {unsteady.before}{reason}", attempt)
 
     async def _search(self, target: Target) -> None:
         """Climb from random calls to neighbours that earn more, as far as the attempts go."""

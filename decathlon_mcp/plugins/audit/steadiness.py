@@ -60,12 +60,13 @@ VARIATIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Unsteady:
-    """A verdict that changed. `how`: how the attempt was graded again; `said`: the last line then."""
+    """A verdict that changed. `how`: how the attempt was graded again; `last_line`: of the evaluator's
+    output then."""
 
     how: str
     before: str
     after: str
-    said: str
+    last_line: str
 
 
 async def find_unsteady(regrader: Regrader, folder: Path) -> Unsteady | None:

@@ -37,6 +37,7 @@ MAX_DESCRIPTORS = 16
 REPORT_DESCRIPTOR = 500
 """First number for the descriptor of a fork that reports its imports, far from those that a server sees."""
 REAP_SECONDS = 0.2
+"""How often ended forks are looked for; until then, each keeps an entry in the table of processes."""
 HARMLESS = ("opentelemetry.context", "multiprocessing.process", "rich")
 """Modules that ask for what is not the same in a fork, and need not: the first makes names of variables
 within a process of random numbers, and the others are made up to date in `refresh`."""

@@ -27,6 +27,7 @@ MAX_LIBRARIES = 5000
 MAX_CHECKS = 25
 """How often libraries are left out of a list, and the rest is checked again."""
 LOOK_SECONDS = 30.0
+"""How long the program's Python may look for its distributions; it takes half a second on an idle machine."""
 _VERSION = 1
 # Of names on stdin, those of modules in packages of distributions, but the server's own; and the path.
 _SELECT = """
