@@ -97,7 +97,6 @@ KEPT: dict[str, tuple[str, ...]] = {
     "tests/localtools/test_truncation.py": ("test_a_longer_result_is_truncated_and_saved",),
     "tests/packaging/test_install.py": (),
     "tests/packaging/test_release.py": (),
-    "tests/sandboxes/test_termination.py": (),
     "tests/sandboxes/test_network.py": (
         "test_names_are_resolved_by_a_name_server_on_this_machines_loopback",
     ),
@@ -187,7 +186,7 @@ MOVED: dict[str, tuple[str, ...]] = {
         "test_provider_conforms[networked",
         *(
             f"test_provider_conforms[namespaces-{check}"
-            for check in ("ended", "many", "paused", "sandbox_that_was", "sandbox_that_does_not", "sweep")
+            for check in ("ended", "many", "paused", "programs", "sandbox_", "sweep")
         ),
     ),
     "tests/sandboxes/test_inside_archives.py": (
@@ -202,7 +201,6 @@ MOVED: dict[str, tuple[str, ...]] = {
     "tests/sandboxes/test_removal.py": (
         "test_a_removal_that_fails_ends_nothing_else_and_is_done_by_the_next_sweep[plain",
     ),
-    "tests/sandboxes/test_isolation.py": ("test_a_probe_that_always_fails_means_no_isolation_to_nobody",),
     "tests/sandboxes/test_strangers.py": ("test_claimed_environment_of_a_stranger_takes_no_memory",),
     "tests/test_json_limits.py": ("test_check_of_four_mebibytes_is_far_faster_than_their_decoding",),
     "tests/telemetry/test_spans.py": ("test_a_server_without_spans_imports_no_sdk_of_opentelemetry",),

@@ -16,20 +16,15 @@ def each(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("attack", found, ids=lambda attack: attack.name)
 
 
-@each("results", "log")
-async def test_planted_result_is_not_read(cheats: CheatServer, attack: Attack) -> None:
-    async with cheats.unrewarded_episode("read-table") as agent:
-        await agent.attack(attack, "read-table", outputs=["table.xlsx"])
+PLANTED = (
+    *("results", "log", "modules", "byte-code", "pytest", "packaging"),
+    *("programs", "dotfiles", "preload", "interpreter"),
+)
+"""Results and logs to read, modules to import, and system files that a grader would be changed by."""
 
 
-@each("modules", "byte-code", "pytest", "packaging")
-async def test_planted_module_is_not_imported(cheats: CheatServer, attack: Attack) -> None:
-    async with cheats.unrewarded_episode("read-table") as agent:
-        await agent.attack(attack, "read-table", outputs=["table.xlsx"])
-
-
-@each("programs", "dotfiles", "preload", "interpreter")
-async def test_changed_system_files_do_not_reach_the_grader(cheats: CheatServer, attack: Attack) -> None:
+@each(*PLANTED)
+async def test_planted_file_is_neither_read_nor_imported_nor_run(cheats: CheatServer, attack: Attack) -> None:
     async with cheats.unrewarded_episode("read-table") as agent:
         await agent.attack(attack, "read-table", outputs=["table.xlsx"])
 

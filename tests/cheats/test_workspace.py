@@ -30,12 +30,6 @@ async def test_link_out_of_the_workspace_is_not_followed(cheats: CheatServer, at
         await carry_out(agent, attack)
 
 
-@each("workspace")
-async def test_workspace_that_is_no_folder_is_graded_as_empty(cheats: CheatServer, attack: Attack) -> None:
-    async with cheats.unrewarded_episode() as agent:
-        await carry_out(agent, attack)
-
-
 @each("special")
 async def test_special_file_is_not_graded(cheats: CheatServer, attack: Attack) -> None:
     async with cheats.unrewarded_episode() as agent:

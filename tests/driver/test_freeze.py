@@ -172,8 +172,8 @@ async def test_first_process_kills_processes_that_are_not_its_descendants(python
             try:
                 await peer.until_living(5)  # one of them, nsenter itself, is outside of the namespace
                 await peer.request(wire.FREEZE)
-                assert peer.living() == []
                 assert entered.wait(timeout=BOUND_SECONDS) != 0
+                assert peer.living() == []
             finally:
                 entered.kill()
         result = await peer.request(wire.RUN, **shell("echo /proc/[0-9]*"))

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import anyio
 import pytest
 from decathlon_sandbox import wire
 
-from tests.driver.peer import DriverPeer, WireError, stdio_server, until
+from tests.driver.peer import DriverPeer, WireError, driver, stdio_server, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -60,22 +61,28 @@ async def test_of_many_servers_a_few_start_at_a_time(peer: DriverPeer) -> None:
     assert {*(await peer.result(start))["servers"]} == {*names}
 
 
-async def test_concurrent_calls_to_one_server_get_their_own_replies(peer: DriverPeer) -> None:
-    await peer.start(peer.sdk_server())
-    numbers = {await peer.begin_tool("sdk", "echo", words=f"w{count}"): f"w{count}" for count in range(50)}
+@pytest.fixture(scope="module")
+async def sdk(anyio_backend: object) -> AsyncGenerator[DriverPeer]:
+    """A driver with the server of servers/sdk.py, for tests that end neither."""
+    async with driver(sys.executable) as peer:
+        await peer.start(peer.sdk_server())
+        yield peer
+
+
+async def test_concurrent_calls_to_one_server_get_their_own_replies(sdk: DriverPeer) -> None:
+    numbers = {await sdk.begin_tool("sdk", "echo", words=f"w{count}"): f"w{count}" for count in range(50)}
     for number, words in numbers.items():
-        assert (await peer.result(number))["result"]["content"][0]["text"] == words
+        assert (await sdk.result(number))["result"]["content"][0]["text"] == words
 
 
-async def test_progress_carries_the_id_of_the_call_and_keeps_its_order(peer: DriverPeer) -> None:
-    await peer.start(peer.sdk_server())
-    numbers = [await peer.begin_tool("sdk", "count", meta={"progressToken": "same"}, to=5) for _ in range(2)]
+async def test_progress_carries_the_id_of_the_call_and_keeps_its_order(sdk: DriverPeer) -> None:
+    numbers = [await sdk.begin_tool("sdk", "count", meta={"progressToken": "same"}, to=5) for _ in range(2)]
     for number in numbers:
-        assert (await peer.result(number))["result"]["content"][0]["text"] == "counted to 5"
+        assert (await sdk.result(number))["result"]["content"][0]["text"] == "counted to 5"
     for number in numbers:
         steps = [
             params["params"]
-            for method, params in peer.notifications
+            for method, params in sdk.notifications
             if method == wire.PROGRESS and params["id"] == number
         ]
         assert [step["progress"] for step in steps] == [1, 2, 3, 4, 5]
@@ -107,23 +114,21 @@ async def test_timed_out_call_is_cancelled_at_the_server(peer: DriverPeer) -> No
     assert await peer.text("scripted", "text", unit="on", times=1) == "on"
 
 
-async def test_log_message_carries_the_id_of_the_only_running_call(peer: DriverPeer) -> None:
-    await peer.start(peer.sdk_server())
-    number = await peer.begin_tool("sdk", "log_message", words="alone")
-    await peer.result(number)
-    message = await peer.notification(wire.MESSAGE, id=number)
+async def test_log_message_carries_the_id_of_the_only_running_call(sdk: DriverPeer) -> None:
+    number = await sdk.begin_tool("sdk", "log_message", words="alone")
+    await sdk.result(number)
+    message = await sdk.notification(wire.MESSAGE, id=number)
     assert message["server"] == "sdk"
     assert message["params"]["data"] == "alone"
-    waiting = await peer.begin_tool("sdk", "sleep", seconds=1000)
-    await peer.tool("sdk", "log_message", words="with another call")
-    assert (await peer.notification(wire.MESSAGE, id=None))["params"]["data"] == "with another call"
-    await peer.cancel(waiting)
+    waiting = await sdk.begin_tool("sdk", "sleep", seconds=1000)
+    await sdk.tool("sdk", "log_message", words="with another call")
+    assert (await sdk.notification(wire.MESSAGE, id=None))["params"]["data"] == "with another call"
+    await sdk.cancel(waiting)
 
 
-async def test_changed_tools_are_reported(peer: DriverPeer) -> None:
-    await peer.start(peer.sdk_server())
-    await peer.tool("sdk", "add_tool")
-    assert await peer.notification(wire.CHANGED) == {"server": "sdk"}
+async def test_changed_tools_are_reported(sdk: DriverPeer) -> None:
+    await sdk.tool("sdk", "add_tool")
+    assert await sdk.notification(wire.CHANGED) == {"server": "sdk"}
 
 
 async def test_server_gets_its_environment_and_folder_and_no_descriptors_of_the_driver(
@@ -240,13 +245,13 @@ async def test_cancelled_start_leaves_no_process(peer: DriverPeer) -> None:
 
 
 async def test_start_cancelled_at_any_moment_leaves_no_process(peer: DriverPeer) -> None:
-    for step in range(15):
+    for step in range(8):
         servers = [
             peer.scripted_server("daemonic", f"one{step}"),
             peer.scripted_server("silent", f"two{step}"),
         ]
         number = await peer.begin_start(*servers, deadline_seconds=1000)
-        await anyio.sleep(0.01 * step)
+        await anyio.sleep(0.02 * step)
         await peer.cancel(number)
         with pytest.raises(WireError):
             await peer.result(number)

@@ -28,13 +28,6 @@ async def test_the_right_answer_is_rewarded_with_one(served: Served, address: Ad
     assert verdict["claimed"] is True
 
 
-async def test_an_empty_attempt_is_rewarded_with_zero(served: Served) -> None:
-    async with playing(served, "find-answer", "task") as player:
-        verdict = (await player.call("evaluate")).structured_content
-    assert verdict["reward"] == 0.0
-    assert verdict["claimed"] is False
-
-
 async def test_grading_uses_the_files_that_preprocess_made(served: Served) -> None:
     async with playing(served, "made-answer", "task") as player:
         assert await player.text("probe__read", path="launched.txt")
@@ -49,15 +42,6 @@ async def test_the_answer_reaches_the_evaluator(served: Served) -> None:
         await player.call("claim_done", answer="forty-two")
         verdict = (await player.call("evaluate")).structured_content
     assert verdict["reward"] == 1.0
-
-
-async def test_dense_metrics_are_weighted_by_the_rubric(served: Served) -> None:
-    async with playing(served, "dense", "task") as player:
-        await player.call("probe__write", path="b.txt", text="")
-        verdict = (await player.call("evaluate")).structured_content
-    assert verdict["success"] is False
-    assert verdict["reward"] == 1.25
-    assert verdict["metrics"]["first"] == 0.0
 
 
 async def test_the_agent_finds_no_answers_in_its_sandbox(served: Served) -> None:
@@ -134,13 +118,6 @@ async def test_a_cancelled_call_is_cancelled_in_the_tool_and_the_episode_continu
         assert await player.text("probe__echo", text="still here") == "still here"
 
 
-async def test_a_slow_tool_does_not_delay_a_quick_one(served: Served) -> None:
-    async with playing(served, "find-answer", "task") as player, anyio.create_task_group() as tasks:
-        tasks.start_soon(player.client.call_tool, "probe__sleep", {"seconds": 20})
-        assert await player.text("probe__echo", text="quick") == "quick"
-        tasks.cancel_scope.cancel()
-
-
 async def test_a_tools_failure_is_a_result_with_is_error(served: Served) -> None:
     async with playing(served, "find-answer", "task") as player:
         result = await player.call("probe__fail")
@@ -148,16 +125,8 @@ async def test_a_tools_failure_is_a_result_with_is_error(served: Served) -> None
     assert result.content[0].text == "it did not work"
 
 
-async def test_a_servers_error_is_relayed_as_the_tasks(served: Served) -> None:
+async def test_an_unknown_tool_is_reported_with_similar_names(served: Served) -> None:
     async with playing(served, "find-answer", "task") as player:
-        with pytest.raises(MCPError, match="not today") as refused:
-            await player.call("probe__refuse")
-    assert refused.value.code == -32603
-    assert refused.value.data == {"source": "task", "error": {"code": -31999, "data": {"again": "tomorrow"}}}
-
-
-async def test_an_unknown_tool_is_reported_with_similar_names(served: Served, address: AddressKind) -> None:
-    async with playing(served, "find-answer", address) as player:
         with pytest.raises(MCPError, match="probe__echo") as unknown:
             await player.call("probe_echo")
     assert unknown.value.code == -32602
@@ -170,30 +139,18 @@ async def test_invalid_arguments_are_left_to_the_tasks_server(served: Served) ->
     assert "KeyError" in result.content[0].text
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "message"),
-    [
-        ("claim_done", {"answer": 42}, "`answer` must be a string"),
-        ("claim_done", {"anwser": "x"}, "unknown argument `anwser`"),
-        ("evaluate", {"now": True}, "takes no arguments"),
-    ],
-)
-async def test_our_own_tools_explain_invalid_arguments(
-    served: Served, address: AddressKind, tool: str, arguments: dict[str, Any], message: str
-) -> None:
-    async with playing(served, "find-answer", address) as player:
-        assert message in await refused(player.client, tool, **arguments)
+INVALID: list[tuple[str, dict[str, Any], str]] = [
+    ("claim_done", {"answer": 42}, "`answer` must be a string"),
+    ("claim_done", {"anwser": "x"}, "unknown argument `anwser`"),
+    ("evaluate", {"now": True}, "takes no arguments"),
+]
+
+
+async def test_our_own_tools_explain_invalid_arguments(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player:
+        for tool, arguments, message in INVALID:
+            assert message in await refused(player.client, tool, **arguments)
         assert await player.text("probe__echo", text="open") == "open"
-
-
-async def test_a_large_reply_is_relayed_whole(served: Served) -> None:
-    async with playing(served, "find-answer", "task") as player:
-        assert len(await player.text("probe__big", characters=3_000_000)) == 3_000_000
-
-
-async def test_invalid_output_of_a_server_is_ignored(served: Served) -> None:
-    async with playing(served, "find-answer", "task") as player:
-        assert await player.text("probe__garbage") == "after the garbage"
 
 
 async def test_a_server_that_dies_fails_its_call_with_its_stderr(served: Served) -> None:
@@ -217,22 +174,20 @@ async def test_no_tool_works_after_the_claim(served: Served, address: AddressKin
         assert (await player.call("evaluate")).structured_content["reward"] == 0.0
 
 
-async def test_a_hundred_concurrent_evaluations_return_the_same_verdict(
-    served: Served, address: AddressKind
-) -> None:
+async def test_a_hundred_concurrent_evaluations_return_the_same_verdict(served: Served) -> None:
     verdicts: list[str] = []
 
     async def evaluate() -> None:
         verdicts.append(json.dumps((await player.call("evaluate")).structured_content))
 
-    async with playing(served, "find-answer", address) as player, anyio.create_task_group() as tasks:
+    async with playing(served, "find-answer", "task") as player, anyio.create_task_group() as tasks:
         for _ in range(100):
             tasks.start_soon(evaluate)
     assert len(set(verdicts)) == 1
 
 
-async def test_cancelling_evaluate_does_not_stop_the_grading(served: Served, address: AddressKind) -> None:
-    async with playing(served, "find-answer", address) as player:
+async def test_cancelling_evaluate_does_not_stop_the_grading(served: Served) -> None:
+    async with playing(served, "find-answer", "task") as player:
         await player.call("probe__write", path="answer.txt", text="42")
         with anyio.move_on_after(0.05):
             await player.call("evaluate")

@@ -15,6 +15,7 @@ from decathlon_mcp.plugins.conformance.suite import (
     SNAPSHOT_CHECKS,
     Check,
     files,
+    limits,
     opening,
     snapshots,
     survival,
@@ -32,16 +33,34 @@ SLOW = {
     snapshots.cancelled_saving_and_opening_leave_nothing,
     snapshots.killed_server_leaves_whole_snapshots_only,
 }
-HELPERS = {opening.__name__, survival.__name__}
+OF_NETWORKS = (
+    opening.nothing_is_left_after_exit,
+    opening.many_sandboxes_open_and_end_at_once,
+    opening.cancelled_opening_leaves_nothing,
+    survival.sandbox_is_reattached,
+    survival.sandbox_that_was_reattached_is_removed_at_its_exit,
+    survival.paused_sandbox_is_reattached_paused,
+    survival.sandbox_that_does_not_survive_ends_with_its_server,
+    survival.sweep_keeps_the_sandboxes_that_it_is_given,
+)
+"""A network has a process of its own, which has to be removed with the sandbox, whenever that is."""
+OF_IMAGES = {opening.__name__, files.__name__, limits.__name__}
+"""Modules of checks. How processes run and are reattached, an image does not change."""
+
+
+def quick(checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    """Without those that are slow, but for one that is cancelled at each moment."""
+    return tuple(c for c in checks if c not in SLOW or c is opening.cancelled_opening_leaves_nothing)
+
+
 PROVIDERS: dict[str, tuple[Check, ...]] = {
-    "fake": CHECKS,
-    "plain": ALL_CHECKS,
-    "image": ALL_CHECKS,
+    "fake": quick(CHECKS),
+    "plain": quick(ALL_CHECKS),
+    "image": tuple(check for check in ALL_CHECKS if check.__module__ in OF_IMAGES),
     "gvisor": ALL_CHECKS + SNAPSHOT_CHECKS,
-    # The slow ones are about code that it shares with bubblewrap.
+    # The slow ones are about code that it shares with images.
     "namespaces": tuple(check for check in ALL_CHECKS if check not in SLOW),
-    # What another process has to be removed with, whenever it is.
-    "networked": tuple(check for check in ALL_CHECKS if check.__module__ in HELPERS),
+    "networked": OF_NETWORKS,
     "docker": ALL_CHECKS,
 }
 NEEDS_AN_ENGINE = ("image", "gvisor", "docker")

@@ -115,41 +115,6 @@ async def test_limit_of_none_sets_no_limit(docker: Bench) -> None:
     assert (host["Memory"], host["NanoCpus"], host["PidsLimit"]) == (0, 0, None)
 
 
-async def test_first_process_has_no_capabilities_and_scratch_is_limited(docker: Bench) -> None:
-    script = """
-status = open('/proc/self/status').read()
-fields = ('CapEff', 'CapBnd', 'NoNewPrivs')
-print([line.split()[1] for line in status.splitlines() if line.startswith(fields)])
-try:
-    open('/tmp/large', 'wb').write(bytes(32 << 20))
-except OSError as error:
-    print(error.strerror)
-"""
-    spec = docker.spec("python3", "-c", script, limits=Limits(memory_mib=256, scratch_mib=16))
-    with anyio.fail_after(30):
-        async with docker.provider.open(spec) as sandbox:
-            output = (await receive_all(sandbox)).decode().splitlines()
-    assert output == ["['0000000000000000', '0000000000000000', '1']", "No space left on device"]
-
-
-async def test_sandbox_without_network_has_loopback_only(docker: Bench) -> None:
-    script = """
-import os, socket
-print(sorted(os.listdir('/sys/class/net')))
-listener = socket.create_server(('127.0.0.1', 0))
-socket.create_connection(listener.getsockname())
-try:
-    socket.create_connection(('192.0.2.1', 80), timeout=5)
-except OSError as error:
-    print(error.strerror)
-"""
-    with anyio.fail_after(30):
-        async with docker.provider.open(docker.python_spec(script)) as sandbox:
-            output = (await receive_all(sandbox)).decode().splitlines()
-    assert output[0] in ("['lo']", "['lo', 'tunl0']", "['lo', 'sit0', 'tunl0']")
-    assert output[1] == "Network is unreachable"
-
-
 async def test_default_network_isolates_containers_and_publishes_nothing(docker: Bench) -> None:
     spec = docker.spec(network="outbound")
     async with docker.provider.open(spec):
@@ -218,15 +183,14 @@ async def test_missing_runtime_is_reported(docker: Bench) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("chosen", ["mine", None], ids=["chosen", "the engine's default"])
-def test_runtime_of_gvisor_is_recognised_by_its_program(
-    runtime: JsonObject, keeps_files: str | None, chosen: str | None
-) -> None:
+def test_runtime_of_gvisor_is_recognised_by_its_program(runtime: JsonObject, keeps_files: str | None) -> None:
     facts: JsonObject = {"Runtimes": {"mine": runtime}, "DefaultRuntime": "mine"}
-    findings = check_runtime(facts, chosen)
+    findings = check_runtime(facts, "mine")
     if keeps_files is None:
-        assert findings == ([] if chosen is None else [Finding("runtime", True, "mine")])
+        assert findings == [Finding("runtime", True, "mine")]
+        assert check_runtime(facts, None) == []
         return
+    assert check_runtime(facts, None) == findings
     files, isolation = findings
     assert (files.what, files.ok, bool(files.cure)) == ("runtime", keeps_files != "no", keeps_files != "yes")
     assert files.required
@@ -236,23 +200,6 @@ def test_runtime_of_gvisor_is_recognised_by_its_program(
 
 
 # Exits
-
-
-async def test_child_killed_for_memory_does_not_end_the_sandbox(docker: Bench) -> None:
-    script = """
-import os, subprocess, sys
-eat = "data = [bytes(1 << 20) + b'x' for _ in range(1000)]"
-print(subprocess.run(['python3', '-c', eat]).returncode, flush=True)
-sys.stdin.read()
-"""
-    spec = docker.spec("python3", "-c", script, limits=Limits(memory_mib=64))
-    with anyio.fail_after(30):
-        async with docker.provider.open(spec) as sandbox:
-            assert await receive_line(sandbox) == "-9"
-            assert await sandbox.cause_of_end() is None
-            await sandbox.stream.send_eof()
-            await receive_all(sandbox)
-            assert await sandbox.cause_of_end() == "exit code 0"
 
 
 async def test_container_killed_from_outside_is_lost_with_its_exit_code(docker: Bench) -> None:
@@ -276,6 +223,7 @@ sys.stdin.read()
     with anyio.fail_after(30):
         async with docker.provider.open(spec) as sandbox:
             assert await receive_line(sandbox) == "-9"
+            assert await sandbox.cause_of_end() is None, "a child that is killed does not end it"
             docker.engine.kill(f"decathlon-{spec.name}")
             await receive_all(sandbox)
             assert await sandbox.cause_of_end() == "killed by the engine, exit code 137"
@@ -348,24 +296,21 @@ def assert_only_logged(error: Exception, caplog: pytest.LogCaptureFixture) -> No
     assert any(ENGINES_PATH in str(getattr(record, "fields", "")) for record in caplog.records)
 
 
-@pytest.mark.parametrize("status", [403, 500])
-@pytest.mark.parametrize("request_name", OPENING)
 async def test_opening_that_the_engine_refuses_does_not_repeat_its_message(
-    docker: Bench,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    request_name: str,
-    status: int,
+    docker: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def open_and_fill() -> None:
         async with docker.provider.open(docker.spec(network="outbound")) as sandbox:
             await sandbox.put(sandbox.root, pack(file_entry("file")))
 
     monkeypatch.setattr(docker_image, "IMAGE_SECONDS", -1)
-    refuse_request(monkeypatch, request_name, status)
-    with pytest.raises(DecathlonError) as raised:
-        await open_and_fill()
-    assert_only_logged(raised.value, caplog)
+    for number, request_name in enumerate(OPENING):
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            refuse_request(patch, request_name, 403 if number % 2 else 500)
+            with pytest.raises(DecathlonError) as raised:
+                await open_and_fill()
+        assert_only_logged(raised.value, caplog)
 
 
 async def test_sandbox_whose_engine_refuses_does_not_repeat_its_message(
@@ -451,11 +396,11 @@ async def test_time_in_the_queue_of_removals_does_not_count(
     remove: Any = APIClient.remove_container
 
     def remove_slowly(self: Any, container: str, **options: Any) -> None:
-        time.sleep(1.5)
+        time.sleep(0.6)
         remove(self, container, **options)
 
     monkeypatch.setattr(APIClient, "remove_container", remove_slowly)
-    monkeypatch.setattr(docker_provider, "REMOVE_SECONDS", 2.5)
+    monkeypatch.setattr(docker_provider, "REMOVE_SECONDS", 1.0)
     with anyio.fail_after(60):
         async with DockerProvider(docker.owner, at_once=1) as provider:
             await end_together(provider, [docker.spec() for _ in range(3)])
@@ -473,11 +418,11 @@ async def test_engine_that_stopped_answering_delays_the_end_only_once(
 
     with monkeypatch.context() as patch, anyio.fail_after(60):
         patch.setattr(APIClient, "remove_container", hang)
-        patch.setattr(docker_provider, "REMOVE_SECONDS", 3.0)
+        patch.setattr(docker_provider, "REMOVE_SECONDS", 1.0)
         patch.setattr(docker_provider, "REMOVE_SILENT_SECONDS", 0.1)
         async with DockerProvider(docker.owner, at_once=1) as provider:
-            assert await end_together(provider, [docker.spec() for _ in range(4)]) < 6
-    assert caplog.text.count("A container was left behind") == 4
+            assert await end_together(provider, [docker.spec() for _ in range(3)]) < 4
+    assert caplog.text.count("A container was left behind") == 3
     answering.set()
     await docker.provider.sweep(docker.owner)
 
@@ -614,16 +559,13 @@ open('out', 'w').write('x')
 
 
 USER_TABLES: dict[str, tuple[str, str, tuple[int, int]]] = {
-    "a link": ("mv /etc/passwd /opt/p && ln -s /opt/p /etc/passwd", "player", (4321, 4321)),
     "a link out of the root": (
         "mv /etc/passwd /opt/p && ln -s ../../../../opt/p /etc/link && ln -s link /etc/passwd",
         "player",
         (4321, 4321),
     ),
     "group in a link": ("mv /etc/group /opt/g && ln -s /opt/g /etc/group", "player:games", (4321, 60)),
-    "numeric user": ("true", "4321", (4321, 4321)),
     "numeric user that is not there": ("true", "999", (999, 0)),
-    "two rows of one name": ("echo player:x:1:1::/: >> /etc/passwd", "player", (4321, 4321)),
     "overlong id": ("sed -i 1ix:x:$(seq -s 0 2000):1::/: /etc/passwd", "77", (77, 0)),
     "huge": ("yes x:x:5:5::/: | head -c 3000000 >> /etc/passwd", "player", (4321, 4321)),
 }
@@ -655,12 +597,11 @@ async def test_ids_of_the_images_user_are_found(
             assert result.stdout == f"{ids[0]} {ids[0]} {ids[1]} {ids[1]}\n", result.stderr
 
 
-@pytest.mark.parametrize("user", ["77", "root"])
 async def test_image_whose_users_are_no_file_is_refused_before_it_starts(
-    docker: Bench, docker_engine: Any, test_image: str, user: str
+    docker: Bench, docker_engine: Any, test_image: str
 ) -> None:
     command = "rm /etc/passwd && mkdir /opt/users && ln -s /opt/users /etc/passwd"
-    with image_with_users(docker_engine, test_image, command, user) as image, anyio.fail_after(60):
+    with image_with_users(docker_engine, test_image, command, "77") as image, anyio.fail_after(60):
         with pytest.raises(ImageError, match="/opt/users is no regular file"):
             async with docker.provider.open(docker.spec(image=image)):
                 pass
@@ -686,9 +627,7 @@ def test_pipe_or_device_is_no_regular_file(bit: int) -> None:
 # Engines
 
 
-@pytest.mark.parametrize(
-    "host", ["unix:///nowhere/docker.sock", "tcp://127.0.0.1:9", "ssh://nobody@localhost", "junk://"]
-)
+@pytest.mark.parametrize("host", ["unix:///nowhere/docker.sock", "ssh://nobody@localhost", "junk://"])
 async def test_missing_engine_is_reported_within_3_seconds(
     docker: Bench, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:

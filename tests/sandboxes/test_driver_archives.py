@@ -20,7 +20,7 @@ from decathlon_mcp.errors import DriverError
 from decathlon_mcp.plugins.conformance.suite import Check, files
 from decathlon_mcp.plugins.conformance.target import download, file_entry, link_entry, pack
 from decathlon_mcp.sandboxes.base import Provider, Sandbox, SandboxSpec
-from tests.sandboxes.conftest import Bench, open_bench
+from tests.sandboxes.conftest import Bench
 
 pytestmark = pytest.mark.anyio
 
@@ -93,16 +93,9 @@ class DriverProvider:
             yield DriverSandbox(sandbox, driver, self.fallbacks)
 
 
-@pytest.fixture(params=["fake", "plain"])
-async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Bench]:
-    async with open_bench(request.param, request, tmp_path) as bench:
-        yield bench
-
-
 @pytest.fixture
-async def docker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Bench]:
-    async with open_bench("docker", request, tmp_path) as bench:
-        yield bench
+def bench(local: Bench) -> Bench:
+    return local
 
 
 def over_the_connection(bench: Bench) -> tuple[Bench, list[str]]:

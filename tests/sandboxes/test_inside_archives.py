@@ -57,9 +57,8 @@ def test_folders_as_deep_as_may_be_are_packed_and_unpacked(folder: Path) -> None
     assert (deepest / "file").samefile(deepest / "link")
 
 
-@pytest.mark.parametrize("levels", [MAX_LEVELS, 5 * MAX_LEVELS])
-def test_deeper_folders_are_refused(folder: Path, levels: int) -> None:
-    make_deep(folder / "a", levels)
+def test_deeper_folders_are_refused(folder: Path) -> None:
+    make_deep(folder / "a", MAX_LEVELS)
     assert run("pack", folder / "a", *ENOUGH)[0] == FAILED
 
 

@@ -30,8 +30,6 @@ from tests.survival.test_restart import assert_nothing_left
 
 FAILURES = {
     "no process": "bwrap: Can't fork for pid 1: Resource temporarily unavailable",
-    "no memory": "bwrap: Creating new namespace failed: Cannot allocate memory",
-    "no descriptor": "bwrap: Can't open /proc/self/ns/user: Too many open files",
     "too many namespaces": "bwrap: Creating new namespace failed: nesting depth or "
     "/proc/sys/user/max_*_namespaces exceeded (ENOSPC)",
     "killed": "",
@@ -90,11 +88,10 @@ def test_a_probe_that_fails_is_tried_again(bubblewrap: Bubblewrap, message: str)
     assert bubblewrap.failures_left == 0
 
 
-@pytest.mark.parametrize("message", FAILURES.values(), ids=FAILURES)
 def test_a_probe_that_always_fails_means_no_isolation_to_nobody(
-    bubblewrap: Bubblewrap, tmp_path: Path, message: str
+    bubblewrap: Bubblewrap, tmp_path: Path
 ) -> None:
-    bubblewrap.fail(1000, message)
+    bubblewrap.fail(1000, FAILURES["no process"])
     with pytest.raises(
         ProviderUnavailableError, match=r"could not be found out in 3 tries: .*--isolation none"
     ):
@@ -175,18 +172,8 @@ def test_what_is_kept_and_cannot_be_read_is_an_error(tmp_path: Path, content: by
 def test_user_namespaces_that_are_forbidden_are_a_kernel_that_cannot(tmp_path: Path) -> None:
     program = f"from {why_unavailable.__module__} import why_unavailable; print(why_unavailable())"
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
-    command = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "sh",
-        "-c",
-        script,
-        "sh",
-        sys.executable,
-        "-c",
-        program,
-    ]
+    unshare = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh"]
+    command = [*unshare, sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "unshare failed" in done.stderr:
         pytest.skip("no user namespaces here")

@@ -10,12 +10,11 @@ import signal
 import sys
 import threading
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import anyio
 import pytest
 from anyio.abc import ByteStream
-from decathlon_sandbox.processes import Process, read_process
+from decathlon_sandbox.processes import Process
 
 from decathlon_mcp.driver.client import connect
 from decathlon_mcp.errors import BadRequestError, SandboxLostError
@@ -41,31 +40,20 @@ async def test_first_log_message_warns_that_nothing_is_isolated(
     assert "isolates nothing" in caplog.records[0].message
 
 
-async def test_python3_inside_is_the_servers_own(local: Bench) -> None:
-    with anyio.fail_after(30):
-        async with local.provider.open(local.spec()) as sandbox, connect(sandbox) as driver:
-            script = "import sys, mcp; print(sys.prefix)"
-            result = await driver.run(["python3", "-c", script], cwd=str(sandbox.root), timeout_seconds=20)
-            assert result.stdout == f"{sys.prefix}\n"
-
-
-async def test_settings_of_the_server_are_not_inherited(
+async def test_program_has_the_servers_python_none_of_its_settings_and_a_folder_that_is_removed(
     local: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DECATHLON_TOKENS", "/secret")
-    script = "import os; print([name for name in os.environ if name.startswith('DECATHLON_')])"
+    script = """
+import mcp, os, sys, tempfile
+print(sys.prefix, [name for name in os.environ if name.startswith("DECATHLON_")], tempfile.mkdtemp())
+"""
     with anyio.fail_after(30):
-        async with local.provider.open(local.python_spec(script)) as sandbox:
-            assert await receive_all(sandbox) == b"[]\n"
-
-
-async def test_temporary_files_are_removed_with_the_sandbox(local: Bench) -> None:
-    script = "import tempfile; print(tempfile.mkdtemp())"
-    with anyio.fail_after(30):
-        async with local.provider.open(local.python_spec(script)) as sandbox:
-            scratch = anyio.Path((await receive_all(sandbox)).decode().strip())
-            assert await scratch.is_dir()
-        assert not await scratch.exists()
+        async with local.provider.open(local.spec("python3", "-c", script)) as sandbox:
+            prefix, settings, scratch = (await receive_all(sandbox)).decode().split()
+            assert (prefix, settings) == (sys.prefix, "[]")
+            assert await anyio.Path(scratch).is_dir()
+        assert not await anyio.Path(scratch).exists()
 
 
 async def test_folders_outside_the_root_are_refused(local: Bench, tmp_path: Path) -> None:
@@ -157,50 +145,12 @@ async def test_nothing_runs_that_was_not_noted_before(local: Bench, monkeypatch:
 # Removal
 
 
-@pytest.mark.slow
-async def test_of_strangers_nothing_is_read_when_many_sandboxes_end_together(
-    local: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: set[int] = set()
-
-    def note(pid: int) -> Any:
-        read.add(pid)
-        return read_process(pid)
-
-    script = "import os, time; [os.fork() for _ in range(2)]; print(flush=True); time.sleep(1000)"
-    all_open, ended = anyio.Event(), anyio.Event()
-    open_count, count_at_once = 0, 60
-    members: set[int] = set()
-
-    async def one() -> None:
-        nonlocal open_count
-        async with local.provider.open(local.python_spec(script)) as sandbox:
-            await sandbox.stream.receive()
-            open_count += 1
-            members.update(member.pid for member in living_members(leader_id(sandbox)))
-            if open_count == count_at_once:
-                all_open.set()
-            await ended.wait()
-
-    with anyio.fail_after(120):
-        async with anyio.create_task_group() as tasks:
-            for _ in range(count_at_once):
-                tasks.start_soon(one)
-            await all_open.wait()
-            assert len(local.processes()) == count_at_once
-            monkeypatch.setattr(processes, "read_process", note)
-            ended.set()
-        await local.assert_nothing_left()
-    # Some had not forked twice when they were counted.
-    assert len(members) <= len(read) <= 5 * count_at_once
-
-
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 async def test_processes_that_do_not_end_delay_no_other_removal(
     local: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel delivers no signal to an uninterruptible process; here none is sent to some."""
-    monkeypatch.setattr(processes, "SIGNAL_SECONDS", 4.0)
+    monkeypatch.setattr(processes, "SIGNAL_SECONDS", 2.0)
     send = ProcessId.send
     unkillable: set[int] = set()
 
@@ -210,7 +160,7 @@ async def test_processes_that_do_not_end_delay_no_other_removal(
 
     monkeypatch.setattr(ProcessId, "send", send_to_others)
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
-    ended, removed = anyio.Event(), anyio.Event()
+    ended = anyio.Event()
 
     async def stuck() -> None:
         async with local.provider.open(local.python_spec(script)) as sandbox:
@@ -219,18 +169,17 @@ async def test_processes_that_do_not_end_delay_no_other_removal(
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            for _ in range(8):
+            for _ in range(2):
                 tasks.start_soon(stuck)
             async with local.provider.open(local.python_spec(script)) as sandbox:
                 await sandbox.stream.receive()
-                await until(lambda: len(unkillable) == 8)
+                await until(lambda: len(unkillable) == 2)
                 ended.set()
                 await anyio.sleep(0.1)
-            removed.set()
-            assert len(local.processes()) == 8, "the other removals had ended"
-    assert caplog.text.count("A sandbox could not be removed") == 8
+            assert len(local.processes()) == 2, "the other removals had ended"
+    assert caplog.text.count("A sandbox could not be removed") == 2
     unkillable.clear()
-    assert await local.provider.sweep(local.owner) == 8, "what a sweep needs was kept"
+    assert await local.provider.sweep(local.owner) == 2, "what a sweep needs was kept"
     await local.wait_until_nothing_left()
     gc.collect()  # within the filter of this test
 
@@ -311,6 +260,8 @@ async def test_another_process_with_the_pid_of_a_dead_servers_is_not_killed(loca
                     f"{leader_of(stranger)} {int(started_ticks) - 100} {boot_id}",
                     f"{leader_of(stranger)} {started_ticks} another-boot",
                     f"{pid} many ticks and more",
+                    f"-1 0 {boot_id}",
+                    f"0 0 {boot_id}",
                 ):
                     file.write_text(leader)
                     folder = local.scratch / "sandboxes" / "copy"
@@ -431,7 +382,7 @@ import os, time
 print(os.getpid(), flush=True)
 if os.fork() == 0:
     time.sleep(1000)
-time.sleep(0.5)
+time.sleep(0.3)
 """
     for survives in (False, True):
         async with local.provider.open(local.python_spec(script, survives=survives)) as sandbox:
@@ -444,15 +395,16 @@ time.sleep(0.5)
 
 async def test_stream_does_not_end_before_the_first_process(local: Bench) -> None:
     """A driver that ends closes its output first; its exit code is known when the stream has ended."""
-    script = "import os, time; os.close(1); time.sleep(3); os._exit(3)"
+    script = "import os, time; os.close(1); time.sleep(0.5); os._exit(3)"
     for survives in (False, True):
         async with local.provider.open(local.python_spec(script, survives=survives)) as sandbox:
             assert await receive_all(sandbox) == b""
             assert await sandbox.cause_of_end() == "exit code 3"
 
 
-@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
-@pytest.mark.parametrize("replacement", ["nothing", "link", "file"])
+@pytest.mark.parametrize(
+    ("name", "replacement"), [("stdin", "link"), ("stdout", "nothing"), ("stderr", "file")]
+)
 async def test_sandbox_that_replaced_its_pipes_is_lost(local: Bench, name: str, replacement: str) -> None:
     target = local.scratch / "target"
     target.write_text("untouched")

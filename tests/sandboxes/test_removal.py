@@ -14,12 +14,9 @@ from typing import Any
 
 import anyio
 import pytest
-from docker.errors import APIError
-from requests import Response
-from requests.exceptions import ConnectionError as EngineGoneError
 
 from decathlon_mcp.driver.client import connect
-from decathlon_mcp.errors import ProviderUnavailableError, SandboxLostError
+from decathlon_mcp.errors import SandboxLostError
 from decathlon_mcp.plugins.docker import provider as docker_provider
 from decathlon_mcp.plugins.docker.container import Container
 from decathlon_mcp.sandboxes.host import processes as processes_module
@@ -34,7 +31,7 @@ from decathlon_mcp.sandboxes.streams import PipeStream
 from tests.sandboxes.conftest import Bench, open_bench
 
 ANOTHER_USER = 1_000_000
-DEPTH = 3_000
+DEPTH = 1_500
 """Levels of folders: more than descriptors, and than Python's own limit on calls."""
 
 
@@ -192,22 +189,10 @@ def test_an_owner_that_was_replaced_by_a_folder_is_removed_too(folder: Path) -> 
 # A sandbox
 
 
-def api_error() -> APIError:
-    response = Response()
-    response.status_code = 500
-    return APIError("500", response=response, explanation="device is busy")
-
-
 ERRORS: list[Callable[[], BaseException]] = [
-    *(lambda number=number: OSError(number, os.strerror(number)) for number in (errno.EACCES, errno.EMFILE)),
-    *(lambda number=number: OSError(number, os.strerror(number)) for number in (errno.EBUSY, errno.ENOSPC)),
-    lambda: TypeError("open() missing an argument"),
+    lambda: OSError(errno.EBUSY, os.strerror(errno.EBUSY)),
     lambda: RuntimeError("maximum recursion depth exceeded"),
     lambda: SandboxLostError("the sandbox is gone"),
-    lambda: ProviderUnavailableError("no engine"),
-    lambda: EngineGoneError("no engine"),
-    api_error,
-    lambda: ExceptionGroup("several", [ValueError("one"), OSError("two")]),
     lambda: BaseExceptionGroup("cancelled", [asyncio.CancelledError()]),
     asyncio.CancelledError,
 ]
@@ -217,11 +202,6 @@ PROCESS_STEPS = (
     (FirstProcess, "read_log"),
     (sandbox_module, "remove_folder"),
 )
-BUBBLEWRAP_STEPS = (
-    *PROCESS_STEPS,
-    (NamespaceSandbox, "_kill_first_process"),
-    (NamespaceSandbox, "_release"),
-)
 STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
     "plain": (
         *PROCESS_STEPS,
@@ -229,8 +209,7 @@ STEPS: dict[str, tuple[tuple[Any, str], ...]] = {
         (ProcessSignaller, "kill"),
         (Footprint, "_release"),
     ),
-    "namespaces": BUBBLEWRAP_STEPS,
-    "image": BUBBLEWRAP_STEPS,
+    "namespaces": ((NamespaceSandbox, "_kill_first_process"), (NamespaceSandbox, "_release")),
     "docker": (
         (Container, "close_socket"),
         (Container, "remove"),
@@ -246,9 +225,7 @@ def cases() -> list[Any]:
             owner,
             name,
             id=f"{kind}-{owner.__name__.rpartition('.')[2]}-{name}",
-            # Each opens a dozen of sandboxes.
-            marks=[pytest.mark.docker] * (kind in ("image", "docker"))
-            + [pytest.mark.slow] * (kind == "namespaces"),
+            marks=pytest.mark.docker if kind == "docker" else (),
         )
         for kind, steps in STEPS.items()
         for owner, name in steps

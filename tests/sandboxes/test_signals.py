@@ -18,10 +18,9 @@ from tests.sandboxes.conftest import Bench
 pytestmark = pytest.mark.anyio
 ISOLATED = [
     "namespaces",
-    *(pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "image", "gvisor")),
+    *(pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "gvisor")),
 ]
 """Those for whose image an engine is needed are marked."""
-every_provider = pytest.mark.parametrize("bench", ["plain", *ISOLATED], indirect=True)
 PYTHON = ("python3", "-I", "-S", "-c")
 ENDED_BY_ITS_OWN_SIGNAL = """
 import os, signal, sys, time
@@ -45,7 +44,7 @@ except ProcessLookupError:
 """
 
 
-@every_provider
+@pytest.mark.parametrize("bench", ISOLATED, indirect=True)
 async def test_programs_of_the_driver_take_signals_as_usual(bench: Bench) -> None:
     async with bench.provider.open(bench.spec()) as sandbox, connect(sandbox) as driver:
         result = await driver.run([*PYTHON, SIGNALS_SCRIPT], cwd=str(sandbox.root), timeout_seconds=300)
@@ -62,7 +61,7 @@ async def test_driver_survives_signals_of_the_sandbox(bench: Bench) -> None:
         assert (await driver.run(["echo", "on"], cwd=str(sandbox.root), timeout_seconds=60)).stdout == "on\n"
 
 
-@pytest.mark.parametrize("bench", ["plain", "namespaces"], indirect=True)
+@pytest.mark.parametrize("bench", ["namespaces"], indirect=True)
 async def test_sandbox_does_not_inherit_what_its_server_ignores_or_blocks(bench: Bench) -> None:
     """As with `nohup decathlon-mcp serve &` in a script."""
     ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR2)

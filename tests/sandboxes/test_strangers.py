@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping
@@ -15,7 +14,6 @@ import anyio
 import pytest
 
 from decathlon_mcp.errors import ProviderUnavailableError
-from decathlon_mcp.sandboxes.host import records
 from decathlon_mcp.sandboxes.host.plugin import HostInventory
 from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.provider import HostProvider
@@ -153,19 +151,3 @@ async def test_claimed_environment_of_a_stranger_takes_no_memory() -> None:
         with anyio.fail_after(60):
             result = await anyio.run_process(program)
     assert int(result.stdout) < CLAIMED_MIB // 4
-
-
-def test_processes_with_a_recorded_number_of_another_time_are_no_ones(tmp_path: Path) -> None:
-    with stranger({}) as other:
-        process_id = ProcessId.of(other.pid)
-        assert process_id is not None
-        for record in (ProcessId(other.pid, process_id.started_ticks - 1), ProcessId(0, 0), ProcessId(-1, 0)):
-            folder = tmp_path / "sandbox"
-            folder.mkdir(exist_ok=True)
-            write_process(folder / LEADER_FILE, record)
-            found = records.read_process(folder, LEADER_FILE)
-            assert found is None or found.read() is None
-            if found is not None:
-                with pytest.raises(ProcessLookupError):
-                    found.send(signal.SIGKILL)
-        assert other.poll() is None
