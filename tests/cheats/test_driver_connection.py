@@ -98,14 +98,13 @@ async def test_agent_cannot_lower_the_drivers_limits(cheats: CheatServer) -> Non
         assert await agent.echo("alive") == "alive"
 
 
-async def test_forged_replies_affect_only_their_own_episode(cheats: CheatServer) -> None:
-    """An agent that is root can answer in place of the task's server, for calls of this episode only."""
-    async with cheats.unrewarded_episode() as agent:
-        assert await agent.attack("forged-replies") == "forged"
+async def test_forged_replies_affect_their_own_episode_and_are_in_the_log_as_claims_of_the_sandbox(
+    cheats: CheatServer,
+) -> None:
+    """An agent that is root can answer in place of the task's server, for calls of this episode only.
 
-
-async def test_forged_reply_is_in_the_log_as_a_claim_of_the_sandbox(cheats: CheatServer) -> None:
-    """Not defended: an evaluator that reads results from the log reads what the agent has written there."""
+    Not defended: an evaluator that reads results from the log reads what the agent has written there.
+    """
     async with cheats.unrewarded_episode() as agent:
         assert await agent.attack("forged-replies") == "forged"
         await agent.verdict()

@@ -77,18 +77,17 @@ async def search(agent: Agent, program: str) -> str:
     return await agent.python(f"import os\nHALVES = {[answer[:32], answer[32:]]}\n{program}")
 
 
-@pytest.mark.parametrize(
-    "program", [SEARCH_FILES, SEARCH_DESCRIPTORS, SEARCH_PROCESSES], ids=["files", "descriptors", "processes"]
-)
-async def test_answer_is_nowhere_in_the_sandbox(cheats: CheatServer, program: str) -> None:
+async def test_answer_is_nowhere_in_the_sandbox(cheats: CheatServer) -> None:
+    programs = (SEARCH_FILES, SEARCH_DESCRIPTORS, SEARCH_PROCESSES)
     async with cheats.unrewarded_episode("sealed-answer") as agent:
-        assert await search(agent, program) == ""
+        for program in programs:
+            assert await search(agent, program) == ""
         await agent.shell(
             "cp seed.txt copy.txt; (exec 3<copy.txt; rm copy.txt; SEED=$(cat seed.txt) exec sleep 1000) "
             ">/dev/null 2>&1 &"
         )
         seed = await agent.shell("cat seed.txt")
-        if program is not SEARCH_FILES:
+        for program in programs[1:]:
             assert "found" in await agent.python(f"import os\nHALVES = {[seed[:9], seed[9:]]}\n{program}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conformance.expected import Expected, Group
 from tests.conformance.suites import Check, Report, collapse
 
@@ -25,34 +27,25 @@ def report(**outcomes: bool) -> Report:
     return Report(tuple(checks), "")
 
 
-def test_a_listed_failure_is_not_a_problem() -> None:
-    assert LISTED.problems("task-old", report(tools__progress=False, tools__list=True)) == []
+STALE = "is listed as an expected failure and did not fail"
+CASES: list[tuple[str, dict[str, bool], list[str]]] = [
+    ("task-old", {"tools__progress": False, "tools__list": True}, []),
+    ("task-old", {"tools__progress": False, "tools__list": False}, ["tools/list failed: the reason"]),
+    ("task-old", {"tools__progress": True}, [f"tools/progress {STALE}"]),
+    # The check did not run, but others of its scenario.
+    ("task-old", {"tools__list": True}, [f"tools/progress {STALE}"]),
+    ("task-old", {"ping__ping": True}, []),
+    # A pattern needs one failure only, and a list is of its own runs.
+    ("task-old", {"tasks-a__one": False, "tasks-a__two": True}, []),
+    ("episode-old", {"tools__progress": False}, ["tools/progress failed: the reason"]),
+]
 
 
-def test_an_unlisted_failure_is_a_problem_with_its_message() -> None:
-    problems = LISTED.problems("task-old", report(tools__progress=False, tools__list=False))
-    assert problems == ["tools/list failed: the reason"]
-
-
-def test_a_listed_failure_that_passes_is_a_problem() -> None:
-    problems = LISTED.problems("task-old", report(tools__progress=True))
-    assert problems == ["tools/progress is listed as an expected failure and did not fail"]
-
-
-def test_a_listed_failure_whose_check_did_not_run_is_a_problem() -> None:
-    assert len(LISTED.problems("task-old", report(tools__list=True))) == 1
-
-
-def test_a_listed_failure_of_a_scenario_that_did_not_run_is_not_a_problem() -> None:
-    assert LISTED.problems("task-old", report(ping__ping=True)) == []
-
-
-def test_a_pattern_needs_only_one_failure() -> None:
-    assert LISTED.problems("task-old", report(**{"tasks-a__one": False, "tasks-a__two": True})) == []
-
-
-def test_the_list_of_one_run_does_not_apply_to_another() -> None:
-    assert len(LISTED.problems("episode-old", report(tools__progress=False))) == 1
+@pytest.mark.parametrize(("run", "outcomes", "problems"), CASES)
+def test_unlisted_failures_and_listed_ones_that_do_not_happen_are_problems(
+    run: str, outcomes: dict[str, bool], problems: list[str]
+) -> None:
+    assert LISTED.problems(run, report(**outcomes)) == problems
 
 
 def test_a_check_that_ran_twice_has_the_worse_result() -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import json
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import Client, StdioServerParameters
-from mcp.client.stdio import stdio_client
 
+from decathlon_mcp.app import bootstrap
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.plugins.history.episode_history import EpisodeHistory
 from decathlon_mcp.plugins.history.values import CallEntry, EpisodeQuery
+from decathlon_mcp.protocol.stdio import serve_lines
+from decathlon_mcp.settings import read_settings
 from decathlon_mcp.types import public_id
+from tests.http.messages import INITIALIZE
 from tests.probe.clients import connected
 from tests.probe.serving import SUITE, serving
 
@@ -58,19 +60,23 @@ async def test_a_played_episode_is_in_its_run_with_its_calls(tmp_path: Path) -> 
 
 
 async def test_an_episode_over_stdio_is_in_the_history_once_it_has_ended(tmp_path: Path) -> None:
-    parameters = StdioServerParameters(
-        command=sys.executable,
-        args=[
-            *("-m", "decathlon_mcp.cli", "stdio", "--suite", str(SUITE), "--provider", "host"),
-            *("--state", str(tmp_path), "--task", "find-answer", "--label", "run=by-hand"),
-        ],
-        env=dict(os.environ),
-    )
     history = EpisodeHistory([tmp_path])
-    async with Client(stdio_client(parameters), mode="legacy") as client:
-        await client.list_tools()
-        await client.call_tool("evaluate", {})
+    evaluate = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "evaluate"}}
+    answers: list[bytes] = []
+
+    async def lines() -> AsyncGenerator[bytes]:
+        for message in (INITIALIZE, evaluate):
+            yield json.dumps(message).encode()
+
+    async def write(line: bytes) -> None:
         assert history.runs().items == ()
+        answers.append(line)
+
+    values = {"suite": (SUITE,), "provider": "host", "isolation": "none", "state": tmp_path}
+    async with bootstrap(read_settings(values)) as registry:
+        labels = {"run": "by-hand"}
+        await serve_lines(registry, lines(), write, task="find-answer", labels=labels, finishes=True)
+    assert len(answers) == 2
     (run,) = history.runs().items
     assert (run.name, run.counts.finished, run.counts.successes) == ("by-hand", 1, 0)
     (summary,) = history.episodes(EpisodeQuery()).items

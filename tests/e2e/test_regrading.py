@@ -235,19 +235,3 @@ async def test_a_task_that_cannot_be_found_or_repeated_is_an_error(checkout: Che
     if checkout.provider == "docker":
         assert "it was played in a container" in (await error(provider="host")).message
     assert (await checkout.regrade(verdict)).after.status == "scored"
-
-
-async def test_a_task_graded_in_place_says_why_it_cannot_be_graded_again(checkout: Checkout) -> None:
-    settings = (checkout.suite / "suite.yaml").read_text()
-    (checkout.suite / "suite.yaml").write_text(settings + "  find-answer: {in_place: true}\n")
-    verdict = await checkout.play("find-answer")
-    assert not (checkout.folder(verdict) / "workspace.tar.gz").exists()
-    with pytest.raises(BadRequestError, match="agent's own sandbox, which is not kept"):
-        await checkout.regrade(verdict)
-
-
-async def test_a_kept_workspace_that_was_deleted_is_an_error(checkout: Checkout) -> None:
-    verdict = await checkout.play("find-answer")
-    (checkout.folder(verdict) / "workspace.tar.gz").unlink()
-    with pytest.raises(FileNotFoundError):
-        await checkout.regrade(verdict)

@@ -178,47 +178,6 @@ async def test_verdict_is_the_same_after_a_restart(tmp_path: Path) -> None:
                     pass
 
 
-@pytest.mark.long
-async def test_server_killed_again_and_again_loses_no_episode(tmp_path: Path) -> None:
-    options = ("--max-sandboxes", "8")
-    async with supervised_server(tmp_path / "state", *options) as server:
-        async with Decathlon(server.url) as client:
-            runs: list[int] = []
-
-            async def play() -> None:
-                async with client.episode("find-answer") as episode:
-                    for _ in range(20):
-                        await episode.call("probe__shell", {"command": f"{ONCE}; sleep 0.2"})
-                    text = (await episode.call("probe__shell", {"command": "wc -l < runs.txt"})).text
-                    runs.append(int(text))
-                    await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
-                    await episode.claim_done()
-                    assert (await episode.evaluate()).reward == 1.0
-
-            async with anyio.create_task_group() as tasks:
-                for _ in range(4):
-                    tasks.start_soon(play)
-                for _ in range(3):
-                    await anyio.sleep(1.5)
-                    await server.kill()
-            assert runs == [20] * 4
-    await assert_nothing_left(tmp_path / "state")
-
-
-async def test_hand_over_leaves_the_episode_to_the_next_server(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    async with supervised_server(state, "--hand-over") as first:
-        async with Decathlon(first.url) as client, client.episode("find-answer") as episode:
-            await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
-            first.process.terminate()
-            assert await first.process.wait() == 0
-            async with supervised_server(state, port=first.port):
-                assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
-                await episode.claim_done()
-                assert (await episode.evaluate()).reward == 1.0
-    await assert_nothing_left(state)
-
-
 async def alive(state: Path) -> set[str]:
     """Names of the local sandboxes that have processes, of servers of this folder."""
     assert PROVIDER.inventory is not None
