@@ -272,21 +272,6 @@ def _ignored(*arguments: object) -> None:
     pass
 
 
-async def test_attachment_is_written_after_what_the_stream_did_not_take_at_once() -> None:
-    async with narrow_connection() as (link, stream, peer):
-        before = peer.connection.attachments
-        await peer.send_bytes(b"damaged\n")
-        attaching = link._attaching  # pyright: ignore[reportPrivateUsage]
-        await until(lambda: attaching.is_due)
-        stream.room = 10
-        send(link, "call", {}, [])
-        stream.room = 1 << 20
-        # Before the next attempt, which comes after the first of ANSWER_SECONDS.
-        with anyio.fail_after(stream_module.ANSWER_SECONDS[0] * 0.75):
-            await until(lambda: peer.connection.attachments > before)
-        assert (await peer.receive())["method"] == "call"
-
-
 # Streams that are opened again
 
 

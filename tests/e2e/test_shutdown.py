@@ -114,11 +114,19 @@ async def test_evaluation_that_is_not_waited_for_is_answered_before_its_connecti
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(evaluate)
                 await anyio.wait_all_tasks_blocked()  # it has been sent
-                server.process.terminate()
+                server.process.send_signal(signal.SIGINT)
                 if signals == 2:
                     async with httpx2.AsyncClient() as http:
                         while (await http.get(f"{server.url}/healthz")).json()["status"] != "draining":  # noqa: ASYNC110
                             await anyio.sleep(0.02)
+                        body: dict[str, Any] = {
+                            "jsonrpc": "2.0",
+                            "id": 1,
+                            "method": "initialize",
+                            "params": {},
+                        }
+                        response = await http.post(server.task("find-answer"), json=body)
+                    assert "shutting down" in response.json()["error"]["message"], "no episode starts"
                     server.process.terminate()
                 with anyio.fail_after(60):
                     assert await server.process.wait() == 0
@@ -129,41 +137,20 @@ async def test_evaluation_that_is_not_waited_for_is_answered_before_its_connecti
     assert "closed database" not in log
 
 
-async def test_no_episode_starts_while_the_server_drains(tmp_path: Path, provider: str) -> None:
-    async with running(tmp_path / "state", provider, "--drain-seconds", "20") as server:
-        async with connected(server.task("slow-verdict")) as client:
-            await client.call_tool("claim_done", {})
-            server.process.send_signal(signal.SIGINT)
-            async with httpx2.AsyncClient() as http:
-                while (await http.get(f"{server.url}/healthz")).json()["status"] != "draining":  # noqa: ASYNC110
-                    await anyio.sleep(0.02)
-                body: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
-                response = await http.post(server.task("find-answer"), json=body)
-            assert "shutting down" in response.json()["error"]["message"]
-
-
-async def test_a_killed_server_leaves_no_process_and_no_container(
+async def test_a_killed_server_leaves_no_process_and_the_next_one_removes_its_files(
     tmp_path: Path, provider: str, docker: Any
 ) -> None:
-    async with running(tmp_path / "state", provider, "--survive-seconds", "0") as server:
-        async with connected(server.task("find-answer")) as client:
-            await client.call_tool("probe__shell", {"command": "setsid sleep 1000 >/dev/null 2>&1 &"})
-            server.process.kill()
-            await server.process.wait()
-            assert await remaining_after_stop(server, docker) == []
-
-
-async def test_the_next_server_removes_the_files_of_a_killed_one(tmp_path: Path, provider: str) -> None:
     state = tmp_path / "state"
     async with (
         running(state, provider, "--survive-seconds", "0") as server,
         connected(server.task("find-answer")) as client,
     ):
-        await client.call_tool("probe__echo", {"text": ""})
+        await client.call_tool("probe__shell", {"command": "setsid sleep 1000 >/dev/null 2>&1 &"})
         server.process.kill()
         await server.process.wait()
+        assert await remaining_after_stop(server, docker) == []
     assert list((state / "scratch").iterdir())
-    async with running(state, provider) as server:
+    async with running(state, provider):
         assert len(list((state / "servers").iterdir())) == 1
         assert len(list((state / "scratch").iterdir())) == 1
         for name in ("sandboxes", "namespaces"):

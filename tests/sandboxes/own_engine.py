@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -16,12 +15,6 @@ from typing import Self
 import anyio
 import pytest
 from anyio import to_thread
-
-RUNTIMES = {
-    "runsc": {"path": "/usr/bin/runsc"},
-    "sandboxed": {"path": "/opt/bin/runsc", "runtimeArgs": ["--overlay2=none"]},
-}
-"""The engine's other runtimes, as for its `daemon.json`. It does not look for their programs."""
 
 
 class OwnEngine:
@@ -38,7 +31,7 @@ class OwnEngine:
 
     async def start(self) -> Self:
         configuration = self._folder / "daemon.json"
-        configuration.write_text(json.dumps({"runtimes": RUNTIMES}))
+        configuration.write_text("{}")
         options = {
             "--config-file": configuration,
             "--data-root": self._folder / "data",

@@ -139,13 +139,16 @@ async def test_configured_network_is_used(docker: Bench, docker_network: str) ->
     assert findings["network"].ok
 
 
-async def test_missing_network_is_reported(docker: Bench) -> None:
-    async with DockerProvider(docker.owner, network="decathlon-nowhere") as provider:
-        findings = {finding.what: finding for finding in await provider.check(None)}
-        with pytest.raises(ProviderUnavailableError, match="the engine has no network decathlon-nowhere"):
-            async with provider.open(docker.spec(network="outbound")):
-                pytest.fail("it opened")
-    assert findings["network"].cure == "docker network create decathlon-nowhere"
+async def test_missing_network_and_runtime_are_reported(docker: Bench) -> None:
+    missing = {"network": "decathlon-nowhere", "runtime": "nowhere"}
+    for kind, name in missing.items():
+        async with DockerProvider(docker.owner, **{kind: name}) as provider:
+            findings = {finding.what: finding for finding in await provider.check(None)}
+            with pytest.raises(ProviderUnavailableError, match=f"the engine has no {kind} {name}"):
+                async with provider.open(docker.spec(network="outbound")):
+                    pytest.fail("it opened")
+        cure = "runc" if kind == "runtime" else "docker network create decathlon-nowhere"
+        assert cure in findings[kind].cure
 
 
 async def test_configured_runtime_is_used(docker: Bench) -> None:
@@ -158,15 +161,6 @@ async def test_configured_runtime_is_used(docker: Bench) -> None:
     assert container["HostConfig"]["Runtime"] == name
     assert findings["runtime"].ok
     assert findings["python3"].ok
-
-
-async def test_missing_runtime_is_reported(docker: Bench) -> None:
-    async with DockerProvider(docker.owner, runtime="nowhere") as provider:
-        findings = {finding.what: finding for finding in await provider.check(None)}
-        with pytest.raises(ProviderUnavailableError, match="the engine has no runtime nowhere"):
-            async with provider.open(docker.spec()):
-                pytest.fail("it opened")
-    assert "runc" in findings["runtime"].cure
 
 
 @pytest.mark.parametrize(
@@ -355,26 +349,20 @@ def refuse_archives(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
     return paths
 
 
-async def test_refusal_that_passes_does_not_make_a_folder_look_empty(
+async def test_refusal_that_passes_does_not_make_a_folder_look_empty_and_one_that_does_not_is_a_failure(
     docker: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async with docker.provider.open(docker.spec()) as sandbox:
         await sandbox.put(sandbox.root, pack(file_entry("file", b"work")))
-        paths = refuse_archives(monkeypatch, 1)
-        listing = await download(sandbox, sandbox.root, tmp_path / "out.tar")
-    assert listing["file"][1] == b"work"
-    assert paths == [f"{sandbox.root}/.", "/", f"{sandbox.root}/."]
-
-
-async def test_engine_that_reads_nothing_of_a_container_has_failed(
-    docker: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    async with docker.provider.open(docker.spec()) as sandbox:
-        await sandbox.put(sandbox.root, pack(file_entry("file", b"work")))
+        with monkeypatch.context() as patch:
+            paths = refuse_archives(patch, 1)
+            listing = await download(sandbox, sandbox.root, tmp_path / "out.tar")
+        assert listing["file"][1] == b"work"
+        assert paths == [f"{sandbox.root}/.", "/", f"{sandbox.root}/."]
         refuse_archives(monkeypatch, 2)
         with pytest.raises(ProviderUnavailableError, match="the engine refused a request"):
-            await sandbox.get(sandbox.root, tmp_path / "out.tar", 1 << 20)
-        assert not (tmp_path / "out.tar").exists()
+            await sandbox.get(sandbox.root, tmp_path / "none.tar", 1 << 20)
+        assert not (tmp_path / "none.tar").exists()
 
 
 async def test_archive_for_which_the_engine_has_no_space_is_not_the_archives_fault(

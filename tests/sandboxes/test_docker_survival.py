@@ -181,7 +181,6 @@ async def bench_on(engine: OwnEngine, folder: Path, image: str) -> AsyncGenerato
         api.close()
 
 
-@pytest.mark.slow
 @pytest.mark.long
 async def test_sandboxes_go_on_when_their_engine_is_killed_and_started_again(
     own_engine: OwnEngine, test_image: str, tmp_path: Path
@@ -213,7 +212,7 @@ async def test_sandboxes_go_on_when_their_engine_is_killed_and_started_again(
         assert await sandbox.cause_of_end() == "killed by the engine, exit code 137"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_sandbox_that_ends_while_its_engine_is_down_is_lost(
     own_engine: OwnEngine, test_image: str, tmp_path: Path
 ) -> None:
@@ -235,7 +234,7 @@ async def test_sandbox_that_ends_while_its_engine_is_down_is_lost(
                 pass
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_server_and_engine_die_together(own_engine: OwnEngine, test_image: str, tmp_path: Path) -> None:
     async with bench_on(own_engine, tmp_path, test_image) as bench:
         running, paused = (bench.new_spec(survives=True) for _ in range(2))
@@ -252,26 +251,6 @@ async def test_server_and_engine_die_together(own_engine: OwnEngine, test_image:
         async with bench.provider.reattach(bench.former_owner, paused) as sandbox:
             assert not await sandbox.is_running()
             await sandbox.get(sandbox.root, tmp_path / "out.tar", 1 << 20)
-
-
-# An engine with other runtimes
-
-
-@pytest.mark.slow
-async def test_runtime_of_gvisor_comes_with_its_warnings(own_engine: OwnEngine) -> None:
-    cures: dict[str, list[tuple[str, bool, str]]] = {}
-    for name in ("runc", "runsc", "sandboxed"):
-        async with DockerProvider("none", runtime=name) as provider:
-            findings = await provider.check(None)
-        cures[name] = [(finding.what, finding.ok, finding.cure) for finding in findings if finding.is_problem]
-    warning = ("isolation", True, cures["sandboxed"][0][2])
-    assert cures == {
-        "runc": [],
-        "runsc": [("runtime", False, cures["runsc"][0][2]), warning],
-        "sandboxed": [warning],
-    }
-    assert "--overlay2=none" in cures["runsc"][0][2]
-    assert "--provider host --kernel gvisor" in warning[2]
 
 
 async def count(sandbox: Sandbox, expected: int) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -16,7 +13,6 @@ from typing import Any
 import anyio
 import pytest
 
-import decathlon_mcp
 from decathlon_mcp.app import bootstrap, check_provider, host_info, read_catalogue
 from decathlon_mcp.episodes.specification import Principal
 from decathlon_mcp.episodes.state import Phase
@@ -29,7 +25,6 @@ from tests.docs.pages import below, block
 from tests.probe.serving import SUITE
 
 PAGE = "docs/extending.md"
-PACKAGE = Path(decathlon_mcp.__file__).parent
 PLUGINS = """
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -216,23 +211,6 @@ async def test_gc_asks_each_podman_service_that_servers_have_used(
     assert await collect(tmp_path, dry_run=False, abandon=True, as_json=True) == 0
     assert "/nowhere/one.sock" in json.loads(capsys.readouterr().out)["unreachable"]["podman"]
     assert (tmp_path / "servers" / "0123456789ab").exists()
-
-
-def test_without_plug_ins_the_core_has_its_own_provider_for_every_suite(tmp_path: Path) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "decathlon_mcp", ignore=shutil.ignore_patterns("plugins", "starter"))
-    program = (
-        "from decathlon_mcp.sandboxes.plugins import load_provider, providers, saving_options\n"
-        "print(*sorted(providers()), *(load_provider(name).survives for name in sorted(providers())))\n"
-        "print(saving_options())\n"
-        "from decathlon_mcp.sandboxes.plugins import default_provider\n"
-        "from decathlon_mcp.settings import Settings\n"
-        "print(default_provider(Settings(), is_starter=False))\n"
-        "import decathlon_mcp.plugins.operate.gc"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["host True", "another provider", "host"], done
 
 
 @pytest.mark.anyio

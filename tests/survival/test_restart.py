@@ -54,25 +54,18 @@ async def assert_nothing_left(state: Path) -> None:
     assert list((state / "scratch").iterdir()) == []
 
 
-async def test_open_attempt_continues_after_its_server_was_killed(tmp_path: Path, provider: str) -> None:
+@pytest.mark.parametrize(
+    "provider", ["host", pytest.param("docker", marks=pytest.mark.docker)], indirect=True
+)
+async def test_attempt_goes_on_after_its_server_was_killed_again_and_again(
+    tmp_path: Path, provider: str
+) -> None:
+    """An open one, one with a call in flight, which runs once, and one that is claimed."""
     async with supervised_server(tmp_path / "state", provider=provider) as server:
         async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
             await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
             await server.kill()
             assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
-            await server.kill()
-            await episode.claim_done()
-            verdict = await episode.evaluate()
-            assert verdict.reward == 1.0
-    await assert_nothing_left(tmp_path / "state")
-
-
-@pytest.mark.parametrize(
-    "provider", ["host", pytest.param("docker", marks=pytest.mark.docker)], indirect=True
-)
-async def test_call_in_flight_gets_its_real_reply_and_runs_once(tmp_path: Path, provider: str) -> None:
-    async with supervised_server(tmp_path / "state", provider=provider) as server:
-        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
             replies: list[str] = []
 
             async def call() -> None:
@@ -84,6 +77,9 @@ async def test_call_in_flight_gets_its_real_reply_and_runs_once(tmp_path: Path, 
                 await anyio.sleep(0.5)
                 await server.kill()
             assert replies == ["done\n1\n"]
+            await episode.claim_done()
+            server.kill_at_once()
+            assert (await episode.evaluate()).reward == 1.0
     await assert_nothing_left(tmp_path / "state")
 
 
@@ -117,16 +113,6 @@ async def test_episode_that_was_being_set_up_starts_over(tmp_path: Path, provide
                 tasks.start_soon(kill)
                 async with client.episode("made-answer") as episode:
                     assert (await episode.call("probe__echo", {"text": "hello"})).text == "hello"
-    await assert_nothing_left(tmp_path / "state")
-
-
-async def test_claimed_attempt_is_graded_by_the_next_server(tmp_path: Path, provider: str) -> None:
-    async with supervised_server(tmp_path / "state", provider=provider) as server:
-        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
-            await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
-            await episode.claim_done()
-            server.kill_at_once()
-            assert (await episode.evaluate()).reward == 1.0
     await assert_nothing_left(tmp_path / "state")
 
 
@@ -277,10 +263,13 @@ async def test_start_that_fails_leaves_the_episodes_to_the_next_one(tmp_path: Pa
     await assert_nothing_left(state)
 
 
-async def test_a_second_server_on_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+async def test_a_second_server_on_the_folder_is_refused_and_one_that_comes_while_the_first_stops_waits(
+    tmp_path: Path,
+) -> None:
     state, log = tmp_path / "state", tmp_path / "state.log"
-    async with supervised_server(state) as server, Decathlon(server.url) as client:
-        async with client.episode("find-answer") as episode:
+    async with AsyncExitStack() as servers:
+        server = await servers.enter_async_context(supervised_server(state))
+        async with Decathlon(server.url) as client, client.episode("find-answer") as episode:
             await episode.call("probe__write", {"path": "answer.txt", "text": "42"})
             with pytest.raises(AssertionError, match=f"in use by another .* process {server.server_pid}:"):
                 async with supervised_server(state):
@@ -293,15 +282,8 @@ async def test_a_second_server_on_the_folder_is_refused_and_the_first_goes_on(tm
                     pass
             server.process.send_signal(signal.SIGCONT)
             assert (await episode.call("probe__read", {"path": "answer.txt"})).text == "42"
-    assert "cannot be continued" not in log.read_text()
-    await assert_nothing_left(state)
-
-
-async def test_a_second_server_waits_while_the_first_stops(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    async with AsyncExitStack() as servers:
-        first = await servers.enter_async_context(supervised_server(state))
-        first.process.terminate()
+        assert "cannot be continued" not in log.read_text()
+        server.process.terminate()
         second = await servers.enter_async_context(supervised_server(state))
         async with Decathlon(second.url) as client, client.episode("find-answer") as episode:
             assert (await episode.call("probe__echo", {"text": "here"})).text == "here"

@@ -40,11 +40,14 @@ def unique_owner() -> str:
     return f"tests-driver-{uuid.uuid4().hex}"
 
 
-@pytest.fixture
-async def driver(tmp_path: Path) -> AsyncGenerator[DriverClient]:
+@pytest.fixture(scope="module")
+async def driver(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+) -> AsyncGenerator[DriverClient]:
+    """For all tests that do not end it; the one that freezes it is the last."""
     spec = SandboxSpec("forwards", BOOT_COMMAND, PurePosixPath("/episode"))
     async with (
-        HostProvider(unique_owner(), tmp_path, isolation="none") as provider,
+        HostProvider(unique_owner(), tmp_path_factory.mktemp("forwards"), isolation="none") as provider,
         provider.open(spec) as sandbox,
         connect(sandbox) as driver,
     ):
@@ -145,16 +148,6 @@ async def test_forwarding_a_port_in_use_is_an_error(driver: DriverClient) -> Non
     assert error.value.data["reason"] == "network"
 
 
-async def test_forwarded_ports_still_work_after_a_freeze(driver: DriverClient) -> None:
-    inside = free_port()
-    async with service(upper_case_service) as outside:
-        await tunnels.forward(driver, {inside: connector(outside)})
-        await driver.freeze()
-        async with await anyio.connect_tcp("127.0.0.1", inside) as client:
-            await client.send(b"still")
-            assert await client.receive() == b"STILL"
-
-
 async def test_dial_connects_to_a_service_inside(driver: DriverClient) -> None:
     async with service(upper_case_service) as port:
         async with await tunnels.dial(driver, port) as stream:
@@ -167,6 +160,16 @@ async def test_dial_connects_to_a_service_inside(driver: DriverClient) -> None:
 async def test_dialling_a_closed_port_is_an_error(driver: DriverClient) -> None:
     with pytest.raises(DriverError, match="nothing answers at port"):
         await tunnels.dial(driver, free_port())
+
+
+async def test_forwarded_ports_still_work_after_a_freeze(driver: DriverClient) -> None:
+    inside = free_port()
+    async with service(upper_case_service) as outside:
+        await tunnels.forward(driver, {inside: connector(outside)})
+        await driver.freeze()
+        async with await anyio.connect_tcp("127.0.0.1", inside) as client:
+            await client.send(b"still")
+            assert await client.receive() == b"STILL"
 
 
 async def test_connections_break_when_the_driver_is_killed(tmp_path: Path) -> None:
