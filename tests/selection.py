@@ -72,7 +72,6 @@ KEPT: dict[str, tuple[str, ...]] = {
     "tests/clients/test_notes.py": ("test_notes_stand_between_the_calls_and_no_evaluator_reads_them",),
     "tests/clients/test_branching.py": ("test_a_branch_is_opened_and_played_to_its_verdict[http]",),
     "tests/clients/test_testing.py": (),
-    "tests/e2e/test_many.py": (),
     # The episode over stdio.
     "tests/e2e/test_history.py": ("test_an_episode_over_stdio_is_in_the_history_once_it_has_ended",),
     "tests/e2e/test_episode.py": (

@@ -39,19 +39,18 @@ async def served(
             yield served
 
 
-@pytest.mark.parametrize(("query", "reward"), [("ti:stilts", 1.0), ("all:walking ANDNOT ti:stilts", 0.0)])
-async def test_only_the_requested_paper_is_rewarded(served: Served, query: str, reward: float) -> None:
+async def test_server_and_evaluator_reach_the_networks_services(served: Served) -> None:
     async with playing(served, "find-paper", "task") as player:
-        (address,) = (await player.call("papers__search", query=query)).structured_content
+        (address,) = (await player.call("papers__search", query="ti:stilts")).structured_content
         assert not (await player.call("papers__download", address=address, file="paper.pdf")).is_error
         await player.call("claim_done")
         verdict = (await player.call("evaluate")).structured_content
-    assert (verdict["status"], verdict["reward"]) == ("scored", reward)
+    assert (verdict["status"], verdict["reward"]) == ("scored", 1.0)
     folder = served.state / "episodes" / player.episode_id
     log = json.loads((folder / "traj_log.json").read_text())
     calls = [
         call["function"]["name"] for message in log["messages"] for call in message.get("tool_calls", ())
     ]
     assert calls == ["papers-search", "papers-download"]
-    assert json.loads((folder / "eval_res.json").read_text())["pass"] is (reward == 1.0)
+    assert json.loads((folder / "eval_res.json").read_text())["pass"] is True
     assert (verdict["agent_network"], verdict["grader_network"]) == ("outbound", "outbound")

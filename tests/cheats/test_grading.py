@@ -68,9 +68,7 @@ async def test_crashing_the_evaluator_pays_nothing(cheats: CheatServer, name: st
         assert verdict["uncaught"].startswith(uncaught), verdict
 
 
-@pytest.mark.parametrize(
-    "answer", ["\ud800", "a\0b", "\udfff" * 1000], ids=["surrogate", "nul", "surrogates"]
-)
+@pytest.mark.parametrize("answer", ["\ud800", "a\0b"], ids=["surrogate", "nul"])
 async def test_odd_text_in_an_answer_does_not_cost_the_verdict(cheats: CheatServer, answer: str) -> None:
     """The answer is written into files next to the verdict. JSON has escapes for what UTF-8 cannot encode."""
     async with cheats.unrewarded_episode() as agent, httpx2.AsyncClient() as client:

@@ -277,25 +277,17 @@ async def real(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield bench
 
 
-@pytest.fixture
-async def local(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with open_bench("plain", request, tmp_path) as bench:
-        yield bench
+def _bench_fixture(name: str, kind: str) -> Any:
+    @pytest.fixture(name=name)
+    async def of_kind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+        async with open_bench(kind, request, tmp_path) as bench:
+            yield bench
+
+    return of_kind
 
 
-@pytest.fixture
-async def bubblewrap(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with open_bench("image", request, tmp_path) as bench:
-        yield bench
-
-
-@pytest.fixture
-async def gvisor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with open_bench("gvisor", request, tmp_path) as bench:
-        yield bench
-
-
-@pytest.fixture
-async def docker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with open_bench("docker", request, tmp_path) as bench:
-        yield bench
+local = _bench_fixture("local", "plain")
+networked = _bench_fixture("networked", "networked")
+bubblewrap = _bench_fixture("bubblewrap", "image")
+gvisor = _bench_fixture("gvisor", "gvisor")
+docker = _bench_fixture("docker", "docker")

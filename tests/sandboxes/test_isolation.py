@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,6 +23,7 @@ from decathlon_mcp.sandboxes.host.isolation import (
     why_no_own_network,
     why_unavailable,
 )
+from tests.sandboxes.test_removal import few_descriptors
 from tests.survival.servers import supervised_server
 from tests.survival.test_restart import assert_nothing_left
 
@@ -125,23 +124,12 @@ def test_a_python_that_was_named_by_a_relative_path_is_found_in_the_namespaces(t
     assert ".." not in shown.stdout
 
 
-@contextmanager
-def few_descriptors() -> Generator[None]:
-    """No file can be opened any more."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def test_a_machine_without_descriptors_for_a_moment_still_isolates(
     bubblewrap: Bubblewrap, tmp_path: Path
 ) -> None:
     why_no_own_network.cache_clear()
     for ask in (why_unavailable, why_no_own_network):
-        with few_descriptors(), pytest.raises(ProviderUnavailableError, match="Too many open files"):
+        with few_descriptors(0), pytest.raises(ProviderUnavailableError, match="Too many open files"):
             ask()
         assert ask() is None
 

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
 from ipaddress import IPv4Network
 from pathlib import Path
 from threading import Thread
@@ -21,7 +20,7 @@ from decathlon_mcp.sandboxes.host.network import TUN, OwnNetwork
 from decathlon_mcp.sandboxes.host.plugin import FOLDER
 from decathlon_mcp.sandboxes.host.processes import ProcessId
 from decathlon_mcp.sandboxes.host.records import HELPER_FILE, LEADER_FILE, read_process
-from tests.sandboxes.conftest import Bench, open_bench, open_to_everyone
+from tests.sandboxes.conftest import Bench, open_to_everyone
 from tests.sandboxes.outside import addresses_of_this_machine, listening_everywhere, outside
 
 pytestmark = pytest.mark.anyio
@@ -40,12 +39,6 @@ ROUTE = """
 lines = [line.split() for line in open("/proc/net/route")][1:]
 gateway = next(socket.inet_ntoa(bytes.fromhex(line[2])[::-1]) for line in lines if line[1] == "00000000")
 """
-
-
-@pytest.fixture
-async def networked(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with open_bench("networked", request, tmp_path) as bench:
-        yield bench
 
 
 async def output(bench: Bench, script: str) -> str:

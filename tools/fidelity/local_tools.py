@@ -1,7 +1,7 @@
 """Upstream's local tools return the same results through our server as in upstream's scaffold.
 
-`pytest tools/fidelity/local_tools.py` runs in upstream's image, without a network. DECATHLON_TOOLATHLON is the
-path of a checkout, DECATHLON_TOOLATHLON_IMAGE the name of an image with its Python.
+`pytest tools/fidelity/local_tools.py` runs in upstream's image, without a network. DECATHLON_TOOLATHLON is
+the path of a checkout, DECATHLON_TOOLATHLON_IMAGE the name of an image with its Python.
 """
 
 from __future__ import annotations
