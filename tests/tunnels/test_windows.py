@@ -77,7 +77,10 @@ async def forwarding(tunnels: Tunnels, dial: Dialer) -> AsyncGenerator[None]:
 # Data and windows
 
 
-async def test_single_bytes_take_no_more_memory_than_the_window(tunnels: Tunnels) -> None:
+async def test_single_bytes_take_no_more_memory_than_the_window(
+    tunnels: Tunnels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "WINDOW_BYTES", 1 << 14)
     tunnel = tunnels.create()
     message = json.dumps(data(tunnel.number, b"x")).encode()
     tracemalloc.start()
