@@ -45,7 +45,7 @@ async def test_program_has_the_servers_python_none_of_its_settings_and_a_folder_
 ) -> None:
     monkeypatch.setenv("DECATHLON_TOKENS", "/secret")
     script = """
-import mcp, os, sys, tempfile
+import anyio, os, sys, tempfile
 print(sys.prefix, [name for name in os.environ if name.startswith("DECATHLON_")], tempfile.mkdtemp())
 """
     with anyio.fail_after(30):
