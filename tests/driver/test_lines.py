@@ -142,5 +142,3 @@ def test_used_ids_are_a_set(numbers: list[int]) -> None:
         assert used.add(number) == (number not in model)
         model.add(number)
         assert [number for number in range(42) if number in used] == sorted(model)
-    assert used._firsts == sorted(number for number in model if number - 1 not in model)  # pyright: ignore[reportPrivateUsage]
-    assert used._lasts == sorted(number for number in model if number + 1 not in model)  # pyright: ignore[reportPrivateUsage]

@@ -17,7 +17,8 @@ from decathlon_sandbox.requests import UsedIds
 
 from decathlon_mcp.background import background_tasks
 from decathlon_mcp.driver import stream as stream_module
-from decathlon_mcp.driver.link import MIN_BEAT_SECONDS, DriverLink, Heartbeat
+from decathlon_mcp.driver.client import connect
+from decathlon_mcp.driver.link import DriverLink
 from decathlon_mcp.driver.stream import ReconnectPolicy
 from decathlon_mcp.errors import (
     CallTimeoutError,
@@ -354,20 +355,17 @@ async def test_driver_that_does_not_answer_on_an_open_stream_is_lost(monkeypatch
 
 
 async def test_heartbeat_rests_while_the_driver_is_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "LEASE_SECONDS", 0.9)
-    async with surviving() as (link, source, _):
-        heartbeat, beats = Heartbeat(link, boot_seconds=None), list[float]()
-        monkeypatch.setattr(heartbeat, "_schedule", beats.append)
-        heartbeat.stop()
-        heartbeat._beat()  # pyright: ignore[reportPrivateUsage]
-        assert (await source.peer.receive())["method"] == wire.PING
-        source.failures = [ProviderUnavailableError("no engine") for _ in range(100)]
-        await anyio.sleep(0.85)
-        await source.peer.end()
-        await until(lambda: source.reopened > 0)
-        assert not link.closed.is_set()
-        heartbeat._beat()  # pyright: ignore[reportPrivateUsage]
-        assert beats[-1] == MIN_BEAT_SECONDS
+    monkeypatch.setattr(wire, "LEASE_SECONDS", 0.3)
+    async with connection(boots=True) as (stream, peer), background_tasks() as tasks:
+        source = ReopenedSource(peer, stream, tasks)
+        async with connect(source, reconnect=RECONNECT) as driver:
+            peer.start()
+            await peer.reply(await peer.receive(), {})
+            source.failures = [ProviderUnavailableError("no engine") for _ in range(100)]
+            await peer.end()
+            await until(lambda: source.reopened > 0)
+            await anyio.sleep(2 * wire.LEASE_SECONDS)
+            assert not driver.closed.is_set()
 
 
 async def test_driver_that_demands_attachments_gets_few(monkeypatch: pytest.MonkeyPatch) -> None:
