@@ -408,39 +408,6 @@ async def test_an_episode_shows_the_tree_that_it_is_in(state: Path) -> None:
         assert outline(await text_of(client, f"/e/{alone}"), {}) == []
 
 
-async def test_a_large_tree_has_the_episode_its_own_branches_and_the_best(state: Path) -> None:
-    with Folder(state) as folder:
-        root = folder.add("f" * 48)
-
-        def add(number: int, of: str, at: int) -> str:
-            origin = {"episode": of, "at": at}
-            return folder.add(f"{number:048x}", branch=origin, reward=number % 1_000 / 1_000, entries=[])
-
-        many = [add(number, root, 1 + number % 2) for number in range(300)]
-        below = [add(1_000 + number, many[0], 5) for number in range(70)]
-        for number in range(320):
-            add(2_000 + number, many[299 - number // 8], 5)
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
-        page = await text_of(client, f"/e/{many[0]}")
-        lines = outline(page, {root: "A", many[0]: "B"})
-        assert [line for line in lines if "this episode" in line] == ["  ✗ 0.00 B this episode replayed"]
-        drawn = set(re.findall(r"[0-9a-f]{16}", "\n".join(lines)))
-        assert "256 episodes are drawn" in words(page)
-        assert len(drawn) == 256 - len("AB")
-        assert drawn & set(many) == set(many[236:])
-        assert drawn & set(below) == set(below[6:])
-        assert [line for line in lines if line.startswith("and")] == ["and 235 more"]
-        assert lines.count("  and 6 more") == 1
-        # There was room for the 8 branches of the best 15 of forty, and for 6 of the next.
-        assert lines.count("  and 2 more") == 1
-        assert lines.count("  and 8 more") == 40 - 16
-        assert f'href="/episodes?branch_of={root}"' in page
-        listed = await text_of(client, f"/episodes?branch_of={root}")
-        assert listed.count('<th scope="row">') == 100
-        assert set(re.findall(r"/e/([0-9a-f]{16})", listed)) < set(many)
-
-
 async def test_what_is_near_an_episode_comes_before_the_rest_of_its_tree(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -718,17 +685,6 @@ async def test_episodes_are_filtered_and_paged(state: Path) -> None:
         assert (await text_of(client, "/episodes?show=failed&task=t")).count("✓") == 0
         assert "No episode fits" in await text_of(client, "/episodes?task=none")
         await text_of(client, "/episodes?cursor=nonsense", 400)
-
-
-async def test_the_page_of_an_episode_says_why_it_was_lost_only_if_it_was(state: Path) -> None:
-    with Folder(state) as folder:
-        lost = folder.add("1" * 48, reward=None, ending="its sandbox was lost")
-        others = [folder.add("2" * 48, reward=0.0), folder.add("3" * 48, live=True)]
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
-        assert "no reward its sandbox was lost" in words(await text_of(client, f"/e/{lost}"))
-        for name in others:
-            assert "no reward " not in words(await text_of(client, f"/e/{name}"))
 
 
 async def test_the_curves_of_runs_with_steps_are_over_each_other_on_the_page_to_compare(state: Path) -> None:

@@ -133,11 +133,9 @@ async def session_of(http: httpx2.AsyncClient, served: Served) -> AsyncGenerator
     yield session
 
 
-async def test_a_whole_episode_at_the_lobby_is_one_trace(
-    served: Served, recorded: Recorded, era: str
-) -> None:
+async def test_a_whole_episode_at_the_lobby_is_one_trace(served: Served, recorded: Recorded) -> None:
     with recorded.tracer.start_as_current_span("client") as client:
-        async with connected(served.lobby, era) as lobby:
+        async with connected(served.lobby) as lobby:
             started = (await lobby.call_tool("start_episode", {"task": TASK})).structured_content
             assert started is not None
             handle = {"episode": started["episode"]}

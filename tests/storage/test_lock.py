@@ -28,7 +28,7 @@ from decathlon_mcp.storage.lock import (
     wait_for_stop,
 )
 
-PROCESSES, STARTS = 20, 1_000
+PROCESSES, STARTS = 6, 300
 WORKER = """
 import pathlib, random, sys, time
 from decathlon_mcp.storage.lock import Server, instance_lock

@@ -277,13 +277,3 @@ def test_notes_are_limited_and_take_no_room_from_the_calls(tmp_path: Path) -> No
     with closing(Trajectory(tmp_path / "two").create()) as trajectory:
         assert not trajectory.add("note", calls=0, text="x" * MAX_NOTE_LINE_BYTES)
         assert trajectory.add("note", calls=0, text="x" * (MAX_NOTE_LINE_BYTES - 100))
-
-
-def test_places_take_little_memory(tmp_path: Path) -> None:
-    with closing(new(tmp_path)) as trajectory:
-        for seq in range(1, 1001):
-            trajectory.add("call", seq=seq, server="s", tool="t")
-            trajectory.add("reply", seq=seq)
-        index = trajectory.index
-        tables = (index.calls, index.replies, index.times, index.seconds, index.flags, index.notes)
-        assert sum(map(sys.getsizeof, tables)) < 45 * 1000
