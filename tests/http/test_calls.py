@@ -291,15 +291,16 @@ async def test_call_of_a_client_that_came_back_is_not_joined(
 async def test_client_that_comes_back_often_leaves_one_request(
     tmp_path: Path, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "MAX_WAITING", 2)
+    monkeypatch.setattr(requests, "MAX_WAITING", 5)
     tools = Tools()
     async with serving(tmp_path, tools) as served:
         session = await at_episode(http, served)
         async with session.calling("probe__slow", request_id=5) as (_, lines):
             await until(lambda: tools.running == 1)
-        for _ in range(7):
+        for _ in range(12):
             async with session.resuming(lines[0].removeprefix("id: ")):
                 pass
+            await anyio.sleep(0.02)  # the server notices that it has left
         await until(lambda: waiting(session) == 1)
         assert tools.cancelled == 0
         async with session.resuming(lines[0].removeprefix("id: ")) as coming:

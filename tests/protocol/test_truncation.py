@@ -33,12 +33,6 @@ async def verdict_of(served: Served, handle: str, **claim: Any) -> dict[str, Any
     return verdict.structured_content
 
 
-async def test_a_client_closes_an_unfinished_attempt_as_truncated(served: Served) -> None:
-    started = await start(served, "made-answer")
-    verdict = await verdict_of(served, started["episode"], truncated=True)
-    assert (verdict["status"], verdict["truncated"], verdict["claimed"]) == ("scored", True, False)
-
-
 @pytest.mark.parametrize(("turns", "reward"), [(4, 1.0), (5, 0.0)])
 async def test_turns_are_a_metric_if_the_controller_reports_them(
     served: Served, turns: int, reward: float
