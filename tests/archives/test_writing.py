@@ -23,19 +23,11 @@ from decathlon_mcp.archives.writing import (
     save,
 )
 from decathlon_mcp.errors import LimitExceededError
-from tests.archives.test_reading import ODD_NAMES
 
 
 def members(archive: bytes) -> list[tarfile.TarInfo]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         return tar.getmembers()
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_names_of_any_bytes_and_length_are_written(name: str) -> None:
-    link = Member(name="link", kind=Kind.SYMLINK, link=name)
-    file, symlink = members(b"".join(archive_chunks([(Member(name=name, kind=Kind.FILE), ()), (link, ())])))
-    assert (file.name, symlink.linkname) == (name, name)
 
 
 def test_large_sizes_and_late_times_are_written() -> None:

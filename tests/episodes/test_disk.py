@@ -253,7 +253,7 @@ async def test_disk_that_turns_read_only_ends_no_attempt(tmp_path: Path) -> None
     folder.mkdir()
     provider = FakeProvider(tools=TOOLS, run=exits_with(0))
     with failing_disk(folder) as fail:
-        async with running_registry(folder, provider, min_free_mib=0) as registry:
+        async with running_registry(folder, provider, min_free_mib=0, drain_seconds=0.1) as registry:
             episodes = [registry.start("find-answer", CLIENT) for _ in range(2)]
             for episode in episodes:
                 await episode.ready()

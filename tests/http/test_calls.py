@@ -21,8 +21,8 @@ from decathlon_mcp.protocol.sessions import Session
 from tests.driver.peer import until
 from tests.fakes.driver import FakeCall
 from tests.fakes.provider import FakeProvider
-from tests.http.messages import ACCEPT, META, MODERN, TASK
-from tests.http.restarting import RawSession, answer_of, events_of, restartable
+from tests.http.messages import ACCEPT, META, MODERN
+from tests.http.restarting import RawSession, answer_of, events_of, ready_session, restartable
 from tests.http.test_lost_clients import served_by_fake
 from tests.probe.serving import Served
 
@@ -74,13 +74,6 @@ async def serving(
     else:
         async with served_by_fake(tmp_path, tools.provider(), **settings) as served:
             yield served
-
-
-async def ready_session(http: httpx2.AsyncClient, served: Served, **options: Any) -> RawSession:
-    """A session at a task's address whose episode is ready."""
-    session = await RawSession.open(http, served.task(TASK), **options)
-    await session.ask("tools/list", request_id=1)
-    return session
 
 
 def called(name: Any = "probe__params", **members: Any) -> dict[str, Any]:
@@ -140,12 +133,7 @@ async def test_cancelled_notification_reaches_a_call(
         async with calling(http, session, tools, id="5") as responses:
             for request_id in (5, True, None, ["5"], "5"):
                 assert tools.cancelled == 0, "5 and '5' are two ids"
-                message = {
-                    "jsonrpc": "2.0",
-                    "method": "notifications/cancelled",
-                    "params": {"requestId": request_id},
-                }
-                await http.post(session.url, json=message, headers=session.headers)
+                await session.cancel(request_id)
         answer = answer_of(responses[0])
         assert (answer["id"], answer["error"]["code"]) == ("5", -32800)
         # The Python client fails as a whole if a JSON body comes while it closes.
@@ -230,8 +218,7 @@ async def test_cancelling_an_id_that_is_in_flight_twice_cancels_the_newest(
         session = await at_episode(http, served)
         async with calling(http, session, tools, id=5) as first:
             async with calling(http, session, tools, id=5, arguments={"text": "b"}) as second:
-                message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
-                await http.post(session.url, json=message, headers=session.headers)
+                await session.cancel(5)
             assert answer_of(second[0])["error"]["code"] == -32800
             assert (tools.cancelled, first) == (1, [])
             tools.finish.set()

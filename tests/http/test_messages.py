@@ -19,7 +19,7 @@ from tests.driver.peer import until
 from tests.fakes.driver import FakeCall, FakeTool
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import ACCEPT, INITIALIZE, META, MODERN, TASK
-from tests.http.restarting import RawSession, answer_of, events_of, restartable
+from tests.http.restarting import RawSession, answer_of, events_of, ready_session, restartable
 from tests.http.test_lost_clients import served_by_fake
 from tests.probe.serving import Served
 from tests.protocol.test_messages import UNREADABLE
@@ -187,7 +187,7 @@ async def test_session_has_up_to_four_streams_and_messages_go_to_the_newest(
 
 
 async def test_client_is_lost_when_the_last_of_its_streams_breaks(tmp_path: Path) -> None:
-    async with served_by_fake(tmp_path, provider(), grace_seconds=0.3) as served:
+    async with served_by_fake(tmp_path, provider(), grace_seconds=0.2) as served:
         async with httpx2.AsyncClient(timeout=30) as http:
             session = await RawSession.open(http, served.task(TASK))
             (episode,) = served.episodes.live
@@ -197,7 +197,7 @@ async def test_client_is_lost_when_the_last_of_its_streams_breaks(tmp_path: Path
                 async with get_stream(session):
                     async with get_stream(again):
                         pass
-                    await anyio.sleep(0.8)
+                    await anyio.sleep(0.5)
                     assert episode.state.phase is Phase.READY, "the other stream is there"
             with anyio.fail_after(20):
                 await episode.state.reach(Phase.ENDED)
@@ -213,8 +213,7 @@ async def test_client_that_closes_only_its_sending_side_gets_its_answer(
     tools = FakeProvider(tools={"probe": {"slow": slow}})
     async with restartable(tmp_path, tools) as server:
         served = server.served
-        session = await RawSession.open(http, served.task(TASK))
-        await session.ask("tools/list", request_id=1)
+        session = await ready_session(http, served)
         episode = served.episodes.live[-1]
         meta = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "probe__slow"}
         # With events from the beginning, and with one JSON body.
@@ -304,8 +303,7 @@ async def test_name_in_a_header_may_have_spaces_around_it(served: Served, http: 
 
 
 async def episode_of(served: Served, http: httpx2.AsyncClient) -> str:
-    session = await RawSession.open(http, served.task(TASK))
-    await session.ask("tools/list", request_id=1)
+    await ready_session(http, served)
     return served.episode(served.episodes.live[-1].id)
 
 
@@ -389,8 +387,7 @@ async def test_answer_to_a_call_that_is_resumed_and_cancelled_is_an_error(
             await begun.wait()
         await server.restart(leaving_calls=True)
         async with session.resuming(lines[0].removeprefix("id: ")) as coming:
-            message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}}
-            await http.post(session.url, json=message, headers=session.headers)
+            await session.cancel(5)
             with anyio.fail_after(20):
                 data = [json.loads(line[6:]) async for line in coming if line.startswith("data: {")]
         assert [(answer["id"], "error" in answer or answer["result"]["isError"]) for answer in data] == [

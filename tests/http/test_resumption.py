@@ -20,7 +20,7 @@ from tests.episodes.environment import TOOLS
 from tests.fakes.driver import FakeCall, FakeRun
 from tests.fakes.provider import FakeProvider
 from tests.http.messages import TASK, tokens_of
-from tests.http.restarting import RawSession, Restartable, answer_of, events_of, restartable
+from tests.http.restarting import RawSession, Restartable, answer_of, events_of, ready_session, restartable
 from tests.storage.trajectories import events
 
 pytestmark = pytest.mark.anyio
@@ -58,13 +58,6 @@ def text_of(response: Any) -> str:
     return answer_of(response)["result"]["content"][0]["text"]
 
 
-async def ready_session(http: httpx2.AsyncClient, server: Restartable, **options: Any) -> RawSession:
-    """A session at a task's address whose episode is ready."""
-    session = await RawSession.open(http, server.served.task(TASK), **options)
-    await session.ask("tools/list", request_id=1)
-    return session
-
-
 async def broken_call(session: RawSession, gate: Gate, **options: Any) -> str:
     """Call the gate and break the connection off; returns the id of the first event."""
     count = gate.calls
@@ -84,7 +77,7 @@ async def test_call_is_in_the_trajectory_before_its_first_event(
 ) -> None:
     gate = Gate()
     async with restartable(tmp_path, gate.provider()) as server:
-        session = await ready_session(http, server)
+        session = await ready_session(http, server.served)
         async with session.calling("probe__hang", request_id=5) as (coming, lines):
             (call,) = events(server.registry.live[0].trajectory, "call")
             first = event_id_of(lines[0])
@@ -132,7 +125,7 @@ async def test_claim_and_evaluation_are_answered_again_after_a_restart(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     async with restartable(tmp_path) as server:
-        session = await ready_session(http, server)
+        session = await ready_session(http, server.served)
         for number, name in enumerate(("claim_done", "evaluate"), 5):
             params = {"name": name, "_meta": {"decathlon/operation": "chosen"}}
             events = events_of(await session.post("tools/call", params, request_id=number))
@@ -265,7 +258,7 @@ async def test_replies_can_be_fetched_again_and_again(tmp_path: Path, http: http
     gate = Gate()
     request_ids: list[Any] = [7, 0, -1, "seven", "ü\n%2.x", "last"]
     async with restartable(tmp_path, gate.provider()) as server:
-        session = await ready_session(http, server)
+        session = await ready_session(http, server.served)
         event_ids = [
             await broken_call(session, gate, request_id=each, text=str(each)) for each in request_ids
         ]
@@ -282,7 +275,7 @@ async def test_client_that_comes_back_early_waits_for_the_reply(
 ) -> None:
     gate = Gate()
     async with restartable(tmp_path, gate.provider()) as server:
-        session = await ready_session(http, server)
+        session = await ready_session(http, server.served)
         event_id = await broken_call(session, gate)
         replies: list[str] = []
 
@@ -302,7 +295,7 @@ async def test_after_the_event_of_the_answer_there_is_nothing(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     async with restartable(tmp_path) as server:
-        session = await ready_session(http, server)
+        session = await ready_session(http, server.served)
         params = {"name": "probe__echo", "arguments": {"text": "x"}}
         events = events_of(await session.post("tools/call", params))
         response = await session.resume(events[-1]["id"])
@@ -313,7 +306,7 @@ async def test_answer_that_cannot_be_made_again_is_an_error_under_its_id(
     tmp_path: Path, http: httpx2.AsyncClient
 ) -> None:
     async with restartable(tmp_path) as server:
-        session = await ready_session(http, server)
+        session = await ready_session(http, server.served)
         for kind in ("call", "claim", "start", "other"):
             event_id = EventId(server.store.generation, 0, Kind(kind), "old")
             answer = answer_of(await session.resume(str(event_id)))
@@ -324,7 +317,7 @@ async def test_answer_that_cannot_be_made_again_is_an_error_under_its_id(
 async def test_clients_of_earlier_revisions_get_json(tmp_path: Path, http: httpx2.AsyncClient) -> None:
     """They cannot parse an event without data."""
     async with restartable(tmp_path) as server:
-        session = await ready_session(http, server, version="2025-06-18")
+        session = await ready_session(http, server.served, version="2025-06-18")
         response = await session.post("tools/call", {"name": "probe__echo", "arguments": {"text": "x"}})
         assert response.headers["content-type"] == "application/json"
         await server.restart()

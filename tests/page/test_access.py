@@ -25,23 +25,14 @@ from decathlon_mcp.plugins.page.access import (
 from decathlon_mcp.plugins.page.site import MAX_LONG_FORMS, SHORT_FORM_BYTES
 from tests.page.outlines import outline
 from tests.page.samples import Folder
-from tests.page.sites import HOST, browser, page_over, sign_in
+from tests.page.sites import HOST, KEY, browser, page_over, sign_in, signed_in
 
 pytestmark = pytest.mark.anyio
-
-KEY = "0f" * 32
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "WRONG_SECONDS", 0.01)
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    (tmp_path / "page-key").write_text(KEY)
-    (tmp_path / "page-key").chmod(0o600)
-    return tmp_path
 
 
 def tokens(file: Path, **roles: str) -> Tokens:
@@ -95,8 +86,7 @@ async def test_signing_in_leads_to_no_other_host(state: Path) -> None:
 
 
 async def test_signing_out_ends_the_session(state: Path) -> None:
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         cookies = dict(client.cookies)
         assert (await client.post("/page/leave")).status_code == 303
         client.cookies.update(cookies)
@@ -219,8 +209,7 @@ async def test_a_change_behind_a_proxy_has_the_public_origin(state: Path) -> Non
 
 
 async def test_a_foreign_host_name_is_refused(state: Path) -> None:
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         for path in ("/", "/e/0123456789abcdef", "/page/live", "/page/session"):
             assert (await client.get(path, headers={"Host": "evil.example"})).status_code == 421
 

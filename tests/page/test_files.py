@@ -17,12 +17,11 @@ from decathlon_mcp.plugins.history import workspaces
 from decathlon_mcp.plugins.history.workspaces import KEPT_WORKSPACE
 from decathlon_mcp.types import public_id
 from tests.page.samples import Folder
-from tests.page.sites import browser, page_over, sign_in
+from tests.page.sites import KEY, browser, page_over, signed_in
 from tests.page.test_hostile import HTML_IMAGE, PNG, Shape
 
 pytestmark = pytest.mark.anyio
 
-KEY = "0f" * 32
 HANDLE = "1" * 48
 
 
@@ -45,12 +44,10 @@ def keep(state: Path, files: Sequence[tuple[str, bytes] | tarfile.TarInfo]) -> P
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
-    (tmp_path / "page-key").write_text(KEY)
-    (tmp_path / "page-key").chmod(0o600)
-    with Folder(tmp_path) as folder:
+def state(state: Path) -> Path:
+    with Folder(state) as folder:
         folder.add(HANDLE)
-    return tmp_path
+    return state
 
 
 @pytest.fixture
@@ -61,8 +58,7 @@ def path(state: Path) -> str:
 
 @pytest.fixture
 async def person(state: Path) -> AsyncGenerator[httpx2.AsyncClient]:
-    async with browser(page_over(state)) as client:
-        await sign_in(client, KEY)
+    async with signed_in(state) as client:
         yield client
 
 

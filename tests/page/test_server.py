@@ -16,7 +16,7 @@ from decathlon_client import Decathlon, Episode, SetUpError
 
 from decathlon_mcp.episodes.state import Phase
 from decathlon_mcp.http.authentication import Tokens
-from decathlon_mcp.plugins.page import application
+from decathlon_mcp.plugins.page import access, application
 from decathlon_mcp.plugins.page.control import ACTIONS
 from decathlon_mcp.plugins.page.live import LiveEpisode, LiveFeed, Snapshot
 from decathlon_mcp.suites.suite import Suite
@@ -210,7 +210,8 @@ class OneEpisode:
 ROLES = {"admin": "admin", "owner": "controller", "other": "controller", "gamer": "player"}
 
 
-async def test_nobody_learns_what_is_not_theirs(tmp_path: Path) -> None:
+async def test_nobody_learns_what_is_not_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "WRONG_SECONDS", 0.01)
     lines = (f"{name} {hashlib.sha256(name.encode()).hexdigest()} {role}" for name, role in ROLES.items())
     (tmp_path / "tokens").write_text("\n".join(lines))
     tokens = Tokens.read(tmp_path / "tokens")

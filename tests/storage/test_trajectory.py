@@ -159,14 +159,6 @@ def test_calls_that_come_later_are_not_among_those_until_now(tmp_path: Path) -> 
             assert [(lines.seq, lines.reply) for lines in before] == [(1, b"")]
 
 
-def test_what_was_counted_stays_when_the_places_are_freed(tmp_path: Path) -> None:
-    with closing(new(tmp_path)) as trajectory:
-        fill(trajectory)
-        trajectory.forget()
-        assert (trajectory.index.sent, trajectory.index.last, numbers(trajectory)) == (3, 4, [])
-        assert trajectory.index.places(1) == (NOTHING, NOTHING)
-
-
 def test_lines_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
     with closing(new(tmp_path)) as trajectory:
         trajectory.add("call", seq=1, **CALL)
